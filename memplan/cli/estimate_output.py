@@ -150,13 +150,4 @@ def _show_markdown(
 
     rows = simplest_first(rows)
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
-    say(estimate_markdown(rows, hints, exact=exact, version=__version__))
-    if question is not None:
-        from memplan.report.times import time_lines
-
-        say("")
-        for each in (each for row in rows for each in row):
-            from memplan.report.changes import setup_label
-
-            first, *others = time_lines(each, question)
-            say(f"* {setup_label(each.setup)}: {first}" + "".join(f";{line}" for line in others))
+    say(estimate_markdown(rows, hints, exact=exact, version=__version__, question=question))

@@ -268,7 +268,7 @@ def plan(
         emit_setup(_chosen(plans).setup, spec, emit, output)
         return
     if output is not None:
-        _draw(plans, Path(output))
+        _draw(plans, Path(output), question)
         return
     known = any(each.time is not None for found in plans for each in found.setups)
     _show(plans, spec, output_format, question if asked or known else None)
@@ -278,7 +278,7 @@ DRAWN = (".svg", ".html", ".htm")
 """Endings of files that memory against time is drawn in."""
 
 
-def _draw(plans: "Sequence[Plan]", output: Path) -> None:
+def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None") -> None:
     """Write the drawing of memory against time, and say so.
 
     Raises ``UsageError`` for several kinds of GPUs, and ``InputError`` where no setup has a time.
@@ -294,7 +294,11 @@ def _draw(plans: "Sequence[Plan]", output: Path) -> None:
         msg = "--output: nothing fits whose time is known, so there is nothing to draw"
         raise InputError(msg)
     is_drawing = output.suffix.lower() == ".svg"
-    text = front_svg(plans[0]) if is_drawing else front_page(plans[0], version=__version__)
+    text = (
+        front_svg(plans[0])
+        if is_drawing
+        else front_page(plans[0], version=__version__, question=question)
+    )
     write_file(output, text, option="--output")
     say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
 
@@ -439,7 +443,7 @@ def _show(
         return
     from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
-    from memplan.report.plan import MARKDOWN_COLUMNS, plan_rows
+    from memplan.report.plan import markdown_columns, plan_rows
     from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
 
     rows = (row for each in plans for row in plan_rows(each, question))
@@ -455,6 +459,6 @@ def _show(
     elif output_format is RowFormat.CSV:
         lines = csv_lines(rows)
     else:
-        lines = markdown_lines(rows, MARKDOWN_COLUMNS)
+        lines = markdown_lines(rows, markdown_columns(question))
     for line in lines:
         say(line)

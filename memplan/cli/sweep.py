@@ -331,7 +331,7 @@ def _lines(
     host = () if sweep.node_memory_bytes is None else ("host_verdict",)
     told: tuple[str, ...] = ()
     if question is not None:
-        from memplan.report.times import RUN_MEANINGS, TIME_MEANINGS
+        from memplan.report.times import time_keys
 
-        told = (*TIME_MEANINGS, *(RUN_MEANINGS if question.has_length else ()))
+        told = time_keys(question)
     return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host, *told))

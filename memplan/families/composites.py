@@ -6,7 +6,7 @@ from memplan.families.multimodal import declared, read_whole
 from memplan.families.multimodal_spec import Multimodal, Whole
 from memplan.families.multimodal_types import MULTIMODALS, OWN
 from memplan.families.nesting import PartSpec, read_part
-from memplan.families.projectors import omni, omni_speech
+from memplan.families.projectors.sounds import omni, omni_speech
 from memplan.families.request import ReadRequest
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable

@@ -17,7 +17,7 @@ from memplan.families.towers.vit import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import ClassifierBody, TowerPooling
+from memplan.model.towers.pooling import ClassifierBody, TowerPooling
 
 IMAGES = "ForImageClassification"
 TEACHER = "ForImageClassificationWithTeacher"

@@ -19,6 +19,7 @@ from memplan.model.heads import HeadSpec
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec, Task
+from memplan.model.towers.parts import SpareBody
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -124,7 +125,7 @@ def _output_rows(reader: ConfigReader, part: Part, kind: Multimodal) -> int:
 
 def _base_head(text: ModelSpec, head: HeadSpec) -> tuple[ParameterBlock, ...]:
     table = ParameterTable()
-    with table.block("output"):
+    with table.block("output", body=SpareBody()):
         rows = head.num_rows or text.vocab_size
         table.linear("lm_head", text.hidden_size, rows, bias=False)
     return table.blocks()

@@ -5,12 +5,11 @@ Sources: ``modeling_*.py`` and ``configuration_*.py`` of each type in transforme
 
 from collections.abc import Mapping
 
-from memplan.families import projectors
 from memplan.families.multimodal_spec import Multimodal, Ties
 from memplan.families.nesting import PartSpec
-from memplan.model.towers import Joining, TowerJoin
-
-TEXT = projectors.TEXT
+from memplan.families.projectors import convolved, drawing, joined, llava, plain, queried, sounds
+from memplan.families.projectors.towers import TEXT
+from memplan.model.towers.joining import Joining, TowerJoin
 
 LLAMA = PartSpec(key=TEXT, model_type="llama")
 QWEN2 = PartSpec(key=TEXT, model_type="qwen2")
@@ -52,123 +51,123 @@ SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
     "llava": Multimodal(
-        declare=projectors.llava,
+        declare=llava.llava,
         text=PartSpec(key=TEXT, model_type="llama", flat=True),
         ties=Ties.EITHER,
         join=COLLECTED,
     ),
-    "vipllava": Multimodal(declare=projectors.vip_llava, text=LLAMA),
-    "llava_next": Multimodal(declare=projectors.llava_next, text=LLAMA, join=COLLECTED),
+    "vipllava": Multimodal(declare=llava.vip_llava, text=LLAMA),
+    "llava_next": Multimodal(declare=llava.llava_next, text=LLAMA, join=COLLECTED),
     "llava_next_video": Multimodal(
-        declare=projectors.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED
+        declare=llava.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED
     ),
     "llava_onevision": Multimodal(
-        declare=projectors.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
+        declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
     ),
-    "video_llava": Multimodal(declare=projectors.video_llava, text=LLAMA),
+    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED),
     "mistral3": Multimodal(
-        declare=projectors.mistral3,
+        declare=llava.mistral3,
         text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
         join=COLLECTED,
     ),
-    "aya_vision": Multimodal(declare=projectors.aya_vision, text=COHERE2, join=SCATTERED),
-    "cohere2_vision": Multimodal(declare=projectors.cohere2_vision, text=COHERE2, join=SCATTERED),
-    "gemma3": Multimodal(declare=projectors.gemma3, text=OWN, join=SCATTERED, block_masks=True),
+    "aya_vision": Multimodal(declare=joined.aya_vision, text=COHERE2, join=SCATTERED),
+    "cohere2_vision": Multimodal(declare=joined.cohere2_vision, text=COHERE2, join=SCATTERED),
+    "gemma3": Multimodal(declare=plain.gemma3, text=OWN, join=SCATTERED, block_masks=True),
     "paligemma": Multimodal(
-        declare=projectors.paligemma,
+        declare=plain.paligemma,
         text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
         join=SCATTERED,
         block_masks=True,
     ),
-    "deepseek_vl": Multimodal(declare=projectors.deepseek_vl, text=LLAMA),
-    "idefics3": Multimodal(declare=projectors.idefics3, text=LLAMA),
-    "smolvlm": Multimodal(declare=projectors.idefics3, text=LLAMA),
+    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED),
+    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
+    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
     "modernvbert": Multimodal(
-        declare=projectors.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
+        declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
-    "internvl": Multimodal(declare=projectors.internvl, text=QWEN2, join=SCATTERED),
-    "lfm2_vl": Multimodal(declare=projectors.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
-    "qwen2_vl": Multimodal(declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
-    "qwen2_5_vl": Multimodal(
-        declare=projectors.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED
-    ),
-    "qwen3_vl": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
-    "qwen3_vl_moe": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
-    "qwen3_5": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
-    "qwen3_5_moe": Multimodal(declare=projectors.visual, text=OWN, join=COLLECTED),
-    "glm4v": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
-    "glm4v_moe": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
-    "glm_ocr": Multimodal(declare=projectors.visual, text=OWN, ties=Ties.EITHER),
+    "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED),
+    "lfm2_vl": Multimodal(declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
+    "qwen2_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
+    "qwen2_5_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
+    "qwen3_vl": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "qwen3_vl_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "qwen3_5": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "qwen3_5_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
     "exaone4_5": Multimodal(
-        declare=projectors.visual, text=PartSpec(key=TEXT, model_type="exaone4")
+        declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4"), join=COLLECTED
     ),
     "kimi_k25": Multimodal(
-        declare=projectors.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3")
+        declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3"), join=COLLECTED
     ),
-    "paddleocr_vl": Multimodal(declare=projectors.paddle, text=FLAT, ties=Ties.EITHER),
-    "video_llama_3": Multimodal(declare=projectors.video_llama3, text=QWEN2, ties=Ties.EITHER),
+    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, join=COLLECTED, ties=Ties.EITHER),
+    "video_llama_3": Multimodal(
+        declare=plain.video_llama3, text=QWEN2, join=COLLECTED, ties=Ties.EITHER
+    ),
     "minicpmv4_6": Multimodal(
-        declare=projectors.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
+        declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
     ),
-    "muse_glimmer": Multimodal(declare=projectors.muse, text=OWN),
+    "muse_glimmer": Multimodal(declare=plain.muse, text=OWN),
     "ovis2": Multimodal(
-        declare=projectors.ovis2,
+        declare=plain.ovis2,
         text=QWEN2,
         output_rows=lambda whole, _: whole.integer("vocab_size"),
     ),
-    "aria": Multimodal(declare=projectors.aria, text=OWN),
+    "aria": Multimodal(declare=queried.aria, text=OWN),
     "instructblip": Multimodal(
-        declare=projectors.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+        declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
     ),
     "instructblipvideo": Multimodal(
-        declare=projectors.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+        declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
     ),
     "blip-2": Multimodal(
-        declare=projectors.blip2,
+        declare=queried.blip2,
         text=OPT,
         ties=Ties.INNER,
         head_in_base=True,
         left_out=QUERIED,
     ),
-    "qwen2_audio": Multimodal(declare=projectors.qwen2_audio, text=QWEN2, left_out=SOUND),
+    "qwen2_audio": Multimodal(declare=sounds.qwen2_audio, text=QWEN2, left_out=SOUND),
     "voxtral": Multimodal(
-        declare=projectors.voxtral,
+        declare=sounds.voxtral,
         text=PartSpec(key=TEXT, model_type="llama", fills=VOXTRAL_TEXT, always_fills=True),
         left_out=SOUND,
         join=SCATTERED,
     ),
     "glmasr": Multimodal(
-        declare=projectors.glm_asr,
+        declare=sounds.glm_asr,
         text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
         left_out=SOUND,
     ),
     "granite_speech": Multimodal(
-        declare=projectors.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+        declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
     ),
     "deepseek_vl_hybrid": Multimodal(
-        declare=projectors.deepseek_vl_hybrid, text=LLAMA, left_out="the vision towers"
+        declare=convolved.deepseek_vl_hybrid, text=LLAMA, left_out="the vision towers"
     ),
     "got_ocr2": Multimodal(
-        declare=projectors.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
+        declare=convolved.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
     ),
     "janus": Multimodal(
-        declare=projectors.janus, text=LLAMA, left_out="the vision tower and the VQGAN"
+        declare=drawing.janus, text=LLAMA, join=SCATTERED, left_out="the vision tower and the VQGAN"
     ),
     "glm_image": Multimodal(
-        declare=projectors.glm_image,
+        declare=drawing.glm_image,
         text=OWN,
         ties=Ties.NEVER,
         output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),
-    "llama4": Multimodal(declare=projectors.llama4, text=OWN, ties=Ties.INNER, head_in_base=True),
-    "mllama": Multimodal(declare=projectors.mllama, text=OWN),
-    "step3p7": Multimodal(declare=projectors.step, text=OWN),
-    "kosmos-2.5": Multimodal(declare=projectors.kosmos, text=OWN, ties=Ties.INNER),
-    "gemma4": Multimodal(declare=projectors.gemma4, text=OWN, left_out="the towers"),
-    "florence2": Multimodal(
-        declare=projectors.florence2, text=PartSpec(key=TEXT, model_type="bart")
+    "llama4": Multimodal(
+        declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True
     ),
+    "mllama": Multimodal(declare=plain.mllama, text=OWN),
+    "step3p7": Multimodal(declare=convolved.step, text=OWN),
+    "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),
+    "gemma4": Multimodal(declare=plain.gemma4, text=OWN, left_out="the towers"),
+    "florence2": Multimodal(declare=plain.florence2, text=PartSpec(key=TEXT, model_type="bart")),
     "granite_speech_plus": Multimodal(
-        declare=projectors.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+        declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
     ),
 }

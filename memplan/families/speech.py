@@ -15,16 +15,11 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers import (
-    ChainBody,
-    FramesBody,
-    LayerBody,
-    LayerNames,
-    NormBody,
-    OutputBody,
-    SignalBody,
-    TargetsBody,
-)
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.sounds import FramesBody, SignalBody
+from memplan.model.towers.texts import OutputBody, TargetsBody
 
 TOKENS = "decoder.embed_tokens"
 """The token table, which the output matrix is tied to."""

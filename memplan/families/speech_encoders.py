@@ -12,7 +12,7 @@ from memplan.families.towers.wav2vec2 import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import TranscriptBody
+from memplan.model.towers.sounds import TranscriptBody
 
 CTC = "ForCTC"
 SEQUENCES = "ForSequenceClassification"

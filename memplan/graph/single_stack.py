@@ -10,6 +10,7 @@ from memplan.graph.heads import (
     base_parts,
     classification,
     masked_lm,
+    next_sentence,
     replaced_tokens,
 )
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
@@ -39,7 +40,12 @@ from memplan.graph.stacks import (
 )
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
+from memplan.model.attention import (
+    AttentionForm,
+    BlockSparseSpec,
+    PositionBias,
+    RotarySpec,
+)
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
@@ -61,6 +67,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     t = Tape(options, source=model.source)
     if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
         t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    if model.denoises:
+        from memplan.graph.denoisers.flow import record_denoiser  # only for diffusion transformers
+
+        record_denoiser(t, model.tables)
+        return t
     if not model.stacks and not model.activations_left_out:
         from memplan.graph.towers.flow import record_flow  # only for towers by themselves
 
@@ -74,6 +85,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
+    if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import settled  # only for BigBird
+
+        stack = settled(stack, options.seq_len)
+        model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
@@ -87,7 +103,18 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.stages import receive  # only for pipelines
 
         x, table = receive(t, model, stage)
+    vectors = stack.embedding.layer_vectors if stack.embedding is not None else None
+    held = None
+    if vectors is not None:
+        from memplan.graph.layer_vectors import layer_vectors  # only for Gemma 4
+
+        held = layer_vectors(t, x, vectors, model.hidden_size)
+    if stack.streams is not None:
+        from memplan.graph.hyper_connections import expand_streams  # only for DeepSeek-V4
+
+        x = expand_streams(t, x, stack.streams)
     context = shared_tensors(t, model, stack)
+    context.vectors = held
     x = run_layers(t, stack, x, context)
     if stage is not None and not stage.is_last:
         from memplan.graph.stages import hand_on  # only for pipelines
@@ -211,6 +238,11 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
         context.mask = spare_mask(t, context)
+    first = stack.runs[0].layer.attention if stack.runs else None
+    if isinstance(first, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
+
+        context.mask = band_mask(t, first, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -225,6 +257,11 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
             tables, positions = sectioned_tables, context.seq_len * context.batch
         dtype = DType.FP32 if rotary.full_tables else t.compute
         width = rotary.dim // 2 if rotary.halved else rotary.dim
+        if rotary.repeated:
+            from memplan.graph.attention.rotary import both_half_tables  # only for DeepSeek-V4
+
+            both_half_tables(t, context, rotary.dim // 2)
+            return context
         context.cos, context.sin = tables(t, positions, width, dtype)
         t.enter("rotary_emb")
         local = _local_rotary(stack)
@@ -323,6 +360,10 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     """The final norm; then the stack's shared tensors are let go."""
     if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=_norm_frozen(t, stack))
+    if stack.streams is not None:
+        from memplan.graph.hyper_connections import collapse_streams  # only for DeepSeek-V4
+
+        x = collapse_streams(t, x, stack.streams, context.hidden_size)
     if stack.final_norm is not None:
         x = norm(t, x, stack.final_norm, "norm", context.hidden_size)
     if stack.projected_out and stack.embedding is not None:
@@ -361,8 +402,10 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     pooled = base_parts(t, model, x)
     if model.task is Task.MASKED_LM:
         loss = masked_lm(t, model, x, table)
-    elif model.task is Task.PRETRAINING:
+    elif model.task is Task.PRETRAINING and model.head.discriminator is not None:
         loss = replaced_tokens(t, model, x)
+    elif model.task is Task.PRETRAINING:
+        loss = next_sentence(t, model, masked_lm(t, model, x, table), pooled)
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:

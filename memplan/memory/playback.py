@@ -359,7 +359,8 @@ class Playback:
     def _seed(self) -> None:
         """The gradient that a backward pass begins with, where it is of its own."""
         seed = seed_of(self.tape)
-        if seed is not None:
+        # A model whose operations are not written down has a loss without bytes.
+        if seed is not None and seed.num_bytes:
             kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
             if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
                 kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"

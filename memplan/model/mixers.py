@@ -6,9 +6,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, SlidingChunksSpec
+from memplan.model.attention import (
+    AttentionSpec,
+    BlockSparseSpec,
+    LocalBlocksSpec,
+    SlidingChunksSpec,
+)
+from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import EveryTokenSpec
+from memplan.model.mixtures import BesideDenseSpec, CapacityMixtureSpec, EveryTokenSpec
+from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -110,6 +117,14 @@ class ChannelMixingSpec:
     intermediate_size: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifferentialSpec:
+    """Two attention calls, on either half of the value heads, one subtracted from the other
+    (DiffLlama)."""
+
+    scores: AttentionSpec
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -151,6 +166,33 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FourierSpec:
+    """FNet's: the real part of a Fourier transform over tokens and channels; it owns no weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelsFirstSpec:
+    """SqueezeBERT's attention: grouped convolutions of length 1 in place of linear layers."""
+
+    num_heads: int
+    groups: tuple[int, int, int]
+    """Of the convolutions that make queries, keys and values."""
+    output_groups: int
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelsFirstNetworkSpec:
+    """SqueezeBERT's feed-forward network, of the same convolutions."""
+
+    intermediate_size: int
+    activation: Activation
+    up_groups: int
+    down_groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -173,12 +215,30 @@ OtherMixer = (
     | SideBySideSpec
     | TimeMixingSpec
     | SlidingChunksSpec
+    | LocalBlocksSpec
+    | BlockSparseSpec
+    | FourierSpec
+    | ChannelsFirstSpec
+    | SharedKeysSpec
+    | DifferentialSpec
+    | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CountedSpec
+WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+"""Those that have an attention of their own, ``scores``."""
+
+
+OtherNetwork = (
+    ChannelMixingSpec
+    | EveryTokenSpec
+    | BesideDenseSpec
+    | CapacityMixtureSpec
+    | ChannelsFirstNetworkSpec
+    | CountedSpec
+)
 """A feed-forward network of another kind."""
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
-    from memplan.model.towers import TowerJoin
+    from memplan.model.towers.joining import TowerJoin
     from memplan.model.traced import TracedModule
 
 __all__ = ["ModelSpec", "Task", "Tying"]
@@ -90,6 +90,15 @@ class ModelSpec(Displayed):
         if self.traced is not None:
             return self.traced.num_layers
         return sum(stack.num_layers for stack in self.stacks)
+
+    @property
+    def denoises(self) -> bool:
+        """Whether it is a diffusion transformer."""
+        if self.stacks or not self.tables:
+            return False
+        from memplan.model.denoisers import DenoiserBody  # only for models of tables
+
+        return isinstance(self.tables[0].body, DenoiserBody)
 
     @property
     def num_params(self) -> int:

@@ -113,7 +113,8 @@ def setup_label(setup: TrainingSetup) -> str:
     split = degrees_label(setup)
     if not split:
         return sharing_label(setup)
-    return split if setup.gradient_ranks == 1 else f"{sharing_label(setup)} x {split}"
+    is_named = setup.gradient_ranks > 1 or setup.chosen_engine is Engine.MEGATRON
+    return f"{sharing_label(setup)} x {split}" if is_named else split
 
 
 def degrees_label(setup: TrainingSetup) -> str:

@@ -4,8 +4,11 @@ from html import escape
 from string import Template
 from typing import TYPE_CHECKING
 
+from memplan.estimator.run_cost import TimeQuestion
+from memplan.report.blocks import Column
 from memplan.report.changes import checkpointing_label, setup_label
 from memplan.report.palette import DARK, LIGHT
+from memplan.report.times import time_columns
 from memplan.units import GIB
 
 if TYPE_CHECKING:
@@ -14,9 +17,11 @@ if TYPE_CHECKING:
     from memplan.search.goal import Plan, PlannedSetup
 
 WIDTH, HEIGHT = 720, 360
-LEFT, TOP, RIGHT, BOTTOM = 92, 48, 24, 48
+LEFT, TOP, RIGHT, BOTTOM = 92, 60, 24, 48
 MARGIN = 1.08
 """The axes end so far beyond the largest figure."""
+LINE = 18
+"""From one label to the next."""
 _COLOURS = Template("""
 .front{stroke:$long}.best{fill:$long}.other{fill:$short}.words{fill:$ink;stroke:$back}.back{fill:$back}""")
 STYLE = (
@@ -30,10 +35,10 @@ STYLE = (
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>$title</title><style>body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;
-color-scheme:light dark}td,th{padding:.2rem .8rem .2rem 0;text-align:left}td.figure{text-align:right}</style></head>
-<body><h1>$title</h1>$drawing<table><thead><tr><th>GPUs</th><th>setup</th><th>GiB needed</th><th>tokens/s</th></tr></thead>
-<tbody>$rows</tbody></table><p>The setups that no other beats in both memory and time, the fastest first. Written by memplan
-$version.</p></body></html>
+color-scheme:light dark}td,th{padding:.2rem .8rem .2rem 0;text-align:left;vertical-align:bottom}
+.figure{text-align:right}.table{overflow-x:auto}</style></head>
+<body><h1>$title</h1>$answers$drawing<div class="table"><table><thead><tr>$heads</tr></thead><tbody>$rows</tbody></table></div>
+<p>On the line and marked *: what no other setup beats in both memory and time. Written by memplan $version.</p></body></html>
 """)
 
 
@@ -53,7 +58,7 @@ def front_svg(plan: "Plan") -> str:
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}h{WIDTH}M{x:.1f} {TOP}v{HEIGHT}"/>')
         parts.append(_text(LEFT - 8, y + 4, f"{most_speed * share:,.0f}", anchor="end"))
         parts.append(_text(x, TOP + HEIGHT + 18, f"{most_gib * share:,.0f}", anchor="middle"))
-    parts.append(_text(LEFT - 80, TOP - 8, "tokens/s"))
+    parts.append(_text(LEFT - 80, TOP - 16, "tokens/s"))
     parts.append(_text(LEFT + WIDTH / 2, TOP + HEIGHT + 38, "GiB needed of a GPU", anchor="middle"))
     on_front = {id(each) for each in plan.front}
     for each in shown:
@@ -66,11 +71,13 @@ def front_svg(plan: "Plan") -> str:
     line = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, plan.front))
     if line:
         parts.append(f'<path class="front" d="M{line}"/>')
-    for each in plan.front:
+    above = 0.0
+    for each in plan.front:  # from the top downwards
         x, y = place(each)
+        above = max(y - 8, above + LINE)
         is_right = x > LEFT + WIDTH / 2
         anchor = "end" if is_right else "start"
-        parts.append(_text(x - 10 if is_right else x + 10, y - 8, _label(each), anchor=anchor))
+        parts.append(_text(x - 10 if is_right else x + 10, above, _label(each), anchor=anchor))
     width, height = LEFT + WIDTH + RIGHT, TOP + HEIGHT + BOTTOM
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
@@ -79,15 +86,40 @@ def front_svg(plan: "Plan") -> str:
     )
 
 
-def front_page(plan: "Plan", *, version: str) -> str:
-    """A page with the drawing and its figures, which asks the network for nothing."""
+def front_page(plan: "Plan", *, version: str, question: "TimeQuestion | None" = None) -> str:
+    """A page with the answer, the drawing and the setups' figures, which asks the network for nothing."""
+    from memplan.report.plan import answer_text, run_lines
+
+    on_front = {id(each) for each in plan.front}
+    shown = _timed(plan)
+    columns = [
+        Column(
+            header=("GPUs",), cells=tuple(str(each.setup.num_gpus) for each in shown), is_figure=True
+        ),
+        Column(header=("setup",), cells=tuple(map(_way, shown))),
+        Column(header=("GiB", "needed"), cells=tuple(f"{_gib(each):,.1f}" for each in shown), is_figure=True),
+        *time_columns([each.estimate for each in shown], question or TimeQuestion()),
+        Column(header=("",), cells=tuple("*" if id(each) in on_front else "" for each in shown)),
+    ]  # fmt: skip
+    heads = "".join(_cell("th", " ".join(each.header), each) for each in columns)
     rows = "".join(
-        f'<tr><td class="figure">{each.setup.num_gpus}</td><td>{escape(_label(each))}</td>'
-        f'<td class="figure">{_gib(each):,.1f}</td><td class="figure">{_speed(each):,.0f}</td></tr>'
-        for each in plan.front
+        "<tr>" + "".join(_cell("td", each.cells[place], each) for each in columns) + "</tr>"
+        for place in range(len(shown))
     )
-    title = escape(_title(plan))
-    return _PAGE.substitute(title=title, drawing=front_svg(plan), rows=rows, version=version)
+    told = (answer_text(plan), *run_lines(plan, question)) if plan.setups else ()
+    return _PAGE.substitute(
+        title=escape(_title(plan)),
+        answers="".join(f"<p>{escape(text)}</p>" for text in told),
+        drawing=front_svg(plan),
+        heads=heads,
+        rows=rows,
+        version=version,
+    )
+
+
+def _cell(tag: str, words: str, column: Column) -> str:
+    kind = ' class="figure"' if column.is_figure else ""
+    return f"<{tag}{kind}>{escape(words)}</{tag}>"
 
 
 def _timed(plan: "Plan") -> "Sequence[PlannedSetup]":
@@ -105,9 +137,15 @@ def _speed(each: "PlannedSetup") -> float:
 
 
 def _label(each: "PlannedSetup") -> str:
+    return f"{each.setup.num_gpus} x {_way(each)}"
+
+
+def _way(each: "PlannedSetup") -> str:
     setup = each.setup
-    kept = checkpointing_label(setup)
-    return f"{setup.num_gpus} x {setup_label(setup)}, checkpointing {kept}, micro-batch {setup.micro_batch_size}"
+    return (
+        f"{setup_label(setup)}, {setup.chosen_precision.value}, checkpointing {checkpointing_label(setup)}, "
+        f"micro-batch {setup.micro_batch_size}"
+    )
 
 
 def _title(plan: "Plan") -> str:

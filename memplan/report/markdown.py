@@ -1,10 +1,12 @@
 """An estimate as Markdown, for a pull request or a page: the answer, the figures, the assumptions."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.report.answer import GpuAnswer, Rows, gpu_answers, head_parts, needed_text
 from memplan.report.blocks import Column
+from memplan.report.changes import setup_label
 from memplan.report.columns import kernel_groups
 from memplan.report.estimate import (
     LEGEND,
@@ -19,13 +21,20 @@ from memplan.search.advice import Hints
 from memplan.text import one_line
 from memplan.units import format_gib
 
-
-def estimate_markdown(rows: Rows, hints: Hints, *, exact: bool, version: str) -> str:
-    """The whole page; rows are the simplest first."""
-    return "\n".join(_lines(rows, hints, exact=exact, version=version))
+if TYPE_CHECKING:
+    from memplan.estimator.run_cost import TimeQuestion
 
 
-def _lines(rows: Rows, hints: Hints, *, exact: bool, version: str) -> Iterator[str]:
+def estimate_markdown(
+    rows: Rows, hints: Hints, *, exact: bool, version: str, question: "TimeQuestion | None" = None
+) -> str:
+    """The whole page; rows are the simplest first. With times where they are asked for."""
+    return "\n".join(_lines(rows, hints, exact=exact, version=version, question=question))
+
+
+def _lines(
+    rows: Rows, hints: Hints, *, exact: bool, version: str, question: "TimeQuestion | None"
+) -> Iterator[str]:
     name, *rest = (escaped(part) for part in head_parts(rows))
     yield f"## {name}"
     yield ""
@@ -46,6 +55,8 @@ def _lines(rows: Rows, hints: Hints, *, exact: bool, version: str) -> Iterator[s
         for line in host_lines(rows[0]):
             yield f"\n{escaped(line)}"
     yield ""
+    if question is not None:
+        yield from _time_lines(rows, question)
     yield "### Assumptions"
     yield ""
     assumed = common_assumptions(rows)
@@ -56,6 +67,18 @@ def _lines(rows: Rows, hints: Hints, *, exact: bool, version: str) -> Iterator[s
     for text in LEGEND[:3]:
         yield f"{escaped(text)} "
     yield f"Made by memplan {version}."
+
+
+def _time_lines(rows: Rows, question: "TimeQuestion") -> Iterator[str]:
+    from memplan.report.times import time_lines  # which most are not asked for
+
+    yield "### Time"
+    yield ""
+    for each in (each for row in rows for each in row):
+        first, *others = time_lines(each, question)
+        yield f"* {escaped(setup_label(each.setup))}: {escaped(first)}"
+        yield from (f"  * {escaped(text)}" for text in others)
+    yield ""
 
 
 def _answer_lines(answer: GpuAnswer) -> Iterator[str]:

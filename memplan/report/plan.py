@@ -1,6 +1,7 @@
 """A plan as people read it: what fits, best first; what does not, and what would change that."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
@@ -43,6 +44,15 @@ _OBJECTIVES = {
     Objective.BATCH: "Largest batch first", Objective.SEQ_LEN: "Longest sequence first",
     Objective.LAYERS: "Most layers first",
 }  # fmt: skip
+
+
+def markdown_columns(question: "TimeQuestion | None") -> tuple[str, ...]:
+    """What a Markdown table shows of a row; times where they are known."""
+    if question is None:
+        return MARKDOWN_COLUMNS
+    from memplan.report.times import time_keys  # which most are not asked for
+
+    return (*MARKDOWN_COLUMNS, *time_keys(question))
 
 
 def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[dict[str, object]]:
@@ -91,7 +101,8 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
             console.print(drawn, soft_wrap=True)
         console.print()
         for text in front_lines(plan):
-            console.print(Text(text))
+            for line in hanging(text, console.width) or [""]:
+                console.print(Text(line))
     else:
         console.print(Text("Nothing fits.", style="bold red"))
     for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
@@ -147,17 +158,18 @@ def run_lines(plan: Plan, question: "TimeQuestion | None") -> list[str]:
     """The whole run on each number of GPUs, with the first setup that it has there."""
     if question is None or not question.has_length:
         return []
-    from memplan.report.times import run_text, timed  # which most are not asked for
+    from memplan.report.times import changed_text, run_text, timed  # which most are not asked for
 
     firsts: dict[int, PlannedSetup] = {}
     for each in plan.setups:
         firsts.setdefault(each.setup.num_gpus, each)
-    told = []
+    told, runs = [], []
     for count, each in sorted(firsts.items()):
         run = timed(each.estimate, question).run
         if run is not None:
             told.append(f"{count} GPUs, {setup_label(each.setup)}: {run_text(run, question)}")
-    return told
+            runs.append(run)
+    return told + [changed_text(more, fewer) for fewer, more in pairwise(runs)]
 
 
 def _layers_text(answer: "Estimate") -> str:
@@ -178,8 +190,8 @@ def front_lines(plan: Plan) -> list[str]:
         share = each.time.tokens_per_s / fastest
         bar = "█" * max(1, round(share * FRONT_WIDTH))
         label = (
-            f"{each.setup.num_gpus} x {setup_label(each.setup)}, checkpointing "
-            f"{checkpointing_label(each.setup)}, micro-batch {each.setup.micro_batch_size}"
+            f"{each.setup.num_gpus} x {setup_label(each.setup)}, {each.setup.chosen_precision.value}, "
+            f"checkpointing {checkpointing_label(each.setup)}, micro-batch {each.setup.micro_batch_size}"
         )
         lines.append(f"  {needed / GIB:7,.1f} GiB  {share:4.0%} {bar:<{FRONT_WIDTH}} {label}")
     return [*lines, ""]

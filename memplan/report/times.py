@@ -1,6 +1,6 @@
 """Step times, throughput, whole runs: as lines, as columns, as keys of a row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.errors import UnsupportedOperationError
@@ -33,6 +33,11 @@ RUN_MEANINGS: Mapping[str, str] = {
     "cost": "GPU-hours times the price of one; null without a price",
 }
 """And where the length of a run is."""
+
+
+def time_keys(question: TimeQuestion) -> tuple[str, ...]:
+    """The keys that a question adds to a row."""
+    return (*TIME_MEANINGS, *(RUN_MEANINGS if question.has_length else ()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +109,9 @@ def seconds_text(seconds: float) -> str:
 def _digits(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def days_text(seconds: float) -> str:
@@ -149,9 +156,14 @@ def _step_text(answer: "Estimate", time: StepTime) -> str:
         f"Step on {_card_name(answer)}: {seconds_text(time.expected_s)}{span}, "
         f"{time.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
         + (f", {time.tokens_per_s:,.0f} in all" if time.num_gpus > 1 else "")
-        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, MFU {time.mfu:.0%}"
-        + (f", HFU {time.hfu:.0%}" if time.executed_flops > time.model_flops else "")
+        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, {_utilisation(time)}"
     )
+
+
+def _utilisation(time: StepTime) -> str:
+    if time.executed_flops > time.model_flops:
+        return f"MFU {time.mfu:.0%}, HFU {time.hfu:.0%}"
+    return f"MFU and HFU {time.mfu:.0%}"
 
 
 def _card_name(answer: "Estimate") -> str:
@@ -190,6 +202,27 @@ def run_text(run: RunCost, question: TimeQuestion) -> str:
     return ", ".join(parts)
 
 
+def changed_text(run: RunCost, other: RunCost) -> str:
+    """What one number of GPUs changes beside another, for the same run.
+
+    >>> few = RunCost(num_steps=1, low_s=9e6, expected_s=9e6, high_s=9e6, num_gpus=64, watts=700, price=2.5)
+    >>> many = RunCost(num_steps=1, low_s=5e6, expected_s=5e6, high_s=5e6, num_gpus=128, watts=700, price=2.5)
+    >>> changed_text(many, few)
+    '128 in place of 64 GPUs: 46.3 days sooner (1.80 times as fast), 11 % more GPU-hours, cost +44,444'
+    """
+    sooner, faster = other.expected_s - run.expected_s, other.expected_s / run.expected_s
+    when = f"{days_text(abs(sooner))} {'sooner' if sooner >= 0 else 'later'}"
+    more = round(100 * (run.gpu_hours / other.gpu_hours - 1))
+    hours = f"{abs(more)} % {'more' if more > 0 else 'fewer'}" if more else "as many"
+    text = (
+        f"{run.num_gpus} in place of {other.num_gpus} GPUs: {when} ({_digits(faster)} times as fast), "
+        f"{hours} GPU-hours"
+    )
+    if run.cost is not None and other.cost is not None:
+        text += f", cost {run.cost - other.cost:+,.0f}"
+    return text
+
+
 def count_text(count: int) -> str:
     """A round number in words.
 
@@ -203,24 +236,14 @@ def count_text(count: int) -> str:
 
 
 def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[Column]:
-    """A step's time, tokens per second and utilisation; days and cost where they are asked for."""
+    """A step's time, tokens and FLOPs per second, utilisation; days and cost where they are asked for."""
     found = [timed(each, question) for each in answers]
     times = [each.time for each in found]
     columns = [
-        _column(
-            ("step", "s"), [None if each is None else _digits(each.expected_s) for each in times]
-        ),
-        _column(
-            ("tokens/s", "per GPU"),
-            [None if each is None else f"{each.tokens_per_s_per_gpu:,.0f}" for each in times],
-        ),
-        _column(
-            ("MFU", "%"), [None if each is None else f"{each.mfu * 100:.0f}" for each in times]
-        ),
+        _column(header, [None if each is None else words(each) for each in times])
+        for header, words in _STEP_COLUMNS.items()
+        if header != ("tokens/s", "in all") or any(each.setup.num_gpus > 1 for each in answers)
     ]
-    if any(each is not None and each.hfu - each.mfu >= LEAST_SHARE for each in times):
-        hfu = [None if each is None else f"{each.hfu * 100:.0f}" for each in times]
-        columns.append(_column(("HFU", "%"), hfu))
     runs = [each.run for each in found]
     if question.has_length:
         columns.append(
@@ -239,6 +262,17 @@ def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[
             texts = [None if cost is None else f"{cost:,.0f}" for cost in costs]
             columns.append(_column(("cost", ""), texts))
     return columns
+
+
+_STEP_COLUMNS: Mapping[tuple[str, str], Callable[[StepTime], str]] = {
+    ("step", "s"): lambda each: _digits(each.expected_s),
+    ("tokens/s", "per GPU"): lambda each: f"{each.tokens_per_s_per_gpu:,.0f}",
+    ("tokens/s", "in all"): lambda each: f"{each.tokens_per_s:,.0f}",
+    ("TFLOP/s", "per GPU"): lambda each: f"{each.flops_per_s_per_gpu / 1e12:,.0f}",
+    ("MFU", "%"): lambda each: f"{each.mfu * 100:.0f}",
+    ("HFU", "%"): lambda each: f"{each.hfu * 100:.0f}",
+}
+"""What tables tell of a step, by the lines of its header."""
 
 
 def _column(header: tuple[str, ...], cells: "Sequence[str | None]") -> Column:

@@ -55,8 +55,7 @@ def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
 
 
 def _rank(each: "PlannedSetup", objective: Objective, question: TimeQuestion) -> tuple[float, ...]:
-    lost = (order_of(each.given_up), each.tier)
-    time = each.time
+    lost, time = _lost(each), each.time
     if time is None:
         return (*lost, 1, 0.0)
     if objective is Objective.SPEED:
@@ -69,23 +68,30 @@ def _rank(each: "PlannedSetup", objective: Objective, question: TimeQuestion) ->
     return (*lost, 0)
 
 
+def _lost(each: "PlannedSetup") -> tuple[int, int]:
+    """What is given up for it to fit."""
+    return (order_of(each.given_up), each.tier)
+
+
 def memory_front(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
     """Setups that none of the others beats in both: less memory of a card, more tokens per second.
 
-    The fastest first. Faster by less than ``EQUAL_SPEED`` is no faster.
+    The fastest first, and faster by less than ``EQUAL_SPEED`` is no faster. Only of those that give up no more than
+    the first: what trains less precisely is no trade of memory for time.
     """
     known = [each for each in found if each.time is not None]
+    known = [each for each in known if _lost(each) == _lost(known[0])]
     fastest_first = sorted(known, key=lambda each: (-_speed(each), each.estimate.total_bytes.high))
     front: list[PlannedSetup] = []
     for each in fastest_first:
         needed = each.estimate.total_bytes.high
         if not front or needed < front[-1].estimate.total_bytes.high:
             front.append(each)
-    return [
-        each
-        for place, each in enumerate(front)
-        if place + 1 == len(front) or _speed(each) > (1 + EQUAL_SPEED) * _speed(front[place + 1])
-    ]
+    kept = front[-1:]
+    for each in reversed(front[:-1]):
+        if _speed(each) > (1 + EQUAL_SPEED) * _speed(kept[-1]):
+            kept.append(each)
+    return kept[::-1]
 
 
 def _speed(each: "PlannedSetup") -> float:

@@ -75,6 +75,7 @@ class Space:
         variants: tuple[EngineVariant, ...],
     ) -> Iterator[Candidate]:
         engines = tuple({each.engine for each in variants})
+        whole: set[tuple[object, ...]] = set()
         for simplicity, variant in enumerate(variants):
             if not _is_sensible(variant, num_gpus, engines):
                 continue
@@ -85,11 +86,18 @@ class Space:
                         continue
                     for policy in self._policies():
                         setup = self._setup(base, num_gpus, variant, precision, split, policy)
-                        if setup is not None:
-                            yield Candidate(
-                                setup=setup, variant=variant, given_up=given_up,
-                                simplicity=simplicity, tier=tier,
-                            )  # fmt: skip
+                        if setup is None:
+                            continue
+                        if setup.gradient_ranks == 1 < num_gpus and not variant.offloads:
+                            # Nothing is shared out between copies of the model: ways to do that are one.
+                            own = (variant.engine is Engine.MEGATRON, precision, split, policy)
+                            if own in whole:
+                                continue
+                            whole.add(own)
+                        yield Candidate(
+                            setup=setup, variant=variant, given_up=given_up,
+                            simplicity=simplicity, tier=tier,
+                        )  # fmt: skip
 
     def _setup(
         self,

@@ -4,10 +4,14 @@ from itertools import pairwise
 
 import pytest
 
+from memplan import TrainingSetup, Verdict, estimate, load_gpu
 from memplan.memory.allocator import replay
 from memplan.memory.expandable import replay_expandable
 from memplan.memory.ledger import Ledger
 from memplan.memory.required import PlayedRun
+from memplan.model.heads import HeadSpec
+from memplan.model.parameters import ParameterBlock, ParameterShape
+from memplan.model.spec import ModelSpec, Task
 from memplan.units import MIB
 
 
@@ -40,3 +44,15 @@ def test_cards_with_room_share_a_replay_and_others_do_not() -> None:
     run = PlayedRun(lambda: played, expandable=False)
     found = [run.on_card(room * MIB) for room in (200, 150, 90, 89)]
     assert [one is other for one, other in pairwise(found)] == [True, True, False]
+
+
+def test_a_model_whose_operations_are_not_written_down_runs_as_its_states() -> None:
+    weights = ParameterBlock("encoder.layers", 2, (ParameterShape("dense", "weight", (512, 512)),))
+    model = ModelSpec(
+        name="counted", family="xlnet", task=Task.CAUSAL_LM, vocab_size=100, hidden_size=512,
+        context_length=64, stacks=(), head=HeadSpec(),
+        tables=(weights,), activations_left_out="activations of xlnet",
+    )  # fmt: skip
+    found = estimate(model, TrainingSetup(), gpu=load_gpu("h100"))
+    assert found.verdict is Verdict.STATES_FIT
+    assert found.required_bytes >= found.peak_bytes >= 8 * MIB

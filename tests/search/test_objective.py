@@ -1,5 +1,7 @@
 """Plans by time: what practitioners choose for well-known models comes first, and objectives differ."""
 
+import re
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -8,8 +10,9 @@ import pytest
 
 from memplan.errors import InputError
 from memplan.estimator.run_cost import TimeQuestion
+from memplan.report.changes import setup_label
 from memplan.report.front import front_page, front_svg
-from memplan.report.plan import plan_rows
+from memplan.report.plan import markdown_columns, plan_rows, run_lines
 from memplan.search.goal import Goal, Plan
 from memplan.search.objective import memory_front
 from memplan.search.planner import plan
@@ -33,7 +36,13 @@ def timed_plan(
         num_gpus=num_gpus,  # type: ignore[arg-type]
         global_batch_size=batch, base=TrainingSetup(seq_len=seq_len), limit=100, **goal,
     )  # fmt: skip
-    return plan(load_model(model), wanted, load_gpu(gpu), times=question or TimeQuestion())
+    return _made(model, gpu, wanted, question or TimeQuestion())
+
+
+@cache
+def _made(model: str, gpu: str, goal: Goal, question: TimeQuestion) -> Plan:
+    """A plan, which several tests look at from their side."""
+    return plan(load_model(model), goal, load_gpu(gpu), times=question)
 
 
 def traits(setup: TrainingSetup) -> set[str]:
@@ -71,7 +80,8 @@ PRACTICE = {
     "torchtitan": (("llama-3.1-70b", "h100", 256, 8192, 512), {"engines": (Engine.FSDP,), "tensor_parallel": 1},
                    {"weights sharded", "recomputes", "optimizer on the GPU"}),
     # Narayanan et al., arXiv:2104.04473, section 3: layers split inside nodes, stages between them, where one copy takes
-    # several nodes; NVIDIA's recipe for Llama 3 70B on 64 H100 splits so (NeMo's performance summary, TP 4 PP 4).
+    # several nodes; NVIDIA's recipe for Llama 3 70B on 64 H100 splits so (NVIDIA-NeMo/Megatron-Bridge
+    # docs/performance-summary-archive.md, 25.11: TP 4, PP 8, VP 5; NVIDIA/Megatron-LM examples/llama/README.md too).
     "megatron": (("llama-3.1-70b", "h100", 64, 8192, 128), {"engines": (Engine.MEGATRON,)},
                  {"weights whole", "layers split", "optimizer on the GPU"}),
     # DeepSpeed-Chat's README: OPT-13B on 8 A100 40GB takes ZeRO-3.
@@ -142,6 +152,8 @@ def test_rows_have_the_times() -> None:
     row, time = next(iter(plan_rows(found, TimeQuestion()))), found.setups[0].time
     assert time
     assert row["step_s"] == pytest.approx(time.expected_s, rel=1e-3)
+    told = {"step_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu"}
+    assert told <= set(markdown_columns(TimeQuestion())) <= set(row)
 
 
 def test_without_the_question_nothing_is_timed() -> None:
@@ -153,6 +165,41 @@ def test_without_the_question_nothing_is_timed() -> None:
 def test_questions_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TimeQuestion(**wrong)
+
+
+def test_the_front_gives_up_no_more_than_the_first() -> None:
+    """Optimizer states in 16 bits are no trade of memory for time."""
+    job = Goal(num_gpus=(8, 16), base=TrainingSetup(seq_len=2048), engines=(Engine.FSDP,), limit=20)
+    found = plan(load_model("llama-3.1-8b"), job, load_gpu("h100"), times=TimeQuestion())
+    assert {each.tier for each in found.setups} == {0, 1}
+    assert {each.tier for each in found.front} == {0}
+
+
+def test_a_plan_says_what_more_gpus_change() -> None:
+    question = TimeQuestion(tokens=10**9, prices=2.5)
+    goal = Goal(num_gpus=(8, 16), base=TrainingSetup(seq_len=2048), engines=(Engine.FSDP,), limit=3)
+    found = plan(load_model("gpt2"), goal, load_gpu("h100"), times=question)
+    few, many, change = run_lines(found, question)
+    assert few.startswith("8 GPUs, ")
+    assert many.startswith("16 GPUs, ")
+    assert re.match(
+        r"16 in place of 8 GPUs: .* sooner \(\d\.\d+ times as fast\), .*GPU-hours, cost [+-]",
+        change,
+    )
+
+
+def test_what_has_one_copy_of_the_model_is_tried_once() -> None:
+    """Ways to share out states differ in nothing where there is nobody to share with."""
+    goal = Goal(
+        num_gpus=(8,), base=TrainingSetup(seq_len=1024), engines=(Engine.FSDP,),
+        tensor_parallel=(8,), limit=20,
+    )  # fmt: skip
+    found = plan(load_model("llama-3.2-1b"), goal, load_gpu("h100"))
+    told = [
+        (setup_label(each.setup), each.setup.chosen_precision, str(each.setup.checkpointing))
+        for each in found.setups
+    ]
+    assert len(told) == len(set(told)) > 1
 
 
 def test_every_number_of_gpus_is_timed() -> None:
@@ -174,4 +221,5 @@ def test_memory_against_time_is_drawn() -> None:
     assert drawing.count("<circle") == len({*map(id, found.setups), *map(id, found.front)})
     page = front_page(found, version="1.2")
     assert drawing in page
-    assert page.count("<tr>") == 1 + len(found.front)
+    assert page.count("<tr>") == 1 + len({*map(id, found.setups), *map(id, found.front)})
+    assert page.count("<td>*</td>") == len(found.front)

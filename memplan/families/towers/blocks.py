@@ -6,7 +6,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import LAYER_NORM, RMS_NORM, LayerBody, LayerNames
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.parts import LAYER_NORM, RMS_NORM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +116,10 @@ def layer_body(
     size, bias = layer.hidden_size, layer.attention_bias
     output = bias if layer.output_bias is None else layer.output_bias
     width = layer.width or size
+    head_dim = width // heads
     attention = AttentionSpec(
-        num_heads=heads, num_kv_heads=heads, head_dim=width // heads, query_bias=bias,
+        num_heads=heads, num_kv_heads=(layer.key_value_width or width) // head_dim,
+        head_dim=head_dim, query_bias=bias,
         key_bias=bias if layer.key_bias is None else layer.key_bias, value_bias=bias,
         output_bias=output, causal=False, names_weights=False,
     )  # fmt: skip

@@ -8,16 +8,10 @@ from memplan.families.towers.layers import (
 )
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import (
-    AttentionPoolerBody,
-    NormBody,
-    PatchesBody,
-    PoolerBody,
-    Positions,
-    SpareBody,
-    TokensBody,
-    TowerPooling,
-)
+from memplan.model.towers.parts import NormBody, SpareBody
+from memplan.model.towers.patches import PatchesBody, Positions
+from memplan.model.towers.pooling import AttentionPoolerBody, PoolerBody, TowerPooling
+from memplan.model.towers.texts import TokensBody
 
 
 def clip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:

@@ -21,8 +21,13 @@ from memplan.families.towers.clip import patches_across
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import PICTURE, pair, ratio
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import NormBody, PatchesBody, Positions
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.layers import Turning
+from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody
+from memplan.model.towers.patches import Cut, PatchesBody, Positions
+from memplan.model.towers.projecting import CopiedBody, CropBody, JoinedPatchesBody
 
 COLOURS = 3
 """Channels, where the class writes them down."""
@@ -75,7 +80,7 @@ def pixtral_vision(table: ParameterTable, name: str, reader: ConfigReader) -> No
         bias=False,
     )
     active = tower_activation(reader, "hidden_act", default="silu")
-    body = replace(layer_body(layer, heads, active), rotary=True, one_row=True)
+    body = replace(layer_body(layer, heads, active), turning=Turning.PLAIN, one_row=True)
     count = reader.layers("num_hidden_layers")
     declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
 
@@ -121,7 +126,7 @@ def internvl_vision(table: ParameterTable, name: str, reader: ConfigReader) -> N
 def janus_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Janus's: SigLIP's, with a ratio for the feed-forward network."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    with table.block(f"{name}.embed", body=_placed_patches(reader)):
         _patches(table, reader)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
     layer = TowerLayer(
@@ -132,21 +137,59 @@ def janus_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None
         head_norm_size=size if reader.flag("use_qk_norm") else 0,
         head_norm_bias=True,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
-    with table.block(f"{name}.norm"):
+    heads, active = reader.integer("num_attention_heads"), tower_activation(reader, "hidden_act")
+    body = replace(
+        layer_body(layer, heads, active),
+        activation_dropout=reader.number("hidden_dropout_rate", default=0.0),
+    )
+    count = reader.layers("num_hidden_layers")
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
+    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
         table.norm("post_layernorm", size)
+
+
+def _placed_patches(reader: ConfigReader) -> PatchesBody:
+    """Square patches with rows of a table as positions."""
+    return PatchesBody(
+        size=reader.integer("hidden_size"), channels=reader.integer("num_channels", default=COLOURS),
+        image=pair(reader, "image_size"), patch=pair(reader, "patch_size"),
+        projection="patch_embedding", positions=Positions.TABLE,
+        position_module="position_embedding",
+    )  # fmt: skip
 
 
 def kimi_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """MoonViT: a grid of positions that is resampled to each image's."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    patches = replace(
+        _packed_patches(reader), positions=Positions.BAGGED, casts_pictures=False,
+        position_module="patch_embed.pos_emb.position_embeddings",
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         _patches(table, reader)
         grid = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
         table.parameter("patch_embed.pos_emb", "position_embeddings", *grid, size)
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
-    with table.block(f"{name}.norm"):
+    _packed_layers(table, name, reader)
+    with table.block(f"{name}.norm", body=NormBody(module="final_layernorm", size=size)):
         table.norm("final_layernorm", size)
+
+
+def _packed_patches(reader: ConfigReader) -> PatchesBody:
+    """Patches of pictures that keep their proportions, all in one row."""
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    return PatchesBody(
+        size=size, channels=reader.integer("num_channels", default=COLOURS), image=PICTURE,
+        patch=pair(reader, "patch_size"), projection="patch_embedding", rotary_dim=size // heads,
+    )  # fmt: skip
+
+
+def _packed_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """SigLIP's layers with rotary positions, each picture by itself."""
+    layer, heads = plain_layer(reader), reader.integer("num_attention_heads")
+    active = tower_activation(reader, "hidden_act", default="gelu_pytorch_tanh")
+    body = replace(layer_body(layer, heads, active), turning=Turning.FULL, packed=True)
+    count = reader.layers("num_hidden_layers")
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
 
 
 def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -165,20 +208,43 @@ def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
 
 def llama4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Llama 4's: patches through a linear layer, and the perceptron behind the pixel shuffle."""
-    size = reader.integer("hidden_size")
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     height, width = pair(reader, "patch_size")
-    with table.block(f"{name}.embed"):
+    patches = PatchesBody(
+        size=size, channels=reader.integer("num_channels"), image=pair(reader, "image_size"),
+        patch=(height, width), projection="patch_embedding.linear", cut=Cut.UNFOLDED, bias=False,
+        tokens=("vision_model.class_embedding",), tokens_last=True, positions=Positions.PARAMETER,
+        position_module="vision_model.positional_embedding_vlm", rotary_dim=size // heads,
+        casts_pictures=False,
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         table.parameter("vision_model", "class_embedding", size)
         table.parameter("vision_model", "positional_embedding_vlm", _grid(reader) + 1, size)
         features = reader.integer("num_channels") * height * width
         table.linear("patch_embedding.linear", features, size, bias=False)
+    with table.block(f"{name}.norm", body=NormBody(module="layernorm_pre", size=size)):
         table.norm("layernorm_pre", size)
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
+    body = replace(layer_body(plain_layer(reader), heads, Activation.GELU), turning=Turning.COMPLEX)
+    declare_layers(
+        table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader),
+        heads=heads, activation=Activation.GELU, body=body,
+    )  # fmt: skip
+    inner_size, inputs = reader.integer("intermediate_size"), reader.integer("projector_input_dim")
     outputs = reader.integer("projector_output_dim")
-    with table.block(f"{name}.adapter"):
+    side = max(1, round(1 / (ratio(reader, "pixel_shuffle_ratio", default=0.5) or 1)))
+    gelu = ActivationBody(activation=Activation.GELU)
+    parts: tuple[TowerBody, ...] = (
+        NormBody(module="layernorm_post", size=size),
+        CropBody(size=size, last=True),
+        JoinedPatchesBody(size=size, side=side, copies=2),
+        LinearBody(module="adapter.fc1", inputs=inner_size, outputs=inputs, bias=False),
+        gelu,
+        LinearBody(module="adapter.fc2", inputs=outputs, outputs=outputs, bias=False),
+        gelu,
+    )
+    with table.block(f"{name}.adapter", body=ChainBody(parts=parts)):
         table.norm("layernorm_post", size)
-        inner_size = reader.integer("intermediate_size")
-        table.linear("adapter.fc1", inner_size, reader.integer("projector_input_dim"), bias=False)
+        table.linear("adapter.fc1", inner_size, inputs, bias=False)
         table.linear("adapter.fc2", outputs, outputs, bias=False)
 
 
@@ -331,9 +397,29 @@ def gemma4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
 
 def unplaced_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """VideoLLaMA 3's: SigLIP's with rotary positions, so that there is no table of them."""
-    with table.block(f"{name}.embed"):
+    size = reader.integer("hidden_size")
+    with table.block(f"{name}.embed", body=_packed_patches(reader)):
         _patches(table, reader)
-    _siglip_layers(table, name, reader)
+    _packed_layers(table, name, reader)
+    # Resized to a side of its own, a copy; and joined.
+    last = ChainBody(parts=(NormBody(module="post_layernorm", size=size), CopiedBody(times=2)))
+    with table.block(f"{name}.norm", body=last):
+        table.norm("post_layernorm", size)
+
+
+def paddle_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """PaddleOCR-VL's: SigLIP's with rotary positions, and a table of others that is resampled."""
+    size = reader.integer("hidden_size")
+    patches = replace(
+        _packed_patches(reader), positions=Positions.WEIGHED_FULL,
+        position_module="position_embedding",
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
+        _patches(table, reader)
+        table.embedding("position_embedding", patches_across(reader) ** 2, size)
+    _packed_layers(table, name, reader)
+    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
+        table.norm("post_layernorm", size)
 
 
 def minicpm_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:

@@ -4,7 +4,7 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import LayerBody
+from memplan.model.towers.layers import LayerBody
 
 
 def tower_activation(reader: ConfigReader, key: str, *, default: str = "gelu") -> Activation:

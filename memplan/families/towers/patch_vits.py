@@ -9,24 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
-from memplan.families.towers.blocks import TowerLayer, declare_layers, layer_body, perceptron
+from memplan.families.towers.blocks import TowerLayer, declare_layers, layer_body
 from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.mergers import (
+    glm_merger,
+    glm_ocr_merger,
+    qwen2_5_merger,
+    qwen2_merger,
+    qwen3_merger,
+)
 from memplan.families.towers.sizes import PICTURE, ratio
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
-from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import (
-    RMS_NORM,
-    ActivationBody,
-    ChainBody,
-    DeepMergersBody,
-    LinearBody,
-    NormBody,
-    PatchesBody,
-    ReorderedBody,
-    TowerBody,
-)
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.layers import Turning
+from memplan.model.towers.patches import PatchesBody, Positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +49,9 @@ class PatchVit:
     """RMS norms on the heads of queries and keys."""
     table: str = ""
     """Which key counts the rows of a position table; ``image_size`` for a grid of patches."""
-    merger: Callable[[ParameterTable, ConfigReader], None] | None = None
+    first_norm: bool = False
+    """An RMS norm stands between the convolution and the positions."""
+    merger: Callable[[ParameterTable, ConfigReader], ChainBody] | None = None
 
 
 def declare_patch_vit(
@@ -62,13 +62,15 @@ def declare_patch_vit(
     width = reader.integer(kind.width)
     patch = reader.integer("patch_size")
     frames = (reader.integer("temporal_patch_size"),) if kind.frames else ()
-    written = kind.merger in _WRITTEN
+    written = kind.frames
     embed = _patches_body(reader, kind, width) if written else None
     with table.block(f"{name}.embed", body=embed):
         table.convolution(
             "patch_embed.proj", reader.integer("in_channels"), width, *frames, patch, patch,
             bias=kind.patch_bias,
         )  # fmt: skip
+        if kind.first_norm:
+            table.norm("post_conv_layernorm", width, bias=False)
         if kind.table:
             table.embedding("pos_embed", _positions(reader, kind.table), width)
     layer = _layer(reader, kind, width)
@@ -77,9 +79,10 @@ def declare_patch_vit(
     else:
         declare_layers(table, f"{name}.layers", reader.layers("depth"), layer)
     if kind.merger is not None:
-        merger = _merger_body(reader, kind, width) if written else None
-        with table.block(f"{name}.merger", body=merger):
-            kind.merger(table, reader)
+        own = ParameterTable()
+        with own.block(f"{name}.merger"):
+            body = kind.merger(own, reader)
+        table.add(*(replace(block, body=body) for block in own.blocks()))
 
 
 def _patches_body(reader: ConfigReader, kind: PatchVit, width: int) -> PatchesBody:
@@ -87,8 +90,8 @@ def _patches_body(reader: ConfigReader, kind: PatchVit, width: int) -> PatchesBo
     return PatchesBody(
         size=width, channels=reader.integer("in_channels"), image=PICTURE, patch=(patch, patch),
         frames=reader.integer("temporal_patch_size"), projection="patch_embed.proj",
-        bias=kind.patch_bias, rotary_dim=width // heads, windowed=kind.merger is _qwen2_5_merger,
-        resampled_rows=bool(kind.table), position_module="pos_embed",
+        bias=kind.patch_bias, rotary_dim=width // heads, windowed=kind.merger is qwen2_5_merger,
+        positions=_POSITIONS[kind.table], position_module="pos_embed", first_norm="post_conv_layernorm" if kind.first_norm else "",
     )  # fmt: skip
 
 
@@ -99,8 +102,8 @@ def _written_layers(
     heads, count = reader.integer("num_heads"), reader.layers("depth")
     active = tower_activation(reader, "hidden_act", default="silu" if layer.gated else "gelu")
     whole = layer_body(layer, heads, active)
-    whole = replace(whole, rotary=True, packed=True)
-    if kind.merger is not _qwen2_5_merger:
+    whole = replace(whole, turning=Turning.FULL, packed=True)
+    if kind.merger is not qwen2_5_merger:
         declare_layers(
             table, f"{name}.layers", count, layer, heads=heads, activation=active, body=whole
         )
@@ -121,31 +124,12 @@ def _written_layers(
         )
 
 
-def _merger_body(reader: ConfigReader, kind: PatchVit, width: int) -> ChainBody:
-    """A norm, neighbouring patches joined, two linear layers."""
-    merged = _merged(reader, width)
-    if kind.merger is _qwen2_merger:
-        norm = NormBody(module="merger.ln_q", size=width)
-        outputs, inner = reader.integer("hidden_size"), "merger.mlp"
-    elif kind.merger is _qwen2_5_merger:
-        norm = NormBody(module="merger.ln_q", size=width, norm=RMS_NORM)
-        outputs, inner = reader.integer("out_hidden_size"), "merger.mlp"
-    else:
-        norm = NormBody(module="merger.norm", size=width)
-        outputs, inner = reader.integer("out_hidden_size"), "merger"
-    parts: tuple[TowerBody, ...] = (
-        norm,
-        LinearBody(module=f"{inner}.fc1", inputs=merged, outputs=merged),
-        ActivationBody(activation=Activation.GELU),
-        LinearBody(module=f"{inner}.fc2", inputs=merged, outputs=outputs),
-    )
-    if kind.merger is _qwen2_5_merger:
-        parts = (*parts, ReorderedBody(size=outputs))
-    if kind.merger is _qwen3_merger and DEEP_LAYERS in reader.defaults:
-        numbers = range(len(reader.integers(DEEP_LAYERS)))
-        modules = tuple(f"deepstack_merger_list.{number}" for number in numbers)
-        parts = (DeepMergersBody(modules=modules, merged=merged, outputs=outputs), *parts)
-    return ChainBody(parts=parts)
+_POSITIONS = {
+    "": Positions.NONE,
+    "num_position_embeddings": Positions.WEIGHED,
+    "image_size": Positions.SAMPLED,
+}
+"""By the key that counts the table's rows."""
 
 
 def _positions(reader: ConfigReader, key: str) -> int:
@@ -177,86 +161,18 @@ def _inner_size(reader: ConfigReader, kind: PatchVit, width: int) -> int:
     """Qwen2-VL gives a ratio; GLM-4.1V's layers have the merger's output width inside."""
     if reader.raw("mlp_ratio") is not None:
         return int(width * ratio(reader, "mlp_ratio"))
-    return reader.integer("out_hidden_size" if kind.merger is _glm_merger else "intermediate_size")
+    return reader.integer("out_hidden_size" if kind.merger is glm_merger else "intermediate_size")
 
 
-def _merged(reader: ConfigReader, width: int) -> int:
-    """Width of neighbouring patches that are joined."""
-    return width * reader.integer("spatial_merge_size") ** 2
-
-
-def _qwen2_merger(table: ParameterTable, reader: ConfigReader) -> None:
-    width = reader.integer("embed_dim")
-    _qwen_perceptron(table, reader, width, reader.integer("hidden_size"), norm_bias=True)
-
-
-def _qwen2_5_merger(table: ParameterTable, reader: ConfigReader) -> None:
-    outputs = reader.integer("out_hidden_size")
-    _qwen_perceptron(table, reader, reader.integer("hidden_size"), outputs, norm_bias=False)
-
-
-def _qwen_perceptron(
-    table: ParameterTable, reader: ConfigReader, width: int, outputs: int, *, norm_bias: bool
-) -> None:
-    table.norm("merger.ln_q", width, bias=norm_bias)
-    merged = _merged(reader, width)
-    perceptron(table, "merger.mlp", merged, merged, outputs)
-
-
-def _qwen3_merger(table: ParameterTable, reader: ConfigReader) -> None:
-    """One merger behind the last layer, and one for each layer that is fed into the text model.
-
-    The latter norm joined patches, the former single ones (``use_postshuffle_norm``).
-    """
-    width = reader.integer("hidden_size")
-    merged = _merged(reader, width)
-    outputs = reader.integer("out_hidden_size")
-    table.norm("merger.norm", width)
-    perceptron(table, "merger", merged, merged, outputs)
-    if DEEP_LAYERS not in reader.defaults:
-        return
-    for number, _ in enumerate(reader.integers(DEEP_LAYERS)):
-        table.norm(f"deepstack_merger_list.{number}.norm", merged)
-        perceptron(table, f"deepstack_merger_list.{number}", merged, merged, outputs)
-
-
-DEEP_LAYERS = "deepstack_visual_indexes"
-"""Only classes that have a default for it read it: Qwen3.5's files hold an unused list."""
-
-
-def _glm_merger(table: ParameterTable, reader: ConfigReader) -> None:
-    width = reader.integer("hidden_size")
-    table.norm("post_conv_layernorm", width, bias=False)
-    _downsampled(table, reader, inner_size=reader.integer("intermediate_size"))
-
-
-def _glm_ocr_merger(table: ParameterTable, reader: ConfigReader) -> None:
-    inner_size = reader.integer("out_hidden_size") * reader.integer("in_channels")
-    _downsampled(table, reader, inner_size=inner_size)
-
-
-def _downsampled(table: ParameterTable, reader: ConfigReader, *, inner_size: int) -> None:
-    width, outputs = reader.integer("hidden_size"), reader.integer("out_hidden_size")
-    side = reader.integer("spatial_merge_size")
-    table.norm("post_layernorm", width, bias=False)
-    table.convolution("downsample", width, outputs, side, side)
-    table.linear("merger.proj", outputs, outputs, bias=False)
-    table.norm("merger.post_projection_norm", outputs)
-    perceptron(table, "merger", outputs, inner_size, gated=True, bias=False)
-
-
-_WRITTEN = frozenset({_qwen2_merger, _qwen2_5_merger, _qwen3_merger})
-"""Mergers of the towers whose operations are written down."""
-
-_QWEN2_5 = PatchVit(patch_bias=False, norm_bias=False, gated=True, merger=_qwen2_5_merger)
-_QWEN3 = PatchVit(table="num_position_embeddings", merger=_qwen3_merger)
+_QWEN2_5 = PatchVit(patch_bias=False, norm_bias=False, gated=True, merger=qwen2_5_merger)
+_QWEN3 = PatchVit(table="num_position_embeddings", merger=qwen3_merger)
 _GLM4V = PatchVit(
     norm_bias=False, gated=True, bias=False, attention_bias=None, output_bias=False,
-    table="image_size", merger=_glm_merger,
+    table="image_size", first_norm=True, merger=glm_merger,
 )  # fmt: skip
 
 PATCH_VITS: dict[str, PatchVit] = {
-    "qwen2_vl_vision": PatchVit(width="embed_dim", patch_bias=False, merger=_qwen2_merger),
+    "qwen2_vl_vision": PatchVit(width="embed_dim", patch_bias=False, merger=qwen2_merger),
     "qwen2_5_vl_vision": _QWEN2_5,
     "qwen2_5_omni_vision_encoder": _QWEN2_5,
     "exaone4_5_vision": _QWEN2_5,
@@ -268,7 +184,7 @@ PATCH_VITS: dict[str, PatchVit] = {
     "glm4v_moe_vision": _GLM4V,
     "glm_ocr_vision": PatchVit(
         norm_bias=False, gated=True, bias=None, attention_bias=None, head_norms=True,
-        merger=_glm_ocr_merger,
+        merger=glm_ocr_merger,
     ),
     "glm_image_vision": PatchVit(frames=False, attention_bias=None, table="image_size"),
 }  # fmt: skip

@@ -17,7 +17,9 @@ from memplan.families.towers.layers import tower_activation
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers import ChainBody, FramesBody, HalvedFramesBody, NormBody, SignalBody
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.sounds import FramesBody, HalvedFramesBody, SignalBody
 
 STEM_KERNEL = 3
 """Of the two convolutions over the spectrum."""

@@ -7,7 +7,7 @@ from memplan.graph.operations import cross_entropy, linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.towers import Contrast, ContrastBody
+from memplan.model.towers.contrast import Contrast, ContrastBody
 
 
 def contrast(t: Tape, body: ContrastBody, given: dict[str, Tensor]) -> Tensor:

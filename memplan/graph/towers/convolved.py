@@ -1,12 +1,14 @@
 """Layers of convolutions over pictures (``ConvNextLayer``, ``ConvNextStage``)."""
 
+from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, layer_norm, linear
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow
-from memplan.model.towers import ConvolvedLayerBody, DownsamplingBody
+from memplan.model.towers.convolved import ConvolvedBody, ConvolvedLayerBody, DownsamplingBody
 
 
 def convolved_layer(t: Tape, x: Tensor, body: ConvolvedLayerBody, flow: Flow) -> Tensor:
@@ -16,6 +18,8 @@ def convolved_layer(t: Tape, x: Tensor, body: ConvolvedLayerBody, flow: Flow) ->
     out = layer_norm(t, out, "layernorm", size)
     out = linear(t, out, "pwconv1", size, inner, bias=True)
     out = activation(t, out, body.activation)
+    if body.response_norm:
+        out = _response_norm(t, out, body.response_norm, flow.items * inner)
     out = linear(t, out, "pwconv2", inner, size, bias=True)
     if body.scale:
         out = t.mul(t.parameter(body.scale), out)
@@ -26,8 +30,36 @@ def convolved_layer(t: Tape, x: Tensor, body: ConvolvedLayerBody, flow: Flow) ->
     return t.add(x, out)
 
 
+def _response_norm(t: Tape, x: Tensor, module: str, numel: int) -> Tensor:
+    """``ConvNextV2GRN``: from the norm on in fp32 under autocast."""
+    dtype = x.dtype if t.autocast is None else DType.FP32
+    norms, shares = t.tensor(numel, dtype), t.tensor(numel, dtype)
+    t.record(
+        OperationKind.VECTOR_NORM, (x,), (norms,), saves=(x, norms), gradients=(Gradient.FRESH,)
+    )
+    weight, bias = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
+    mean = t.shift(t.mean(norms, weight.numel))
+    t.record(
+        OperationKind.DIV, (norms, mean), (shares,), saves=(norms, mean),
+        gradients=(Gradient.FRESH, 3 * shares.storage.num_bytes),
+    )  # fmt: skip
+    scaled = t.mul(weight, t.mul(x, shares))
+    out = t.add(t.add(scaled, bias), x)
+    t.touch(x, norms, shares)
+    return out
+
+
 def downsampling(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tensor:
     """Squares of positions become one each."""
     height, width = flow.grid
     flow.grid = height // body.side, width // body.side
     return convolution(t, x, body.module, flow.items * flow.grid[0] * flow.grid[1])
+
+
+def write_convolved(t: Tape, x: Tensor, body: ConvolvedBody, flow: Flow) -> Tensor:
+    """The operations of any body of ``memplan.model.towers.convolved``."""
+    match body:
+        case ConvolvedLayerBody():
+            return convolved_layer(t, x, body, flow)
+        case DownsamplingBody():
+            return downsampling(t, x, body, flow)

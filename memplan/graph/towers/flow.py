@@ -9,69 +9,21 @@ from collections.abc import Sequence
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counted import declare_block
-from memplan.graph.operations import activation, dropout, linear, norm
 from memplan.graph.segments import Segment
 from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.graph.towers.contrast import contrast
-from memplan.graph.towers.convolved import convolved_layer, downsampling
-from memplan.graph.towers.images import image_patches, reordered
-from memplan.graph.towers.layers import tower_layer
-from memplan.graph.towers.pooling import attention_pooler, classify, pooler
-from memplan.graph.towers.projecting import (
-    crop,
-    deep_mergers,
-    halved,
-    joined_patches,
-    packed_crops,
-    pooled_projection,
-)
-from memplan.graph.towers.sounds import (
-    frames,
-    halved_frames,
-    output,
-    position_convolution,
-    projected_frames,
-    signal,
-    targets,
-    transcript,
-)
+from memplan.graph.towers.bodies import write_body
+from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens
 from memplan.model.parameters import ModelPart, ParameterBlock
-from memplan.model.towers import (
-    ActivationBody,
-    AttentionPoolerBody,
-    ChainBody,
-    ClassifierBody,
-    ContrastBody,
-    ConvolvedLayerBody,
-    CropBody,
-    DeepMergersBody,
-    DownsamplingBody,
-    FramesBody,
-    HalvedBody,
-    HalvedFramesBody,
-    JoinedPatchesBody,
-    LayerBody,
-    LinearBody,
-    NormBody,
-    OutputBody,
-    PackedCropsBody,
-    PatchesBody,
-    PooledProjectionBody,
-    PoolerBody,
-    PositionConvolutionBody,
-    ProjectedFramesBody,
-    ReorderedBody,
-    SignalBody,
-    SpareBody,
-    TargetsBody,
-    TokensBody,
-    TowerBody,
-    TranscriptBody,
-)
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.parts import SpareBody
+from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.sounds import SignalBody
+from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -121,7 +73,7 @@ def starts(block: ParameterBlock) -> bool:
         body = body.parts[0]
     if isinstance(body, SignalBody):
         return body.channels > 0
-    return isinstance(body, PatchesBody | TokensBody | TargetsBody)
+    return isinstance(body, PatchesBody | PixelsBody | TokensBody | TargetsBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,78 +149,6 @@ def _idle(t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tie
     t.segment.beside = block.beside
     declare_block(t, block, declared, tied=tied)
     t.end(t.tensor(0, DType.FP32))
-
-
-def write_body(
-    t: Tape, x: Tensor | None, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
-) -> Tensor:
-    """The operations of one body."""
-    match body:
-        case ChainBody():
-            for part in body.parts:
-                x = write_body(t, x, part, flow, given)
-            assert x is not None
-            return x
-        case PatchesBody():
-            return image_patches(t, body, flow)
-        case TokensBody():
-            return text_tokens(t, body, flow)
-        case ContrastBody():
-            return contrast(t, body, given)
-        case TargetsBody():
-            return targets(t, body, flow)
-        case SignalBody():
-            return signal(t, x, body, flow)
-        case _:
-            assert x is not None, body
-    match body:
-        case LayerBody():
-            return tower_layer(t, x, body, flow)
-        case NormBody():
-            return dropout(t, norm(t, x, body.norm, body.module, body.size), body.dropout)
-        case PoolerBody():
-            return pooler(t, x, body, flow)
-        case AttentionPoolerBody():
-            return attention_pooler(t, x, body, flow)
-        case ClassifierBody():
-            return classify(t, x, body, flow)
-        case FramesBody():
-            return frames(t, x, body, flow)
-        case ProjectedFramesBody():
-            return projected_frames(t, x, body, flow)
-        case PositionConvolutionBody():
-            return position_convolution(t, x, body, flow)
-        case LinearBody():
-            return linear(t, x, body.module, body.inputs, body.outputs, bias=body.bias)
-        case ActivationBody():
-            out = activation(t, x, body.activation)
-            t.touch(x)
-            return out
-        case CropBody():
-            return crop(t, x, body, flow)
-        case JoinedPatchesBody():
-            return joined_patches(t, x, body, flow)
-        case ConvolvedLayerBody():
-            return convolved_layer(t, x, body, flow)
-        case DownsamplingBody():
-            return downsampling(t, x, body, flow)
-        case HalvedFramesBody():
-            return halved_frames(t, x)
-        case HalvedBody():
-            return halved(t, x, body)
-        case PackedCropsBody():
-            return packed_crops(t, x, body, flow)
-        case DeepMergersBody():
-            return deep_mergers(t, x, body, flow)
-        case ReorderedBody():
-            return reordered(t, x, body.size)
-        case PooledProjectionBody():
-            return pooled_projection(t, x, body, flow)
-        case TranscriptBody():
-            return transcript(t, x, body, flow)
-        case _:
-            msg = f"{body}: nothing is known of it"
-            raise ValueError(msg)
 
 
 def _mark_unused(t: Tape, segments: Sequence[Segment]) -> None:

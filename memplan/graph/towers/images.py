@@ -3,23 +3,26 @@
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, embedding_lookup, norm
+from memplan.graph.operations import dropout, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
+from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import RMS_NORM, PatchesBody, Positions
+from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.parts import RMS_NORM
+from memplan.model.towers.patches import Cut, PatchesBody, Positions
 
 
-def picture_size(side: int | None, body: PatchesBody) -> tuple[int, int]:
+def picture_size(side: int | None, body: PatchesBody | PixelsBody) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
     Raises ``SetupError`` for one that is smaller than a patch.
     """
     if side is None:
         return body.image
-    if side < max(body.patch):
+    if isinstance(body, PatchesBody) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
         raise SetupError(msg)
     return side, side
@@ -34,19 +37,21 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     x = from_batch(t, pixels, DType.FP32 if cast else t.compute)
     if body.casts_pictures:
         x = t.cast(x, t.compute)
+    if body.picked:
+        x = _picked(t, x, flow.items)
     patches = (height // body.patch[0]) * (width // body.patch[1])
     flow.patches = patches
     flow.grid = height // body.patch[0], width // body.patch[1]
-    x = convolution(t, x, body.projection, flow.items * patches, bias=body.bias)
+    x = _vectors(t, x, body, flow.items * patches)
     if body.tokens:
-        before = [_spread(t, name, flow.items, body.size) for name in body.tokens]
-        x = t.concatenate(*before, x)
+        others = [_spread(t, name, flow.items, body.size) for name in body.tokens]
+        x = t.concatenate(x, *others) if body.tokens_last else t.concatenate(*others, x)
     if body.windowed:
         x = reordered(t, x, body.size)
-    if body.resampled_rows:
-        x = t.add(x, t.cast(_resampled(t, body, flow.items * patches), x.dtype))
-    elif body.positions is not Positions.NONE:
-        x = t.add(x, _positions(t, body, patches + len(body.tokens)))
+    if body.first_norm:
+        x = norm(t, x, RMS_NORM, body.first_norm, body.size)
+    if body.positions is not Positions.NONE:
+        x = t.add(x, positions(t, body, flow.items, patches, x.dtype))
     if body.num_registers:
         first = t.slice(x, flow.items * body.size)
         rest = t.slice(x, x.numel - flow.items * body.size)
@@ -59,7 +64,10 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
             flow.mask = t.tensor((flow.items * patches) ** 2, x.dtype)
             t.record(OperationKind.MASK, (), (flow.mask,))
             flow.share(t, flow.mask)
-    if body.rotary_dim:
+    if body.rotary_dim and body.cut is Cut.UNFOLDED:
+        # Llama 4's one table of complex numbers is a buffer.
+        flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
+    elif body.rotary_dim:
         _tables(t, body, flow, flow.items * patches, DType.FP32 if not body.masked else x.dtype)
     return dropout(t, x, body.dropout)
 
@@ -76,21 +84,23 @@ def reordered(t: Tape, x: Tensor, size: int) -> Tensor:
     return out
 
 
-def _resampled(t: Tape, body: PatchesBody, rows: int) -> Tensor:
-    """Four rows of the table for each patch, weighed and added up."""
-    numbers, shares = t.tensor(4 * rows, DType.INT64), t.tensor(4 * rows, DType.FP32)
-    t.record(OperationKind.ARANGE, (), (numbers,))
-    t.record(OperationKind.ARANGE, (), (shares,))
-    table = t.parameter(f"{body.position_module}.weight")
-    found = embedding_lookup(t, table, 4 * rows, numbers)
-    shares = t.cast(shares, found.dtype)
-    product = t.tensor(found.numel, found.dtype)
-    t.record(
-        OperationKind.MUL, (found, shares), (product,), saves=(shares,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    out = t.tensor(rows * body.size, product.dtype)
-    t.record(OperationKind.SUM, (product,), (out,), gradients=(Gradient.FRESH,))
+def _vectors(t: Tape, x: Tensor, body: PatchesBody, patches: int) -> Tensor:
+    """One vector of each patch."""
+    if body.cut is Cut.CONVOLVED:
+        return convolution(t, x, body.projection, patches, bias=body.bias)
+    if body.cut is Cut.UNFOLDED:
+        x = t.contiguous(x)
+    return linear(t, x, body.projection, x.numel // patches, body.size, bias=body.bias)
+
+
+def _picked(t: Tape, x: Tensor, items: int) -> Tensor:
+    """Pictures that hold something, told from those that pad a sample."""
+    empty = t.tensor(x.numel, DType.BOOL)
+    t.record(OperationKind.EQ, (x,), (empty,))
+    numbers = t.tensor(items, DType.INT64)
+    t.record(OperationKind.SUM, (empty,), (numbers,))
+    out = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.INDEX, (x, numbers), (out,))
     return out
 
 
@@ -114,10 +124,3 @@ def _spread(t: Tape, name: str, items: int, size: int) -> Tensor:
     out = Tensor((size or weight.numel) * items, weight.dtype, weight.storage)
     t.record(OperationKind.EXPAND, (weight,), (out,), gradients=(Gradient.FRESH,))
     return out
-
-
-def _positions(t: Tape, body: PatchesBody, count: int) -> Tensor:
-    if body.positions is Positions.PARAMETER:
-        return t.parameter(body.position_module)
-    t.hold_buffer(allocated_bytes(count, DType.INT64))
-    return embedding_lookup(t, t.parameter(f"{body.position_module}.weight"), count)

@@ -13,7 +13,7 @@ from memplan.graph.towers.flow import record_flow
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec
-from memplan.model.towers import Joining, TowerJoin
+from memplan.model.towers.joining import Joining, TowerJoin
 
 
 def joined_embeddings(

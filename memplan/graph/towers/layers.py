@@ -6,12 +6,13 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout, linear, norm, rotary
+from memplan.graph.operations import activation, dropout, linear, norm, rotary, rotary_as_complex
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.towers import RMS_NORM, LayerBody
+from memplan.model.towers.layers import LayerBody, Turning
+from memplan.model.towers.parts import RMS_NORM
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -52,7 +53,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     spec, name, size, read = body.attention, body.names.attention, body.size, x
     if cross and body.cross_attention is not None and flow.memory is not None:
         spec, name, read = body.cross_attention, body.names.cross_attention, flow.memory
-    width = spec.num_heads * spec.head_dim
+    width, narrow = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     shape = Shape(
         flow.items, flow.tokens(x, size), flow.tokens(read, size), spec,
@@ -62,10 +63,10 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         rows = flow.items * shape.queries
         shape = replace(shape, batch=1, queries=rows, keys=rows)
 
-    def project(source: Tensor, part: str, *, bias: bool) -> Tensor:
-        made = linear(t, source, f"{name}.{part}", size, width, bias=bias)
+    def project(source: Tensor, part: str, heads: int, *, bias: bool) -> Tensor:
+        made = linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, bias=bias)
         if not body.copies_heads:
-            return as_heads(t, made, spec.num_heads) if shape.heads_split else made
+            return as_heads(t, made, heads) if shape.heads_split else made
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
@@ -73,18 +74,17 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         return made
 
     if body.names.fused:
-        query, key, value = _fused(t, x, body, width)
+        query, key, value = _fused(t, x, body, width, narrow)
     else:
-        query = project(x, "q_proj", bias=spec.query_bias)
-        key = project(read, "k_proj", bias=spec.key_bias)
-        value = project(read, "v_proj", bias=spec.value_bias)
+        query = project(x, "q_proj", spec.num_heads, bias=spec.query_bias)
+        key = project(read, "k_proj", spec.num_kv_heads, bias=spec.key_bias)
+        value = project(read, "v_proj", spec.num_kv_heads, bias=spec.value_bias)
     if body.head_norm:
         kind = RMS_NORM if body.head_norm_rms else body.norm
         query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)
         key = norm(t, key, kind, f"{name}.k_norm", body.head_norm)
-    if body.rotary and flow.tables is not None:
-        turn = rotary if body.one_row else _turned
-        query, key = (turn(t, each, *flow.tables) for each in (query, key))
+    if flow.tables is not None:
+        query, key = _turned(t, query, key, body.turning, flow.tables)
     masked = spec.causal or body.one_row
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
@@ -99,17 +99,35 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     return out
 
 
-def _fused(t: Tape, x: Tensor, body: LayerBody, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def _fused(
+    t: Tape, x: Tensor, body: LayerBody, width: int, narrow: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """One matrix, of whose result queries, keys and values are views."""
     bias = body.attention.query_bias
     name = f"{body.names.attention}.{body.names.fused}"
-    both = linear(t, x, name, body.size, 3 * width, bias=bias)
-    size = both.numel // 3
-    query, key, value = t.split(both, size, size, size)
+    columns = width + 2 * narrow
+    both = linear(t, x, name, body.size, columns, bias=bias)
+    rows = both.numel // columns
+    query, key, value = t.split(both, rows * width, rows * narrow, rows * narrow)
     return query, key, value
 
 
-def _turned(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turned(
+    t: Tape, query: Tensor, key: Tensor, turning: Turning, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys, each turned by its position."""
+    match turning:
+        case Turning.NONE:
+            return query, key
+        case Turning.PLAIN:
+            return rotary(t, query, *tables), rotary(t, key, *tables)
+        case Turning.FULL:
+            return _turned_in_full(t, query, *tables), _turned_in_full(t, key, *tables)
+        case Turning.COMPLEX:
+            return rotary_as_complex(t, query, key, tables[0])
+
+
+def _turned_in_full(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``apply_rotary_pos_emb_vision``: in fp32, cast back."""
     full = t.cast(x, DType.FP32)
     out = t.cast(rotary(t, full, cos, sin), x.dtype)

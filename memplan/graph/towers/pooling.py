@@ -10,7 +10,13 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.attention import AttentionSpec
-from memplan.model.towers import AttentionPoolerBody, ClassifierBody, PoolerBody, TowerPooling
+from memplan.model.towers.pooling import (
+    AttentionPoolerBody,
+    ClassifierBody,
+    PoolerBody,
+    PoolingBody,
+    TowerPooling,
+)
 
 
 def pooled(t: Tape, x: Tensor, kind: TowerPooling, size: int, flow: Flow) -> Tensor:
@@ -112,3 +118,14 @@ def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
     t.returned.append(found)
     t.give_out(found)
     return cross_entropy(t, found, labels)
+
+
+def write_pooling(t: Tape, x: Tensor, body: PoolingBody, flow: Flow) -> Tensor:
+    """The operations of any body of ``memplan.model.towers.pooling``."""
+    match body:
+        case PoolerBody():
+            return pooler(t, x, body, flow)
+        case AttentionPoolerBody():
+            return attention_pooler(t, x, body, flow)
+        case ClassifierBody():
+            return classify(t, x, body, flow)

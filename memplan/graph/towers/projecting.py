@@ -7,23 +7,27 @@ from memplan.graph.operations import activation, layer_norm, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.images import reordered
 from memplan.graph.towers.state import Flow
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
-from memplan.model.towers import (
+from memplan.model.towers.projecting import (
+    CopiedBody,
     CropBody,
     DeepMergersBody,
+    FramesMeanBody,
     HalvedBody,
     JoinedPatchesBody,
     PackedCropsBody,
     PooledProjectionBody,
+    ProjectingBody,
 )
 
 
 def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
     """All tokens but the first; of several pictures a copy."""
     rest = t.slice(x, x.numel - flow.items * body.size)
-    return rest if flow.items == 1 else t.contiguous(rest)
+    return rest if flow.items == 1 or body.last else t.contiguous(rest)
 
 
 def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tensor:
@@ -40,11 +44,16 @@ def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tenso
     return x
 
 
-def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody, flow: Flow) -> Tensor:  # noqa: ARG001
+def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody) -> Tensor:
     """``pixel_shuffle``: views that are copied where the next one asks for rows."""
     for _ in range(body.copies):
         x = t.contiguous(x)
     return x
+
+
+def frames_mean(t: Tape, x: Tensor, body: FramesMeanBody) -> Tensor:
+    """``hidden_states[merge_index].mean(dim=1)``; of a picture there is one frame."""
+    return t.mean(reordered(t, x, body.size), 1)
 
 
 def halved(t: Tape, x: Tensor, body: HalvedBody) -> Tensor:
@@ -91,3 +100,26 @@ def pooled_projection(t: Tape, x: Tensor, body: PooledProjectionBody, flow: Flow
     )  # fmt: skip
     t.touch(normed)
     return t.cast(out, dtype)
+
+
+def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Tensor:
+    """The operations of any body of ``memplan.model.towers.projecting``."""
+    match body:
+        case CropBody():
+            return crop(t, x, body, flow)
+        case JoinedPatchesBody():
+            return joined_patches(t, x, body)
+        case FramesMeanBody():
+            return frames_mean(t, x, body)
+        case CopiedBody():
+            for _ in range(body.times):
+                x = t.contiguous(x)
+            return x
+        case HalvedBody():
+            return halved(t, x, body)
+        case PackedCropsBody():
+            return packed_crops(t, x, body, flow)
+        case PooledProjectionBody():
+            return pooled_projection(t, x, body, flow)
+        case DeepMergersBody():
+            return deep_mergers(t, x, body, flow)

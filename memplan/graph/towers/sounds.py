@@ -18,16 +18,17 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import (
+from memplan.model.towers.sounds import (
     FramesBody,
-    OutputBody,
+    HalvedFramesBody,
     PositionConvolutionBody,
     ProjectedFramesBody,
     SignalBody,
     SignalNorm,
-    TargetsBody,
+    SoundBody,
     TranscriptBody,
 )
+from memplan.model.towers.texts import OutputBody, TargetsBody
 
 
 def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
@@ -72,7 +73,7 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
     return out
 
 
-def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:  # noqa: ARG001
+def frames(t: Tape, x: Tensor, body: FramesBody) -> Tensor:
     """Rows of a table that is not trained, added to every clip's."""
     table = t.parameter(f"{body.positions}.weight")
     held: list[Tensor] = []
@@ -198,3 +199,20 @@ def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
         backward_scratch_bytes=paths.storage.num_bytes,
     )  # fmt: skip
     return loss
+
+
+def write_sound(t: Tape, x: Tensor, body: SoundBody, flow: Flow) -> Tensor:
+    """The operations of any body of ``memplan.model.towers.sounds``."""
+    match body:
+        case SignalBody():
+            return signal(t, x, body, flow)
+        case FramesBody():
+            return frames(t, x, body)
+        case HalvedFramesBody():
+            return halved_frames(t, x)
+        case ProjectedFramesBody():
+            return projected_frames(t, x, body, flow)
+        case PositionConvolutionBody():
+            return position_convolution(t, x, body, flow)
+        case TranscriptBody():
+            return transcript(t, x, body, flow)

@@ -5,7 +5,7 @@ from memplan.graph.operations import embedding_lookup
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers import TokensBody
+from memplan.model.towers.texts import TokensBody
 
 
 def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:

@@ -1,0 +1,57 @@
+"""Towers with convolutions behind them: SAM's and Step's."""
+
+from memplan.families.multimodal_spec import Whole
+from memplan.families.projectors.towers import VISION, declare_tower, width_of
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ParameterTable
+
+
+def deepseek_vl_hybrid(table: ParameterTable, whole: Whole) -> None:
+    """SigLIP and, for larger images, SAM; half of the text's width comes from each."""
+    vision = whole.part(VISION, "siglip_vision_model")
+    high = whole.part("high_res_vision_config", "sam_vision_model")
+    declare_tower(table, high, "high_res_vision_tower")
+    channels, outputs = high.reader.integer("output_channels"), whole.text.hidden_size
+    with table.block("high_res_vision_tower.joint"):
+        table.parameter("model", "high_res_vision_alpha", 1)
+        sam_neck(table, "high_res_vision_neck", high.reader)
+        _upsamplers(table, "high_res_vision_proj", channels, 4 * channels)
+    declare_tower(table, vision)
+    with table.block("projector"):
+        table.linear("aligner.vision_proj", width_of(vision), outputs // 2)
+        table.linear("aligner.high_res_vision_proj", 4 * channels, outputs // 2)
+        table.linear("aligner.proj", outputs, outputs)
+
+
+def sam_neck(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """Two convolutions to ``output_channels``, a norm behind each (``DeepseekVLSamVisionNeck``)."""
+    outputs = reader.integer("output_channels")
+    table.convolution(f"{name}.conv1", reader.integer("hidden_size"), outputs, 1, 1, bias=False)
+    table.norm(f"{name}.layer_norm1", outputs)
+    table.convolution(f"{name}.conv2", outputs, outputs, 3, 3, bias=False)
+    table.norm(f"{name}.layer_norm2", outputs)
+
+
+def _upsamplers(table: ParameterTable, name: str, channels: int, outputs: int) -> None:
+    """Two convolutions that halve an image's sides."""
+    table.convolution(f"{name}.conv1", channels, 2 * channels, 3, 3, bias=False)
+    table.convolution(f"{name}.conv2", 2 * channels, outputs, 3, 3, bias=False)
+
+
+def got_ocr2(table: ParameterTable, whole: Whole) -> None:
+    """SAM's tower, two convolutions and a linear layer."""
+    vision, outputs = whole.part(VISION), whole.text.hidden_size
+    declare_tower(table, vision)
+    with table.block("projector"):
+        _upsamplers(table, "projector", vision.reader.integer("output_channels"), outputs)
+        table.linear("multimodal_projector", outputs, outputs)
+
+
+def step(table: ParameterTable, whole: Whole) -> None:
+    """Step's tower, four times as wide after its convolutions, and one linear layer."""
+    vision = whole.part(VISION)
+    declare_tower(table, vision)
+    width = vision.reader.integer("width", "hidden_size")
+    with table.block("projector"):
+        bias = whole.reader.flag("projector_bias")
+        table.linear("projector", 4 * width, whole.text.hidden_size, bias=bias)

@@ -1,0 +1,141 @@
+"""Towers behind which little stands: a matrix, a perceptron, or nothing."""
+
+from collections.abc import Mapping
+
+from memplan.families.multimodal_spec import Whole
+from memplan.families.projectors.towers import (
+    AUDIO,
+    VISION,
+    declare_normed,
+    declare_tower,
+    perceptron_bodies,
+    width_of,
+)
+from memplan.families.towers.blocks import perceptron
+from memplan.families.towers.davit import stage_widths
+from memplan.model.networks import Activation
+from memplan.model.parameters import ParameterTable
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.parts import LinearBody
+from memplan.model.towers.projecting import PooledProjectionBody
+
+SIGLIP_224: Mapping[str, object] = {
+    "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "image_size": 224, "patch_size": 14, "vision_use_head": False,
+}  # fmt: skip
+
+
+def gemma3(table: ParameterTable, whole: Whole) -> None:
+    """SigLIP, a norm and one matrix."""
+    vision = whole.part(VISION, "siglip_vision_model")
+    declare_normed(table, vision)
+    width = width_of(vision)
+    body = PooledProjectionBody(
+        size=width, outputs=whole.text.hidden_size,
+        tokens=whole.reader.integer("mm_tokens_per_image", default=256),
+        norm="projector.mm_soft_emb_norm", weight="projector.mm_input_projection_weight",
+    )  # fmt: skip
+    with table.block("projector", body=body):
+        table.parameter("projector", "mm_input_projection_weight", width, whole.text.hidden_size)
+        table.norm("projector.mm_soft_emb_norm", width, bias=False)
+
+
+def paligemma(table: ParameterTable, whole: Whole) -> None:
+    """SigLIP and one linear layer."""
+    vision = whole.part(VISION, "siglip_vision_model", SIGLIP_224)
+    declare_normed(table, vision)
+    outputs, width = whole.reader.integer("projection_dim"), width_of(vision)
+    body = LinearBody(module="projector.linear", inputs=width, outputs=outputs)
+    with table.block("projector", body=body):
+        table.linear("projector.linear", width, outputs)
+
+
+def deepseek_vl(table: ParameterTable, whole: Whole) -> None:
+    """SigLIP and a perceptron."""
+    vision = whole.part(VISION, "siglip_vision_model")
+    declare_normed(table, vision)
+    outputs = whole.text.hidden_size
+    parts = perceptron_bodies("aligner", width_of(vision), outputs, outputs, Activation.GELU)
+    with table.block("projector", body=ChainBody(parts=parts)):
+        perceptron(table, "aligner", width_of(vision), outputs, outputs)
+
+
+def visual(table: ParameterTable, whole: Whole) -> None:
+    """A tower that ends in the text model's width by itself (Qwen-VL and its kin)."""
+    declare_tower(table, whole.part(VISION))
+
+
+def video_llama3(table: ParameterTable, whole: Whole) -> None:
+    """SigLIP without a position table, and a perceptron."""
+    vision = whole.part(VISION)
+    declare_tower(table, vision)
+    outputs = whole.text.hidden_size
+    parts = perceptron_bodies(
+        "projector.readout", width_of(vision), outputs, outputs, Activation.GELU
+    )
+    with table.block("projector", body=ChainBody(parts=parts)):
+        perceptron(table, "projector.readout", width_of(vision), outputs, outputs)
+
+
+def muse(table: ParameterTable, whole: Whole) -> None:
+    """A tower, an adapter, a linear layer, all without a bias."""
+    reader = whole.reader
+    declare_tower(table, whole.part(VISION))
+    inner = reader.integer("projector_hidden_size")
+    with table.block("projector"):
+        perceptron(table, "adapter", reader.integer("out_hidden_size"), inner, inner, bias=False)
+        table.linear("vision_projection", inner, whole.text.hidden_size, bias=False)
+
+
+def ovis2(table: ParameterTable, whole: Whole) -> None:
+    """AIMv2 that scores visual words, and the table of those words."""
+    vision = whole.part(VISION, "ovis2_vision", {"num_visual_indicator_tokens": 5})
+    declare_tower(table, vision)
+    with table.block("visual_words.embed"):
+        rows = vision.reader.integer("vocab_size")
+        table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
+
+
+def llama4(table: ParameterTable, whole: Whole) -> None:
+    """Llama 4's tower and one matrix."""
+    vision = whole.part(VISION)
+    declare_tower(table, vision)
+    inputs, outputs = vision.reader.integer("vision_output_dim"), whole.text.hidden_size
+    body = LinearBody(module="projector.linear_1", inputs=inputs, outputs=outputs, bias=False)
+    with table.block("projector", body=body):
+        table.linear("projector.linear_1", inputs, outputs, bias=False)
+
+
+def mllama(table: ParameterTable, whole: Whole) -> None:
+    """Llama 3.2's tower and one linear layer."""
+    vision = whole.part(VISION)
+    declare_tower(table, vision)
+    with table.block("projector"):
+        inputs = vision.reader.integer("vision_output_dim")
+        table.linear("projector", inputs, whole.text.hidden_size)
+
+
+def gemma4(table: ParameterTable, whole: Whole) -> None:
+    """Towers for images and for sound, either of which a size of the family may lack."""
+    for key, name in ((VISION, "vision_tower"), (AUDIO, "audio_tower")):
+        if not whole.has(key):
+            continue
+        part = whole.part(key)
+        declare_tower(table, part, name)
+        width = part.reader.integer("output_proj_dims", "hidden_size")
+        with table.block(f"{name}_projector"):
+            table.linear("embedding_projection", width, whole.text.hidden_size, bias=False)
+
+
+def florence2(table: ParameterTable, whole: Whole) -> None:
+    """DaViT, a matrix and a norm, rows and columns as positions."""
+    vision = whole.part(VISION)
+    declare_tower(table, vision)
+    reader = vision.reader
+    width, outputs = stage_widths(reader)[-1], reader.integer("projection_dim")
+    rows = reader.integer("max_position_embeddings")
+    with table.block("projector"):
+        table.linear("image_projection", width, outputs, bias=False)
+        table.norm("image_proj_norm", outputs)
+        table.embedding("row_embeddings", rows, width // 2)
+        table.embedding("column_embeddings", rows, width - width // 2)

@@ -1,0 +1,121 @@
+"""What a block's body says, as operations: each kind of body in the module of its field."""
+
+from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.contrast import contrast
+from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.nets import pixels, write_branches, write_net
+from memplan.graph.towers.pooling import write_pooling
+from memplan.graph.towers.projecting import write_projecting
+from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.speech import write_speech
+from memplan.graph.towers.state import Flow
+from memplan.graph.towers.texts import text_tokens
+from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
+from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.nets import NetBody, PixelsBody
+from memplan.model.towers.parts import (
+    ActivationBody,
+    GatedBody,
+    LinearBody,
+    NormBody,
+    PartBody,
+    SpareBody,
+)
+from memplan.model.towers.patches import PatchesBody, ReorderedBody
+from memplan.model.towers.pooling import PoolingBody
+from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.speech import SpeechBody
+from memplan.model.towers.texts import TargetsBody, TokensBody
+
+
+def write_body(
+    t: Tape, x: Tensor | None, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
+) -> Tensor:
+    """The operations of one body; ``x`` is what the block before it gave."""
+    match body:
+        case ChainBody():
+            for part in body.parts:
+                x = write_body(t, x, part, flow, given)
+            assert x is not None
+            return x
+        case PatchesBody():
+            return image_patches(t, body, flow)
+        case PixelsBody():
+            return pixels(t, body, flow)
+        case TokensBody():
+            return text_tokens(t, body, flow)
+        case ContrastBody():
+            return contrast(t, body, given)
+        case TargetsBody():
+            return targets(t, body, flow)
+        case SignalBody():
+            return signal(t, x, body, flow)
+        case _:
+            assert x is not None, body
+            return _read_on(t, x, body, flow, given)
+
+
+def _read_on(
+    t: Tape, x: Tensor, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
+) -> Tensor:
+    """A body that reads what was computed before it."""
+    if isinstance(body, LayerBody):
+        return tower_layer(t, x, body, flow)
+    if isinstance(body, PartBody):
+        return _part(t, x, body)
+    if isinstance(body, ConvolvedBody):
+        return write_convolved(t, x, body, flow)
+    if isinstance(body, NetBody):
+        return write_net(t, x, body, flow)
+    if isinstance(body, BranchBody):
+
+        def write(read: Tensor, part: TowerBody) -> Tensor:
+            return write_body(t, read, part, flow, given)
+
+        return write_branches(t, x, body, flow, write)
+    if isinstance(body, SoundBody):
+        return write_sound(t, x, body, flow)
+    if isinstance(body, SpeechBody):
+        return write_speech(t, x, body, flow)
+    if isinstance(body, PoolingBody):
+        return write_pooling(t, x, body, flow)
+    if isinstance(body, ProjectingBody):
+        return write_projecting(t, x, body, flow)
+    assert isinstance(body, ReorderedBody), body
+    return reordered(t, x, body.size)
+
+
+def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
+    match body:
+        case NormBody():
+            return dropout(t, norm(t, x, body.norm, body.module, body.size), body.dropout)
+        case LinearBody():
+            return linear(t, x, body.module, body.inputs, body.outputs, bias=body.bias)
+        case ActivationBody():
+            out = activation(t, x, body.activation)
+            t.touch(x)
+            return out
+        case GatedBody():
+            return gated(t, x, body)
+        case SpareBody():
+            return x
+
+
+def gated(t: Tape, x: Tensor, body: GatedBody) -> Tensor:
+    """``down(act(gate(x)) * up(x))``."""
+    name, inner = f"{body.module}." if body.module else "", body.inner
+    gate = linear(t, x, f"{name}gate_proj", body.inputs, inner, bias=body.bias)
+    active = activation(t, gate, body.activation)
+    raised = linear(t, x, f"{name}fc1", body.inputs, inner, bias=body.bias)
+    middle = t.mul(active, raised)
+    t.touch(gate, active, raised)
+    out = linear(t, middle, f"{name}fc2", inner, body.outputs, bias=body.bias)
+    t.touch(x)
+    return out

@@ -1,0 +1,23 @@
+"""Where towers meet a language model."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from memplan.fast_dataclass import dataclass
+
+
+class Joining(Enum):
+    """How what towers give reaches a language model."""
+
+    SCATTERED = "scattered"
+    """It is written over the embeddings of the tokens that stand for pictures (``masked_scatter``)."""
+    COLLECTED = "collected"
+    """The same; before, the pictures' features are joined to one tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerJoin:
+    """Where towers meet the language model."""
+
+    joining: Joining

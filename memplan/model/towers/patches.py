@@ -1,0 +1,91 @@
+"""How pictures become tokens."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from memplan.fast_dataclass import dataclass
+
+
+class Cut(Enum):
+    """How a picture becomes patches."""
+
+    CONVOLVED = "convolved"
+    """A convolution whose stride is its kernel."""
+    UNFOLDED = "unfolded"
+    """Patches are copied out of the picture, and a linear layer reads them (Llama 4)."""
+    FLAT = "flat"
+    """The batch brings them cut out, and a linear layer reads them (SigLIP 2)."""
+
+
+class Positions(Enum):
+    """Where the positions come from that are added to the patches."""
+
+    NONE = "none"
+    PARAMETER = "parameter"
+    """One weight, added as it is (ViT)."""
+    TABLE = "table"
+    """Rows of a table, looked up by a buffer of numbers (CLIP)."""
+    EACH = "each"
+    """Rows of a table, looked up for each picture by numbers made of its size (Idefics)."""
+    WEIGHED = "weighed"
+    """Four rows of a table for each patch, weighed and added up (Qwen3-VL)."""
+    WEIGHED_FULL = "weighed_full"
+    """The same, multiplied and added up in fp32 (PaddleOCR-VL)."""
+    SAMPLED = "sampled"
+    """Points of a table that is seen as a picture, in fp32 (GLM-4.1V)."""
+    BAGGED = "bagged"
+    """Sixteen rows of a table for each patch, added up by one kernel, and a frame's own (Kimi K2.5)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchesBody:
+    """Pictures become tokens: a convolution whose stride is its kernel, other tokens, positions."""
+
+    size: int
+    """Width of a token."""
+    channels: int
+    image: tuple[int, int]
+    """Height and width of a picture where the setup says nothing else [pixels]."""
+    patch: tuple[int, int]
+    projection: str
+    """The module that makes a vector of a patch."""
+    cut: Cut = Cut.CONVOLVED
+    bias: bool = True
+    tokens: tuple[str, ...] = ()
+    """Weights that stand before the patches, as ``module.name``."""
+    tokens_last: bool = False
+    """They stand behind them."""
+    first_norm: str = ""
+    """The module of an RMS norm on patches before they have a position."""
+    picked: bool = False
+    """Pictures are picked out of the batch by index, a copy: what pads a sample is left out."""
+    registers: str = ""
+    """The weight that is put in behind the first token, without a position."""
+    num_registers: int = 0
+    positions: Positions = Positions.NONE
+    position_module: str = ""
+    """The table's module, or the weight as ``module.name``."""
+    frames: int = 1
+    """Pictures that one patch spans, the same one where there is no video (Qwen-VL)."""
+    crops: int = 1
+    """Crops that a picture comes in, each as large as ``image``."""
+    masked: bool = False
+    """All pictures lie in one row, told apart by a mask of every pair, and normed at once (Pixtral)."""
+    rotary_dim: int = 0
+    """Size of a head that the layers turn; 0: they do not."""
+    windowed: bool = False
+    """Patches are put in the order of windows (Qwen2.5-VL)."""
+    casts_pictures: bool = True
+    """The class itself casts pictures to the convolution's dtype."""
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReorderedBody:
+    """Rows are put back in another order, a copy."""
+
+    size: int
+
+
+PictureBody = PatchesBody | ReorderedBody

@@ -1,0 +1,94 @@
+"""Parts of projectors: a tower's tokens on their way to a language model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.networks import Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CropBody:
+    """All tokens of a picture but its first; a copy, as what reads them wants rows."""
+
+    size: int
+    last: bool = False
+    """But its last, as a view."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedPatchesBody:
+    """Neighbouring patches become one vector, copied so often on the way (pixel shuffle)."""
+
+    size: int
+    side: int
+    copies: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FramesMeanBody:
+    """Patches picked by index, so that those of all frames at a place lie together; their mean (Kimi K2.5)."""
+
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopiedBody:
+    """The same, copied so often: rows resized to what they are, pictures joined to one row."""
+
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalvedBody:
+    """Half of the numbers through a nonlinearity, times the other half (Aya Vision)."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedCropsBody:
+    """Crops become rows again, each of which a trained vector ends, behind the whole picture (LLaVA-NeXT)."""
+
+    size: int
+    crops: int
+    """With the whole picture."""
+    newline: str
+    """The vector, as ``module.name``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledProjectionBody:
+    """Patches are averaged in squares, normed, and multiplied by a weight (Gemma 3)."""
+
+    size: int
+    outputs: int
+    tokens: int
+    """Of a picture, behind the pooling."""
+    norm: str
+    weight: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeepMergersBody:
+    """What earlier layers gave, through mergers of their own, for the text model's first layers (Qwen3-VL)."""
+
+    modules: tuple[str, ...]
+    merged: int
+    """Width of neighbouring patches that are joined."""
+    outputs: int
+
+
+ProjectingBody = (
+    CropBody
+    | JoinedPatchesBody
+    | FramesMeanBody
+    | CopiedBody
+    | HalvedBody
+    | PackedCropsBody
+    | PooledProjectionBody
+    | DeepMergersBody
+)

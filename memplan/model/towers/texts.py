@@ -1,0 +1,43 @@
+"""How a tower reads token ids, and what a decoder says."""
+
+from __future__ import annotations
+
+from memplan.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokensBody:
+    """A text tower's ids become tokens: two tables, added (CLIP)."""
+
+    size: int
+    num_positions: int
+    tokens: str
+    """The module of the ids' table."""
+    positions: str
+    """That of the positions'."""
+    causal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetsBody:
+    """A decoder's tokens: labels moved by one, a table, positions looked up for each sequence."""
+
+    size: int
+    num_positions: int
+    tokens: str
+    positions: str
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputBody:
+    """The output matrix over a vocabulary, and the cross-entropy of the labels."""
+
+    size: int
+    rows: int
+    table: str
+    """The weight that it is where the model ties the two."""
+    module: str = "lm_head"
+
+
+TextBody = TokensBody | TargetsBody
