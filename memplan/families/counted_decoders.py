@@ -17,10 +17,12 @@ from memplan.families.hybrids import (
 )
 from memplan.families.llama import Variation, read_attention, read_feed_forward
 from memplan.families.request import ReadRequest
-from memplan.model.attention import RotarySpec
+from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
 from memplan.model.mixers import DifferentialSpec
+from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore, RouterSpec
+from memplan.model.networks import Activation, Clamp, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
@@ -225,6 +227,7 @@ def _filter_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 # -- Step 3.5 ------------------------------------------------------------------------------------
 
+STEP_NORM = NormSpec(kind=NormKind.RMS_GEMMA)
 _STEP_FIRST_SPARSE = 3
 """The first layer with experts where the config is silent (``Step3p7TextConfig``)."""
 
@@ -253,26 +256,61 @@ def _step_networks(reader: ConfigReader, count: int) -> list[str]:
 
 def _step_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     """Grouped queries with norms and a gate for each head; local layers may have other heads."""
-    hidden_size = reader.integer("hidden_size")
-    spec = plain_attention(reader, Variation())
-    if kind.startswith("sliding"):
-        spec = replace(spec, num_heads=_sliding_heads(reader, spec.num_heads))
+    local = kind.startswith("sliding")
+    spec = plain_attention(reader, Variation(query_key_norm=NormKind.RMS_GEMMA, norm_at_once=True))
+    rotated = int(spec.head_dim * _step_share(reader, local=local))
+    attention = replace(
+        spec,
+        num_heads=_sliding_heads(reader, spec.num_heads) if local else spec.num_heads,
+        rotary=RotarySpec(dim=rotated, joined=True),
+        output_gate=OutputGate.SIGMOID_PER_HEAD,
+        sliding_window=reader.optional_integer("sliding_window") if local else None,
+    )
+    dense = FeedForwardSpec(
+        intermediate_size=reader.integer("intermediate_size"),
+        activation=Activation.SILU,
+        gated=True,
+        bias=reader.flag("mlp_bias"),
+        clamp=Clamp.BEHIND,
+    )
+    sparse = kind.endswith("sparse")
+    return LayerSpec(
+        attention=attention,
+        feed_forward=_step_mixture(reader, dense) if sparse else dense,
+        norm=STEP_NORM,
+    )
 
-    def attention(table: ParameterTable) -> None:
-        attention_weights(table, "self_attn", spec, hidden_size)
-        table.norm("self_attn.q_norm", spec.head_dim, bias=False)
-        table.norm("self_attn.k_norm", spec.head_dim, bias=False)
-        table.linear("self_attn.g_proj", hidden_size, spec.num_heads, bias=False)
 
-    def network(table: ParameterTable) -> None:
-        bias = reader.flag("mlp_bias")
-        if kind.endswith("sparse"):
-            _step_experts(table, reader, hidden_size, bias=bias)
-        else:
-            inner = reader.integer("intermediate_size")
-            gated_weights(table, "mlp", hidden_size, inner, bias=bias)
+def _step_share(reader: ConfigReader, *, local: bool) -> float:
+    """The rotated share of heads, by kind of layer or, of old, by layer."""
+    kind = "sliding_attention" if local else "full_attention"
+    own = (reader.mapping("rope_parameters") or {}).get(kind)
+    if isinstance(own, Mapping):
+        share = own.get("partial_rotary_factor", 1.0)
+        return float(share) if isinstance(share, int | float) else 1.0
+    listed = reader.raw("partial_rotary_factors")
+    types = reader.texts("layer_types")
+    if isinstance(listed, list) and kind in types and types.index(kind) < len(listed):
+        found = listed[types.index(kind)]
+        return float(found) if isinstance(found, int | float) else 1.0
+    return 1.0
 
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
+
+def _step_mixture(reader: ConfigReader, dense: FeedForwardSpec) -> MixtureSpec:
+    experts, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
+    check_experts(reader, "num_experts_per_tok", active, experts)
+    inner = reader.integer("moe_intermediate_size")
+    return MixtureSpec(
+        num_experts=experts,
+        num_experts_per_token=active,
+        expert=replace(dense, intermediate_size=inner, bias=False),
+        router=RouterSpec(
+            score=RouterScore.SIGMOID, correction=True, normalization=Normalization.IN_PLACE
+        ),
+        shared=replace(dense, intermediate_size=reader.integer("share_expert_dim")),
+        shared_first=True,
+        routed_scaled=True,
+    )
 
 
 def _sliding_heads(reader: ConfigReader, num_heads: int) -> int:
@@ -283,20 +321,6 @@ def _sliding_heads(reader: ConfigReader, num_heads: int) -> int:
     other = reader.mapping("attention_other_setting")
     value = other.get("num_attention_heads") if other is not None else None
     return value if isinstance(value, int) else num_heads
-
-
-def _step_experts(
-    table: ParameterTable, reader: ConfigReader, hidden_size: int, *, bias: bool
-) -> None:
-    experts, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
-    check_experts(reader, "num_experts_per_tok", active, experts)
-    inner = reader.integer("moe_intermediate_size")
-    table.linear("mlp.gate", hidden_size, experts, bias=False)
-    first, last = (experts, 2 * inner, hidden_size), (experts, hidden_size, inner)
-    table.experts("mlp.experts", "gate_up_proj", *first, active=active, matrices=2)
-    table.experts("mlp.experts", "down_proj", *last, active=active)
-    shared = reader.integer("share_expert_dim")
-    gated_weights(table, "mlp.shared_experts", hidden_size, shared, bias=bias)
 
 
 COUNTED: dict[str, Hybrid] = {
@@ -321,6 +345,8 @@ COUNTED: dict[str, Hybrid] = {
     "step3p5": Hybrid(
         kinds=_step_kinds,
         layer=_step_layer,
-        left_out="its attention and feed-forward networks",
+        final_norm=STEP_NORM,
+        mixed_masks=True,
+        local_rotary=True,
     ),
 }

@@ -72,6 +72,12 @@ class Hybrid:
     softcap_key: str = ""
     """Which key, above 0, caps the logits."""
     final_norm: NormSpec = NORM
+    embedding_norm: NormSpec | None = None
+    """Of what the token table looks up, inside it."""
+    mixed_masks: bool = False
+    """The class makes the full mask even where every layer has a window."""
+    local_rotary: bool = False
+    """Layers with a window have rotary tables of their own."""
     extra_rows: Callable[[ConfigReader], int] = lambda _: 0
     """Rows of the token table beside the vocabulary's."""
     prompts: Callable[[ConfigReader], PromptSpec] | None = None
@@ -99,12 +105,16 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         runs=join_runs(layers),
         embedding=EmbeddingSpec(
             embedding_size=hidden_size,
+            norm=kind.embedding_norm,
+            norm_in_table=kind.embedding_norm is not None,
             scaled=kind.embedding_scaled,
             extra_rows=kind.extra_rows(reader),
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
         final_norm=kind.final_norm,
         chunked_mask=kind.chunked_mask,
+        mixed_masks=kind.mixed_masks,
+        local_rotary=kind.local_rotary,
     )
     head = HeadSpec(
         scaled=kind.logits_scaled,

@@ -217,6 +217,8 @@ class EmbeddingSpec:
     projection_bias: bool = True
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
+    norm_in_table: bool = False
+    """The token table norms what it looks up (Muse Glimmer)."""
     dropout: float = 0.0
     dropout_module: bool = False
     """Dropout is a module, not a call of a function."""

@@ -31,7 +31,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
     else:
         query, key, value = project(t, x, spec, context, shape)
-    if spec.output_gate is OutputGate.SIGMOID:
+    if spec.output_gate in (OutputGate.SIGMOID, OutputGate.SIGMOID_PER_HEAD):
         gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
@@ -113,10 +113,10 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     query_groups, key_groups = (
         (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
     )
-    return (
-        norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups),
-        norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups),
-    )
+    query = norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups)
+    if spec.query_scaling is QueryScaling.NORMED:
+        query = t.scale(query)
+    return query, norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups)
 
 
 def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
