@@ -4,6 +4,7 @@ Norms, residual sums, embeddings, heads and plain networks are operations; what 
 way of its own is weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isqrt
 
@@ -15,13 +16,25 @@ from memplan.families.hybrids import (
     plain_attention,
     read_hybrid,
 )
-from memplan.families.llama import Variation, read_attention, read_feed_forward
+from memplan.families.llama import (
+    Variation,
+    read_activation,
+    read_attention,
+    read_feed_forward,
+)
 from memplan.families.request import ReadRequest
-from memplan.model.attention import OutputGate, RotarySpec
+from memplan.model.attention import AttentionSpec, OutputGate, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
 from memplan.model.mixers import DifferentialSpec
-from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore, RouterSpec
+from memplan.model.mixtures import (
+    MixtureSpec,
+    Normalization,
+    RouterScore,
+    RouterSpec,
+    SortedAttentionSpec,
+    SortedExpertsSpec,
+)
 from memplan.model.networks import Activation, Clamp, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
@@ -72,52 +85,33 @@ def _diffllama_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 def _jetmoe_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """Experts for queries and output of attention, and for the network."""
-    hidden_size = reader.integer("hidden_size")
-    width = reader.integer("kv_channels") * reader.integer("num_key_value_heads")
-    inner = reader.integer("intermediate_size")
+    heads, head_dim = reader.integer("num_key_value_heads"), reader.integer("kv_channels")
     experts, active = reader.integer("num_local_experts"), reader.integer("num_experts_per_tok")
     check_experts(reader, "num_experts_per_tok", active, experts)
-
-    def attention(table: ParameterTable) -> None:
-        name = "self_attn.experts"
-        table.linear("self_attn.kv_proj", hidden_size, 2 * width, bias=False)
-        _expert_pair(table, name, (experts, active), (hidden_size, width, width))
-
-    def network(table: ParameterTable) -> None:
-        sizes = (hidden_size, 2 * inner, inner)
-        _expert_pair(table, "mlp", (experts, active), sizes, matrices=2)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
+    network = SortedExpertsSpec(
+        num_experts=experts,
+        num_chosen=active,
+        intermediate_size=reader.integer("intermediate_size"),
+        activation=read_activation(reader, "activation_function"),
+    )
+    scores = AttentionSpec(
+        num_heads=heads * active,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        rotary=RotarySpec(dim=head_dim),
+        dropout=reader.number("attention_dropout"),
+    )
+    return LayerSpec(
+        attention=SortedAttentionSpec(experts=network, scores=scores),
+        feed_forward=network,
+        norm=NORM,
+    )
 
 
 def check_experts(reader: ConfigReader, key: str, active: int, experts: int) -> None:
     """Refuse a token that would need more experts than there are."""
     if active > experts:
         raise reader.fail(key, f"{active} of {experts} experts")
-
-
-def _expert_pair(
-    table: ParameterTable,
-    name: str,
-    counts: tuple[int, int],
-    sizes: tuple[int, int, int],
-    *,
-    matrices: int = 1,
-) -> None:
-    """``JetMoeMoE``: a router, experts' first and last matrices, and one bias for all of them.
-
-    ``counts`` are the experts and those of a token; ``sizes`` the hidden size, what the first
-    matrix gives and what the last one reads.
-    """
-    experts, active = counts
-    hidden_size, first, last = sizes
-    table.parameter(name, "bias", hidden_size)
-    table.experts(
-        f"{name}.input_linear", "weight", experts, first, hidden_size,
-        active=active, matrices=matrices,
-    )  # fmt: skip
-    table.experts(f"{name}.output_linear", "weight", experts, hidden_size, last, active=active)
-    table.linear(f"{name}.router.layer", hidden_size, experts, bias=False)
 
 
 # -- DBRX ----------------------------------------------------------------------------------------
@@ -128,26 +122,50 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
     head_dim = reader.divide("d_model", hidden_size, "n_heads", num_heads)
     attention = reader.child("attn_config", "dbrx.attn_config")
     network = reader.child("ffn_config", "dbrx.ffn_config")
-    keys = attention.integer("kv_n_heads") * head_dim
+    heads = attention.integer("kv_n_heads")
+    reader.divide("n_heads", num_heads, "kv_n_heads", heads)
     inner = network.integer("ffn_hidden_size")
     experts, active = network.integer("moe_num_experts"), network.integer("moe_top_k")
     check_experts(network, "moe_top_k", active, experts)
-
-    def declare_attention(table: ParameterTable) -> None:
-        table.linear("self_attn.Wqkv", hidden_size, hidden_size + 2 * keys, bias=False)
-        table.linear("self_attn.out_proj", hidden_size, hidden_size, bias=False)
-
-    def declare_network(table: ParameterTable) -> None:
-        table.linear("mlp.router.layer", hidden_size, experts, bias=False)
-        for matrix in ("w1", "v1", "w2"):
-            rows = experts * inner
-            table.experts("mlp.experts", matrix, rows, hidden_size, active=active, count=experts)
-
+    named = network.mapping("ffn_act_fn") or {}
     return LayerSpec(
-        attention=counted(declare_attention),
-        feed_forward=counted(declare_network),
+        attention=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            projection=Projection.FUSED_SPLIT,
+            rotary=RotarySpec(dim=head_dim),
+            fused_clamped=attention.raw("clip_qkv") is not None,
+            dropout=attention.number("attn_pdrop"),
+        ),
+        feed_forward=MixtureSpec(
+            num_experts=experts,
+            num_experts_per_token=active,
+            expert=FeedForwardSpec(
+                intermediate_size=inner,
+                activation=Activation(str(named.get("name", "silu"))),
+                gated=True,
+            ),
+            router=RouterSpec(
+                own_dtype=True,
+                fp32_logits=False,
+                normalization=_dbrx_normalization(network),
+                jitter=int(network.raw("moe_jitter_eps") is not None),
+            ),
+            in_turn=True,
+            separate_stacks=True,
+        ),
         norm=WEIGHT_ONLY_LAYER_NORM,
+        dropout=reader.number("resid_pdrop"),
     )
+
+
+def _dbrx_normalization(network: ConfigReader) -> Normalization:
+    """``moe_normalize_expert_weights`` is the power of the norm; None leaves them as they are."""
+    if "moe_normalize_expert_weights" in network.config:
+        power = network.config["moe_normalize_expert_weights"]
+        return Normalization.NONE if power is None else Normalization.NORM
+    return Normalization.NORM
 
 
 # -- BitNet --------------------------------------------------------------------------------------
@@ -310,6 +328,7 @@ def _step_mixture(reader: ConfigReader, dense: FeedForwardSpec) -> MixtureSpec:
         shared=replace(dense, intermediate_size=reader.integer("share_expert_dim")),
         shared_first=True,
         routed_scaled=True,
+        in_turn=True,
     )
 
 
@@ -325,11 +344,11 @@ def _sliding_heads(reader: ConfigReader, num_heads: int) -> int:
 
 COUNTED: dict[str, Hybrid] = {
     "diffllama": Hybrid(kinds=all_alike, layer=_diffllama_layer),
-    "jetmoe": Hybrid(kinds=all_alike, layer=_jetmoe_layer, left_out="its experts and attention"),
+    "jetmoe": Hybrid(kinds=all_alike, layer=_jetmoe_layer, recomputes=False),
     "dbrx": Hybrid(
         kinds=all_alike,
         layer=_dbrx_layer,
-        left_out="its experts and attention",
+        router_loss=True,
         final_norm=WEIGHT_ONLY_LAYER_NORM,
     ),
     "bitnet": Hybrid(kinds=all_alike, layer=_bitnet_layer),

@@ -74,6 +74,10 @@ class Hybrid:
     final_norm: NormSpec = NORM
     embedding_norm: NormSpec | None = None
     """Of what the token table looks up, inside it."""
+    recomputes: bool = True
+    """The class can checkpoint its activations."""
+    router_loss: bool = False
+    """It adds the routers' loss where ``output_router_logits`` is set."""
     mixed_masks: bool = False
     """The class makes the full mask even where every layer has a window."""
     local_rotary: bool = False
@@ -118,6 +122,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     )
     head = HeadSpec(
         scaled=kind.logits_scaled,
+        router_loss=kind.router_loss and reader.flag("output_router_logits"),
         upcast=kind.upcasts_logits,
         softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
     )
@@ -127,6 +132,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     return replace(
         model,
         head=replace(model.head, tied=tied),
+        recomputes=kind.recomputes,
         activations_left_out=f"activations of {kind.left_out}" if kind.left_out else "",
     )
 

@@ -77,6 +77,7 @@ def _other_mixer(
         SideBySideSpec,
         TimeMixingSpec,
     )
+    from memplan.model.mixtures import SortedAttentionSpec
     from memplan.model.shared_keys import SharedKeysSpec
 
     if isinstance(spec, LatentAttentionSpec):
@@ -93,6 +94,10 @@ def _other_mixer(
         )
 
         return differential_attention(t, x, spec, context)
+    if isinstance(spec, SortedAttentionSpec):
+        from memplan.graph.experts.sorted_lists import sorted_attention  # only for JetMoE
+
+        return sorted_attention(t, x, spec, context)
     if isinstance(spec, SharedKeysSpec):
         from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
 
@@ -183,12 +188,21 @@ def _other_network(
     t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
     from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
-    from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec, MixtureSpec
+    from memplan.model.mixtures import (
+        BesideDenseSpec,
+        EveryTokenSpec,
+        MixtureSpec,
+        SortedExpertsSpec,
+    )
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, SortedExpertsSpec):
+        from memplan.graph.experts.sorted_lists import sorted_experts  # only for JetMoE
+
+        return sorted_experts(t, x, spec, context.hidden_size)
     if isinstance(spec, BesideDenseSpec):
         from memplan.graph.experts.beside_dense import beside_dense  # only for Gemma 4
 

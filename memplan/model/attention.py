@@ -188,6 +188,8 @@ class AttentionSpec:
     made (GPT-BigCode)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
+    fused_clamped: bool = False
+    """What the one matrix gives is clamped, in a copy (DBRX)."""
     output_gate: OutputGate = OutputGate.NONE
     key_scaled: bool = False
     """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""

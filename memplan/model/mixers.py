@@ -9,7 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, SlidingChunksSpec
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec
+from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec, SortedAttentionSpec, SortedExpertsSpec
 from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
@@ -185,17 +185,18 @@ OtherMixer = (
     | SlidingChunksSpec
     | SharedKeysSpec
     | DifferentialSpec
+    | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec, SortedAttentionSpec)
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | SortedExpertsSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 
