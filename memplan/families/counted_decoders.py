@@ -26,8 +26,9 @@ from memplan.families.request import ReadRequest
 from memplan.model.attention import AttentionSpec, OutputGate, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
-from memplan.model.mixers import DifferentialSpec
+from memplan.model.mixers import DifferentialSpec, DynamicMaskSpec
 from memplan.model.mixtures import (
+    CrossedKeysSpec,
     MixtureSpec,
     Normalization,
     RouterScore,
@@ -185,36 +186,26 @@ def _bitnet_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 
 def _doge_layer(reader: ConfigReader, _: str) -> LayerSpec:
-    """Attention with a mask that depends on the values, and scaled residuals."""
-    hidden_size = reader.integer("hidden_size")
-    bias = reader.flag("attention_bias")
-    spec = plain_attention(reader, Variation())
-
-    def attention(table: ParameterTable) -> None:
-        name, heads = "self_attn", spec.num_kv_heads
-        table.parameter("", "input_residual", hidden_size)
-        table.parameter(name, "A", heads)
-        table.linear(f"{name}.dt_proj", heads * spec.head_dim, heads, bias=bias)
-        attention_weights(table, name, spec, hidden_size)
-        table.norm(f"{name}.q_norm", spec.head_dim, bias=False)
-        table.norm(f"{name}.k_norm", spec.head_dim, bias=False)
-
-    def network(table: ParameterTable) -> None:
-        table.parameter("", "post_attention_residual", hidden_size)
-        inner, has_bias = reader.integer("intermediate_size"), reader.flag("mlp_bias")
-        gated_weights(table, "mlp", hidden_size, inner, bias=has_bias)
-        if reader.flag("is_moe"):
-            _doge_experts(table, reader, hidden_size)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
-
-
-def _doge_experts(table: ParameterTable, reader: ConfigReader, hidden_size: int) -> None:
-    """Experts of one row each, found by two keys whose pairs count them."""
-    experts = reader.integer("num_experts")
-    table.linear("mlp.router_gate", hidden_size, 2 * isqrt(experts), bias=False)
-    table.embedding("mlp.down_embed", experts, hidden_size)
-    table.embedding("mlp.up_embed", experts, hidden_size)
+    """Attention with a mask that depends on the values, and weighted residuals."""
+    spec = plain_attention(reader, Variation(query_key_norm=NormKind.RMS, norm_at_once=True))
+    dense = replace(gated_network(reader), bias=reader.flag("mlp_bias"))
+    crossed = CrossedKeysSpec(
+        num_experts=reader.integer("num_experts"),
+        num_chosen=reader.integer("num_experts_per_tok"),
+        dense=dense,
+        normalizes=reader.flag("norm_topk_prob"),
+    )
+    return LayerSpec(
+        attention=DynamicMaskSpec(
+            scores=replace(spec, rotary=RotarySpec(dim=spec.head_dim)),
+            kept_keys=reader.integer("keep_window_size"),
+            step_bias=reader.flag("attention_bias"),
+        ),
+        feed_forward=crossed if reader.flag("is_moe") else dense,
+        norm=NORM,
+        dropout=reader.number("hidden_dropout"),
+        residual_vectors=True,
+    )
 
 
 # -- OpenAI's privacy filter ---------------------------------------------------------------------
@@ -352,9 +343,7 @@ COUNTED: dict[str, Hybrid] = {
         final_norm=WEIGHT_ONLY_LAYER_NORM,
     ),
     "bitnet": Hybrid(kinds=all_alike, layer=_bitnet_layer),
-    "doge": Hybrid(
-        kinds=all_alike, layer=_doge_layer, left_out="its attention and feed-forward networks"
-    ),
+    "doge": Hybrid(kinds=all_alike, layer=_doge_layer, written_mask=True),
     "openai_privacy_filter": Hybrid(
         kinds=all_alike,
         layer=_filter_layer,

@@ -78,6 +78,8 @@ class Hybrid:
     """The class can checkpoint its activations."""
     router_loss: bool = False
     """It adds the routers' loss where ``output_router_logits`` is set."""
+    written_mask: bool = False
+    """The class writes the causal mask out whatever the kernel knows."""
     mixed_masks: bool = False
     """The class makes the full mask even where every layer has a window."""
     local_rotary: bool = False
@@ -118,6 +120,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         final_norm=kind.final_norm,
         chunked_mask=kind.chunked_mask,
         mixed_masks=kind.mixed_masks,
+        written_mask=kind.written_mask,
         local_rotary=kind.local_rotary,
     )
     head = HeadSpec(

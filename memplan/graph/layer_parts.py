@@ -70,6 +70,7 @@ def _other_mixer(
     from memplan.model.mixers import (
         DeltaRuleSpec,
         DifferentialSpec,
+        DynamicMaskSpec,
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
@@ -88,6 +89,10 @@ def _other_mixer(
         from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
 
         return compressed_attention(t, x, spec, context)
+    if isinstance(spec, DynamicMaskSpec):
+        from memplan.graph.attention.dynamic_mask import dynamic_mask_attention  # only for Doge
+
+        return dynamic_mask_attention(t, x, spec, context)
     if isinstance(spec, DifferentialSpec):
         from memplan.graph.attention.differential import (  # only for DiffLlama
             differential_attention,
@@ -190,6 +195,7 @@ def _other_network(
     from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
     from memplan.model.mixtures import (
         BesideDenseSpec,
+        CrossedKeysSpec,
         EveryTokenSpec,
         MixtureSpec,
         SortedExpertsSpec,
@@ -199,6 +205,10 @@ def _other_network(
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, CrossedKeysSpec):
+        from memplan.graph.experts.crossed_keys import crossed_keys  # only for Doge
+
+        return crossed_keys(t, x, spec, context.hidden_size)
     if isinstance(spec, SortedExpertsSpec):
         from memplan.graph.experts.sorted_lists import sorted_experts  # only for JetMoE
 

@@ -98,6 +98,8 @@ class LayerSpec:
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     residual_upcast: bool = False
     """The stream is held in fp32, and the norm is given a copy in its weight's format (Mamba)."""
+    residual_vectors: bool = False
+    """The stream is multiplied by a trained vector before each sum (Doge)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False

@@ -9,7 +9,13 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, SlidingChunksSpec
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec, SortedAttentionSpec, SortedExpertsSpec
+from memplan.model.mixtures import (
+    BesideDenseSpec,
+    CrossedKeysSpec,
+    EveryTokenSpec,
+    SortedAttentionSpec,
+    SortedExpertsSpec,
+)
 from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
@@ -120,6 +126,16 @@ class DifferentialSpec:
     scores: AttentionSpec
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicMaskSpec:
+    """Attention with a mask that a projection of the values makes (Doge)."""
+
+    scores: AttentionSpec
+    kept_keys: int
+    """Of longer sequences each query keeps so many keys, those of the largest numbers."""
+    step_bias: bool = False
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -185,6 +201,7 @@ OtherMixer = (
     | SlidingChunksSpec
     | SharedKeysSpec
     | DifferentialSpec
+    | DynamicMaskSpec
     | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec
@@ -192,11 +209,11 @@ OtherMixer = (
 """What mixes tokens without attention's scores."""
 
 
-WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec, SortedAttentionSpec)
+WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec, DynamicMaskSpec, SortedAttentionSpec)
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | SortedExpertsSpec | CountedSpec
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | SortedExpertsSpec | CrossedKeysSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 

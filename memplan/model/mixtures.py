@@ -156,3 +156,15 @@ class SortedAttentionSpec:
     def repeated(self) -> AttentionSpec:
         """The attention that runs, with keys and values repeated for each expert."""
         return replace(self.scores, num_kv_heads=self.scores.num_heads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossedKeysSpec:
+    """Experts of one row each, found by two keys, beside a dense network (Doge)."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of a token."""
+    dense: FeedForwardSpec
+    normalizes: bool = False
+    """Their weights are divided by their sum."""
