@@ -189,22 +189,29 @@ def _doge_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """Attention with a mask that depends on the values, and weighted residuals."""
     spec = plain_attention(reader, Variation(query_key_norm=NormKind.RMS, norm_at_once=True))
     dense = replace(gated_network(reader), bias=reader.flag("mlp_bias"))
-    crossed = CrossedKeysSpec(
-        num_experts=reader.integer("num_experts"),
-        num_chosen=reader.integer("num_experts_per_tok"),
-        dense=dense,
-        normalizes=reader.flag("norm_topk_prob"),
-    )
+    sparse = reader.flag("is_moe")
+    if sparse and reader.flag("norm_topk_prob"):
+        problem = "true: DogeCDMoE divides its softmax in place, which fails in backward; set it to false"
+        raise reader.fail("norm_topk_prob", problem)
     return LayerSpec(
         attention=DynamicMaskSpec(
             scores=replace(spec, rotary=RotarySpec(dim=spec.head_dim)),
             kept_keys=reader.integer("keep_window_size"),
             step_bias=reader.flag("attention_bias"),
         ),
-        feed_forward=crossed if reader.flag("is_moe") else dense,
+        feed_forward=_doge_experts(reader, dense) if sparse else dense,
         norm=NORM,
         dropout=reader.number("hidden_dropout"),
         residual_vectors=True,
+    )
+
+
+def _doge_experts(reader: ConfigReader, dense: FeedForwardSpec) -> CrossedKeysSpec:
+    """Experts of one row each, found by two keys whose pairs count them."""
+    return CrossedKeysSpec(
+        num_experts=reader.integer("num_experts"),
+        num_chosen=reader.integer("num_experts_per_tok"),
+        dense=dense,
     )
 
 

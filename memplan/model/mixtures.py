@@ -166,5 +166,3 @@ class CrossedKeysSpec:
     num_chosen: int
     """Experts of a token."""
     dense: FeedForwardSpec
-    normalizes: bool = False
-    """Their weights are divided by their sum."""

@@ -37,8 +37,6 @@ def crossed_keys(t: Tape, x: Tensor, spec: CrossedKeysSpec, hidden_size: int) ->
     ids = t.tensor(chosen_count, DType.INT64)
     t.record(OperationKind.GATHER, (indices, positions), (ids,))
     weights = softmax(t, values)
-    if spec.normalizes:
-        weights = _normalized(t, weights, tokens)
     t.block = LayerBlock.EXPERTS
     down = embedding(t, "mlp.down_embed", spec.num_experts, hidden_size, chosen_count, ids)
     up = embedding(t, "mlp.up_embed", spec.num_experts, hidden_size, chosen_count, ids)
@@ -51,14 +49,3 @@ def crossed_keys(t: Tape, x: Tensor, spec: CrossedKeysSpec, hidden_size: int) ->
     t.touch(dense, best, scores, indices, values, made, logits)
     return out
 
-
-def _normalized(t: Tape, weights: Tensor, tokens: int) -> Tensor:
-    """Divided in place by their sum: a copy of the undivided ones is kept."""
-    total, kept = t.tensor(tokens, weights.dtype), t.tensor(weights.numel, weights.dtype)
-    t.record(OperationKind.SUM, (weights,), (total,), gradients=(Gradient.ALIAS,))
-    out = t.view(weights, weights.numel)
-    t.record(
-        OperationKind.DIV, (weights, total), (out, kept), saves=(kept, total),
-        gradients=(Gradient.FRESH, kept.storage.num_bytes),
-    )  # fmt: skip
-    return out
