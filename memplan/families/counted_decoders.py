@@ -6,7 +6,6 @@ way of its own is weights.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isqrt
 
 from memplan.families.hybrids import (
     Hybrid,
@@ -191,8 +190,11 @@ def _doge_layer(reader: ConfigReader, _: str) -> LayerSpec:
     dense = replace(gated_network(reader), bias=reader.flag("mlp_bias"))
     sparse = reader.flag("is_moe")
     if sparse and reader.flag("norm_topk_prob"):
-        problem = "true: DogeCDMoE divides its softmax in place, which fails in backward; set it to false"
-        raise reader.fail("norm_topk_prob", problem)
+        error = reader.fail(
+            "norm_topk_prob",
+            "true: DogeCDMoE divides its softmax in place, which fails in backward; set it to false",
+        )
+        raise error
     return LayerSpec(
         attention=DynamicMaskSpec(
             scores=replace(spec, rotary=RotarySpec(dim=spec.head_dim)),

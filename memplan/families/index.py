@@ -101,21 +101,21 @@ FAMILY_MODULES: dict[str, str] = {
     "gpt_oss": "mixtures",
     "mimo_v2_flash": "mixtures",
     "deepseek_v32": "latents",
-    "longt5": "t5_variants",
-    "switch_transformers": "t5_variants",
-    "led": "bart_variants",
+    "longt5": "longt5",
+    "switch_transformers": "switch",
+    "led": "long_documents",
     "pegasus_x": "bart_variants",
     "bigbird_pegasus": "bart_variants",
     "fsmt": "bart_variants",
     "prophetnet": "bart_variants",
-    "big_bird": "counted_encoders",
+    "big_bird": "bert_mixers",
     "longformer": "bert_variants",
     "xmod": "counted_encoders",
-    "luke": "counted_encoders",
+    "luke": "bert_mixers",
     "lilt": "counted_encoders",
     "convbert": "counted_encoders",
-    "squeezebert": "counted_encoders",
-    "fnet": "counted_encoders",
+    "squeezebert": "bert_mixers",
+    "fnet": "bert_mixers",
     "funnel": "counted_encoders",
     "xlnet": "counted_encoders",
     "whisper": "speech",
@@ -285,8 +285,12 @@ FAMILY_MODULES: dict[str, str] = {
     "blip-2": "multimodal",
     "instructblipvideo": "multimodal",
     "colqwen2": "composites",
+    "CogVideoXTransformer3DModel": "diffusion",
+    "FluxTransformer2DModel": "diffusion",
+    "SD3Transformer2DModel": "diffusion",
+    "WanTransformer3DModel": "diffusion",
 }
-"""For each supported ``model_type``, the module of this package that reads it."""
+"""For each supported ``model_type``, or class of diffusers, the module of this package that reads it."""
 
 
 class FamilyModule(Protocol):

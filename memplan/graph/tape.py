@@ -126,6 +126,10 @@ class Tape:
         """Finish the segment; ``output`` is what the next one reads."""
         self.touch(*self.segment.lingering)
         self.segment.output = output
+        if not self.segment.checkpointed:
+            made = output.storage
+            kept = any(made in operation.saved for operation in self.segment.operations)
+            made.kept_by_maker = kept and made.segment == self.segment.index
         if self.segment.checkpointed:
             from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
 

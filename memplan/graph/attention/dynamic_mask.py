@@ -7,7 +7,7 @@ mask of every query, key and key/value head. Of more keys than a window holds on
 from dataclasses import replace
 
 from memplan.dtypes import DType
-from memplan.graph.attention.head_layout import Shape, as_heads, repeat_heads, splits_heads
+from memplan.graph.attention.head_layout import Shape, repeat_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
 from memplan.graph.attention.rotary import rotate

@@ -8,7 +8,6 @@ from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.parameters import WeightRole
 
-
 PER_HEAD = frozenset({OutputGate.SOFTPLUS_PER_HEAD, OutputGate.SIGMOID_PER_HEAD})
 """Gates of one number for each head."""
 

@@ -7,12 +7,12 @@ are looked up for them, and multiply the token beside the dense network.
 from math import isqrt
 
 from memplan.dtypes import DType
+from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.experts.routing import top_k
 from memplan.graph.feed_forward import feed_forward
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, embedding, linear, softmax
 from memplan.graph.segments import Gradient
-from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixtures import CrossedKeysSpec
@@ -48,4 +48,3 @@ def crossed_keys(t: Tape, x: Tensor, spec: CrossedKeysSpec, hidden_size: int) ->
     out = t.add(dense, made)
     t.touch(dense, best, scores, indices, values, made, logits)
     return out
-

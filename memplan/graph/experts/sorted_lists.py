@@ -87,9 +87,7 @@ def _queries(
     width = spec.scores.num_kv_heads * spec.scores.head_dim
     rows = routes.order.numel
     given = take(t, x, routes.tokens, rows * hidden_size)
-    made = _products(
-        t, given, "self_attn.experts.input_linear", spec.experts, width, hidden_size
-    )
+    made = _products(t, given, "self_attn.experts.input_linear", spec.experts, width, hidden_size)
     out = _added(t, made, routes.order, made.numel)
     t.touch(given, made)
     return out
@@ -102,9 +100,7 @@ def _repeated(t: Tape, x: Tensor, times: int) -> Tensor:
     return out
 
 
-def _routes(
-    t: Tape, x: Tensor, name: str, spec: SortedExpertsSpec, hidden_size: int
-) -> Routes:
+def _routes(t: Tape, x: Tensor, name: str, spec: SortedExpertsSpec, hidden_size: int) -> Routes:
     """``JetMoeTopKGating``: the largest logits, a softmax of those, and the rows by expert."""
     tokens = x.numel // hidden_size
     rows = tokens * spec.num_chosen
