@@ -16,6 +16,7 @@ from memplan.graph.denoisers.modulation import (
     modulated,
     modulations,
     plain_norm,
+    vectors,
 )
 from memplan.graph.denoisers.rotation import turned, turned_in_place, written
 from memplan.graph.denoisers.state import Denoising
@@ -32,7 +33,7 @@ def cross_layer(t: Tape, x: Tensor, body: CrossLayerBody, d: Denoising) -> Tenso
     assert d.modulations is not None
     table = t.parameter("model.scale_shift_table", 1, 6, size)
     by = t.add(table, t.cast(d.modulations, DType.FP32))
-    shift, scale, gate, *of_network = t.split(by, *(by.numel // 6,) * 6)
+    shift, scale, gate, *of_network = vectors(t, by, 6)
     normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
     found = _attention(t, normed, normed, "attn1", body, d, rotary=True)
     t.touch(normed)
@@ -41,11 +42,14 @@ def cross_layer(t: Tape, x: Tensor, body: CrossLayerBody, d: Denoising) -> Tenso
     if body.normed:
         given = t.cast(full_norm(t, _full(t, x), size, "norm2"), dtype)
     assert d.memory is not None
-    x = t.add(x, _attention(t, given, d.memory, "attn2", body, d, rotary=False))
+    found = _attention(t, given, d.memory, "attn2", body, d, rotary=False)
+    t.linger(found)
+    x = t.add(x, found)
     t.block = LayerBlock.NETWORK
     shift, scale, gate = of_network
     normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
     fed = network(t, normed, "ffn", size, body.inner_size)
+    t.linger(fed)
     return t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
 
 
@@ -92,6 +96,7 @@ def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Ten
     t.block = LayerBlock.NETWORK
     gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm2", body, d)
     row = t.concatenate(normed_prompt, normed)
+    t.linger(normed_prompt)
     fed = dropout(t, network(t, row, "ff", size, body.inner_size), body.dropout)
     of_clip = t.slice(fed, clip.numel)
     clip = t.add(clip, t.mul(gate, of_clip))
