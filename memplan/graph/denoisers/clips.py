@@ -35,19 +35,22 @@ def cross_layer(t: Tape, x: Tensor, body: CrossLayerBody, d: Denoising) -> Tenso
     by = t.add(table, t.cast(d.modulations, DType.FP32))
     shift, scale, gate, *of_network = vectors(t, by, 6)
     normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
-    found = _attention(t, normed, normed, "attn1", body, d, rotary=True)
-    t.touch(normed)
+    first = found = _attention(t, normed, normed, "attn1", body, d, rotary=True)
     x = t.cast(t.add(_full(t, x), t.mul(found, gate)), dtype)
     given = x
     if body.normed:
         given = t.cast(full_norm(t, _full(t, x), size, "norm2"), dtype)
+    t.touch(normed)
     assert d.memory is not None
     found = _attention(t, given, d.memory, "attn2", body, d, rotary=False)
+    t.touch(first)
     t.linger(found)
     x = t.add(x, found)
     t.block = LayerBlock.NETWORK
     shift, scale, gate = of_network
     normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
+    t.touch(given)
+    t.linger(normed)
     fed = network(t, normed, "ffn", size, body.inner_size)
     t.linger(fed)
     return t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
@@ -90,11 +93,13 @@ def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Ten
         prompt, clip = cut_row(t, x, size, d)
     gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm1", body, d)
     found_of_prompt, found = _joined_attention(t, normed, normed_prompt, body, d)
-    t.touch(normed, normed_prompt)
+    t.linger(found)
+    before = normed, normed_prompt
     clip = t.add(clip, t.mul(gate, found))
     prompt = t.add(prompt, t.mul(gate_of_prompt, found_of_prompt))
     t.block = LayerBlock.NETWORK
     gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm2", body, d)
+    t.touch(*before)
     row = t.concatenate(normed_prompt, normed)
     t.linger(normed_prompt)
     fed = dropout(t, network(t, row, "ff", size, body.inner_size), body.dropout)

@@ -29,18 +29,19 @@ def joint_layer(t: Tape, x: Tensor, body: JointLayerBody, d: Denoising) -> Tenso
         t, d, own, given, size, body.num_heads, body.head_norm,
         prompt_first=body.prompt_first, rotary=body.rotary, last=body.last,
     )  # fmt: skip
-    t.touch(own, given)
     x = t.add(x, _gated(t, gate, found))
     if again is not None:
         second = self_attention(t, d, again, "attn2", size, body.num_heads, body.head_norm)
         second = project(t, second, "attn2.to_out.0", size)
         x = t.add(x, _gated(t, parts[8], second))
+        t.linger(again)
     t.block = LayerBlock.NETWORK
-    x = _fed(t, x, "ff", body, scale_network, shift_network, gate_network)
+    x = _fed(t, x, own, "ff", body, (scale_network, shift_network, gate_network))
     d.prompt = None
+    t.touch(given)
     if found_of_prompt is not None:
         prompt = t.add(prompt, _gated(t, others[2], found_of_prompt))
-        d.prompt = _fed(t, prompt, "ff_context", body, others[4], others[3], others[5])
+        d.prompt = _fed(t, prompt, given, "ff_context", body, (others[4], others[3], others[5]))
         t.hold(d.prompt)
     return x
 
@@ -48,13 +49,17 @@ def joint_layer(t: Tape, x: Tensor, body: JointLayerBody, d: Denoising) -> Tenso
 def _fed(
     t: Tape,
     x: Tensor,
+    before: Tensor,
     module: str,
     body: JointLayerBody,
-    scale: Tensor,
-    shift: Tensor,
-    gate: Tensor,
+    by: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:
-    normed = modulated(t, plain_norm(t, x, body.size), scale, shift)
+    """A stream through its network; the variable that is normed into holds what attention read until then."""
+    scale, shift, gate = by
+    normed = plain_norm(t, x, body.size)
+    t.touch(before)
+    normed = modulated(t, normed, scale, shift)
+    t.linger(normed)
     return t.add(x, _gated(t, gate, network(t, normed, module, body.size, body.inner_size)))
 
 
