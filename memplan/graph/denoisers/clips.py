@@ -53,7 +53,9 @@ def cross_layer(t: Tape, x: Tensor, body: CrossLayerBody, d: Denoising) -> Tenso
     t.linger(normed)
     fed = network(t, normed, "ffn", size, body.inner_size)
     t.linger(fed)
-    return t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
+    out = t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
+    t.touch(x)
+    return out
 
 
 def _full(t: Tape, x: Tensor) -> Tensor:
