@@ -493,7 +493,7 @@ def _from_hub(repo_id: str, *, revision: str | None, token: str | None) -> _Foun
 
 def _pipeline_on_hub(
     repo_id: str, missing: HubNotFoundError, *, revision: str | None, token: str | None
-) -> tuple[Mapping[str, object], str]:
+) -> tuple[dict[str, object], str]:
     """The config of the transformer of a diffusers pipeline; ``missing`` where it is none either."""
     from memplan.sources.diffusers_pipeline import transformer_config
     from memplan.sources.hub import fetch_config
