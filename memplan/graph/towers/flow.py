@@ -137,6 +137,10 @@ def _segment(
             x.dtype is not before.dtype or x.requires_grad is not before.requires_grad
         ):
             t.segment.repeat = 1
+        if flow.collected is not None and block.part is ModelPart.LAYERS:
+            t.segment.repeat = 1
+            t.hold(x)
+            flow.collected.append(x)
         remaining -= t.segment.repeat
     assert x is not None
     return x
