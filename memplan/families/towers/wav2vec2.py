@@ -151,9 +151,7 @@ def _position_body(
     )  # fmt: skip
 
 
-def _layer_body(
-    reader: ConfigReader, size: int, kind: Wav2Vec2Kind, *, stable: bool
-) -> LayerBody:
+def _layer_body(reader: ConfigReader, size: int, kind: Wav2Vec2Kind, *, stable: bool) -> LayerBody:
     """``Wav2Vec2EncoderLayer``, or the one with its norms before (``StableLayerNorm``)."""
     drop = reader.number("hidden_dropout", default=0.0)
     attention = encoder_attention(

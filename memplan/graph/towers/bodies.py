@@ -13,7 +13,7 @@ from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens
+from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
@@ -32,7 +32,7 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody
+from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 
 
 def write_body(
@@ -51,6 +51,8 @@ def write_body(
             return pixels(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
+        case TypedTokensBody():
+            return typed_tokens(t, body, flow)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():

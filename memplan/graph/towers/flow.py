@@ -23,7 +23,7 @@ from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody
+from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -73,7 +73,7 @@ def starts(block: ParameterBlock) -> bool:
         body = body.parts[0]
     if isinstance(body, SignalBody):
         return body.channels > 0
-    return isinstance(body, PatchesBody | PixelsBody | TokensBody | TargetsBody)
+    return isinstance(body, PatchesBody | PixelsBody | TokensBody | TypedTokensBody | TargetsBody)
 
 
 @dataclass(frozen=True, slots=True)

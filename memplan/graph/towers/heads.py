@@ -11,9 +11,7 @@ from memplan.graph.towers.state import Flow
 from memplan.model.towers.layers import BiasedHeads, LayerBody
 
 
-def biased_attention(
-    t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow
-) -> Tensor:
+def biased_attention(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow) -> Tensor:
     """``WavLMAttention``: what it returns beside its result lives until the layer returns."""
     name, spec, size = body.names.attention, body.attention, body.size
     bias = _gated_bias(t, x, body, heads, flow)
@@ -45,9 +43,7 @@ def biased_attention(
     return result
 
 
-def _gated_bias(
-    t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow
-) -> Tensor:
+def _gated_bias(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow) -> Tensor:
     """Two gates for each head and position, out of a small linear layer on its share of ``x``."""
     spec = body.attention
     weight, addend = t.parameter(f"{heads.gate}.weight"), t.parameter(f"{heads.gate}.bias")

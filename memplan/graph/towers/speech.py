@@ -46,9 +46,7 @@ def _distances(t: Tape, body: DistancesBody, flow: Flow) -> None:
     pairs = flow.length**2
     distances, buckets = t.tensor(pairs, DType.INT64), t.tensor(pairs, DType.INT64)
     t.record(OperationKind.SUB, (), (distances,))
-    temporaries = (
-        3 * allocated_bytes(pairs, DType.INT64) + 2 * allocated_bytes(pairs, DType.FP32)
-    )
+    temporaries = 3 * allocated_bytes(pairs, DType.INT64) + 2 * allocated_bytes(pairs, DType.FP32)
     t.record(
         OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
         forward_scratch_bytes=temporaries,
@@ -68,9 +66,7 @@ def _weighed(t: Tape, x: Tensor, weights: str, results: list[Tensor]) -> Tensor:
     """
     shares = t.parameter(weights)
     stacked = t.tensor(x.numel * shares.numel, x.dtype)
-    t.record(
-        OperationKind.CAT, results, (stacked,), gradients=(Gradient.FRESH,) * len(results)
-    )
+    t.record(OperationKind.CAT, results, (stacked,), gradients=(Gradient.FRESH,) * len(results))
     for each in results:
         t.release(each)
     product = t.mul(stacked, softmax(t, shares))
