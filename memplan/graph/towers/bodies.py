@@ -3,6 +3,7 @@
 from memplan.graph.operations import activation, dropout, linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.images import image_patches, reordered
@@ -15,6 +16,7 @@ from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
@@ -47,6 +49,8 @@ def write_body(
             return x
         case PatchesBody():
             return image_patches(t, body, flow)
+        case ClipBody():
+            return clip_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case TokensBody():

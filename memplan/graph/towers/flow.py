@@ -18,6 +18,7 @@ from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock
 from memplan.model.towers.body import ChainBody
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import SpareBody
@@ -73,7 +74,9 @@ def starts(block: ParameterBlock) -> bool:
         body = body.parts[0]
     if isinstance(body, SignalBody):
         return body.channels > 0
-    return isinstance(body, PatchesBody | PixelsBody | TokensBody | TypedTokensBody | TargetsBody)
+    return isinstance(
+        body, PatchesBody | PixelsBody | ClipBody | TokensBody | TypedTokensBody | TargetsBody
+    )
 
 
 @dataclass(frozen=True, slots=True)
