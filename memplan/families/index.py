@@ -104,7 +104,7 @@ FAMILY_MODULES: dict[str, str] = {
     "switch_transformers": "switch",
     "led": "long_documents",
     "pegasus_x": "bart_variants",
-    "bigbird_pegasus": "bart_variants",
+    "bigbird_pegasus": "long_documents",
     "fsmt": "bart_variants",
     "prophetnet": "bart_variants",
     "big_bird": "bert_mixers",

@@ -27,6 +27,7 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
+    BlockSparseSpec,
     LocalBlocksSpec,
     PositionBias,
     QueryScaling,
@@ -45,6 +46,11 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     if model.tables:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks
+    if isinstance(encoder.runs[0].layer.attention, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import settled  # only for BigBird-Pegasus
+
+        encoder = settled(encoder, options.seq_len)
+        model = replace(model, stacks=(encoder, decoder))
     source, target = options.seq_len, options.target_seq_len
     labels = 1 if model.task is Task.SEQUENCE_CLASSIFICATION else target
     t.inputs_bytes = sum(
@@ -129,6 +135,10 @@ def record_stack(
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
     attention_of = stack.runs[0].layer.attention
+    if isinstance(attention_of, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird-Pegasus
+
+        context.mask = band_mask(t, attention_of, context)
     if isinstance(attention_of, LocalBlocksSpec):
         from memplan.graph.attention.local_blocks import local_mask  # only for LongT5
 

@@ -258,3 +258,5 @@ class BlockSparseSpec:
     """Heads and biases, and what sequences that are too short for blocks pass instead."""
     block_size: int
     num_random_blocks: int
+    integer_masks: bool = False
+    """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
