@@ -14,7 +14,13 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionForm, AttentionSpec, BlockSparseSpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
-from memplan.model.mixers import ChannelsFirstNetworkSpec, ChannelsFirstSpec, FourierSpec
+from memplan.model.mixers import (
+    ChannelsFirstNetworkSpec,
+    ChannelsFirstSpec,
+    ConvolvedHeadsSpec,
+    FourierSpec,
+    GroupedNetworkSpec,
+)
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
@@ -179,7 +185,48 @@ def _big_bird(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     return replace(model, stacks=(stack,))
 
 
+def _convbert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """Half of the heads convolve; with ``num_groups``, networks of grouped linear layers."""
+    hidden, inner = model.hidden_size, reader.integer("intermediate_size")
+    heads = max(reader.integer("num_attention_heads") // reader.integer("head_ratio"), 1)
+    size = reader.divide("hidden_size", hidden, "num_attention_heads", heads) // 2
+    if 2 * size * heads != hidden:
+        key = "hidden_size"
+        raise reader.fail(key, f"{hidden} is odd, but its heads are halved")
+    groups = reader.integer("num_groups")
+    for name, number in (("hidden_size", hidden), ("intermediate_size", inner)):
+        reader.divide(name, number, "num_groups", groups)
+
+    def adjusted(layer: LayerSpec) -> LayerSpec:
+        scores = layer.attention
+        assert isinstance(scores, AttentionSpec)
+        assert isinstance(layer.feed_forward, FeedForwardSpec)
+        halved = ConvolvedHeadsSpec(
+            scores=replace(scores, num_heads=heads, num_kv_heads=heads, head_dim=size),
+            kernel=reader.integer("conv_kernel_size"),
+        )
+        if groups == 1:
+            return replace(layer, attention=halved)
+        network = GroupedNetworkSpec(
+            intermediate_size=inner, activation=layer.feed_forward.activation, groups=groups
+        )
+        return replace(layer, attention=halved, feed_forward=network)
+
+    model = with_layers(model, adjusted)
+    stack = replace(model.stacks[0], spare_mask=True)
+    return replace(model, stacks=(stack,), eager_attention_only=True)
+
+
 KIN: dict[str, Kin] = {
+    "convbert": Kin(
+        variation=Variation(
+            pooler_tasks=(),
+            classifier_dense=Activation.GELU,
+            classifier_first_dropout=True,
+            spare_bias=False,
+        ),
+        adjusted=_convbert,
+    ),
     "big_bird": Kin(
         variation=Variation(
             head_activation=None,

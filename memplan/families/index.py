@@ -112,7 +112,7 @@ FAMILY_MODULES: dict[str, str] = {
     "xmod": "counted_encoders",
     "luke": "bert_mixers",
     "lilt": "counted_encoders",
-    "convbert": "counted_encoders",
+    "convbert": "bert_mixers",
     "squeezebert": "bert_mixers",
     "fnet": "bert_mixers",
     "funnel": "counted_encoders",

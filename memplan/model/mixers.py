@@ -193,6 +193,25 @@ class ChannelsFirstNetworkSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolvedHeadsSpec:
+    """ConvBERT's attention: as many heads convolve as attend."""
+
+    scores: AttentionSpec
+    """The heads that attend."""
+    kernel: int
+    """Tokens that a kernel spans."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedNetworkSpec:
+    """A feed-forward network whose channels are in groups (ConvBERT)."""
+
+    intermediate_size: int
+    activation: Activation
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -219,6 +238,7 @@ OtherMixer = (
     | BlockSparseSpec
     | FourierSpec
     | ChannelsFirstSpec
+    | ConvolvedHeadsSpec
     | SharedKeysSpec
     | DifferentialSpec
     | CompressedAttentionSpec
@@ -237,6 +257,7 @@ OtherNetwork = (
     | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
+    | GroupedNetworkSpec
     | CountedSpec
 )
 """A feed-forward network of another kind."""
