@@ -105,7 +105,7 @@ FAMILY_MODULES: dict[str, str] = {
     "led": "long_documents",
     "pegasus_x": "bart_variants",
     "bigbird_pegasus": "long_documents",
-    "fsmt": "bart_variants",
+    "fsmt": "fsmt",
     "prophetnet": "bart_variants",
     "big_bird": "bert_mixers",
     "longformer": "bert_variants",

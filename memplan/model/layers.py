@@ -195,6 +195,8 @@ class EmbeddingSpec:
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None
     """Trained prompts stand before the tokens (CPM-Ant)."""
+    num_rows: int = 0
+    """Rows of the stack's own token table, where both have a vocabulary each (FSMT)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
@@ -268,6 +270,8 @@ class StackSpec:
     """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
     multiple_of: int = 1
     """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
+    tokens_first: bool = False
+    """Tokens come before sequences inside, so that the result is turned back (FSMT)."""
     spare_mask: bool = False
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     chunked_mask: bool = False
