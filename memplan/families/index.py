@@ -116,7 +116,7 @@ FAMILY_MODULES: dict[str, str] = {
     "squeezebert": "bert_mixers",
     "fnet": "bert_mixers",
     "funnel": "counted_encoders",
-    "xlnet": "counted_encoders",
+    "xlnet": "xlnet",
     "whisper": "speech",
     "speech_to_text": "speech",
     "moonshine": "speech",

@@ -13,6 +13,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     LocalBlocksSpec,
+    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.networks import FeedForwardSpec
@@ -139,6 +140,10 @@ def _other_mixer(
         from memplan.graph.mixers.convolved_heads import convolved_heads  # only for ConvBERT
 
         return convolved_heads(t, x, spec, context)
+    if isinstance(spec, RelativeSpec):
+        from memplan.graph.attention.relative import relative_attention  # only for XLNet
+
+        return relative_attention(t, x, spec, context)
     if isinstance(spec, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import block_sparse  # only for BigBird
 

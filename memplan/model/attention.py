@@ -264,3 +264,13 @@ class BlockSparseSpec:
     num_random_blocks: int
     integer_masks: bool = False
     """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeSpec:
+    """XLNet's attention: contents and relative positions scored apart."""
+
+    num_heads: int
+    head_dim: int
+    dropout: float = 0.0
+    """Probability on the attention weights, and on the table of positions."""

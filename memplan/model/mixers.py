@@ -10,6 +10,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     LocalBlocksSpec,
+    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
@@ -236,6 +237,7 @@ OtherMixer = (
     | SlidingChunksSpec
     | LocalBlocksSpec
     | BlockSparseSpec
+    | RelativeSpec
     | FourierSpec
     | ChannelsFirstSpec
     | ConvolvedHeadsSpec
