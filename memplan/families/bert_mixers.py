@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families import counted_encoders
-from memplan.families.encoders import TASKS, Variation, read_encoder
+from memplan.families.encoders import ROBERTA, TASKS, Variation, read_encoder
+from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionForm, AttentionSpec, BlockSparseSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LayerSpec
+from memplan.model.layers import LanguageAdaptersSpec, LayerSpec
 from memplan.model.mixers import (
     ChannelsFirstNetworkSpec,
     ChannelsFirstSpec,
@@ -38,7 +39,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``KIN``."""
     kin = KIN[request.model_type]
     task = reject_task(reader, request, *counted_encoders.FORMS[request.model_type].tasks)
-    if task not in kin.variation.tasks:
+    # X-MOD's norms before the parts are another layer.
+    if task not in kin.variation.tasks or reader.flag("pre_norm", default=False):
         return counted_encoders.read(reader, request)
     return kin.adjusted(reader, read_encoder(reader, request, kin.variation))
 
@@ -217,7 +219,27 @@ def _convbert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     return replace(model, stacks=(stack,), eager_attention_only=True)
 
 
+def _xmod(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """Every layer has an adapter for each language; the norms as three flags say."""
+    factor = reader.integer("adapter_reduction_factor")
+    width = model.hidden_size // factor
+    if not width:
+        key = "adapter_reduction_factor"
+        raise reader.fail(key, f"leaves nothing of {model.hidden_size} dimensions")
+    own = reader.flag("adapter_layer_norm")
+    adapters = LanguageAdaptersSpec(
+        num_languages=len(counted_encoders.languages(reader)),
+        width=width,
+        activation=read_activation(reader, "hidden_act"),
+        own_norm=own,
+        norm_reused=not own and reader.flag("adapter_reuse_layer_norm"),
+        norm_first=reader.flag("ln_before_adapter"),
+    )
+    return with_layers(model, lambda layer: replace(layer, adapters=adapters))
+
+
 KIN: dict[str, Kin] = {
+    "xmod": Kin(variation=ROBERTA, adjusted=_xmod),
     "convbert": Kin(
         variation=Variation(
             pooler_tasks=(),

@@ -109,7 +109,7 @@ FAMILY_MODULES: dict[str, str] = {
     "prophetnet": "bart_variants",
     "big_bird": "bert_mixers",
     "longformer": "bert_variants",
-    "xmod": "counted_encoders",
+    "xmod": "bert_mixers",
     "luke": "bert_mixers",
     "lilt": "counted_encoders",
     "convbert": "bert_mixers",

@@ -57,6 +57,22 @@ class OwnVectorSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageAdaptersSpec:
+    """X-MOD's adapters: one for each language, behind the feed-forward network's sum."""
+
+    num_languages: int
+    width: int
+    """Of an adapter inside."""
+    activation: Activation
+    own_norm: bool = False
+    """A norm of their own stands before them."""
+    norm_reused: bool = False
+    """The layer's last norm stands before them too, where they have none of their own."""
+    norm_first: bool = False
+    """What they give is added to the normed states."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer of a stack."""
 
@@ -83,6 +99,7 @@ class LayerSpec:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
 
+    adapters: LanguageAdaptersSpec | None = None
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
     half_clamp: HalfClamp = HalfClamp.NEVER
