@@ -43,7 +43,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 def _stack(reader: ConfigReader, name: str, *, tied: bool) -> StackSpec:
     layer = bart.read_layer(reader, bart.Variation(), name)
     count = reader.layers(f"{name}_layers")
-    runs = (LayerRun(count=1, layer=_folded(layer, AttentionForm.FOLDED_COPIES)),)
+    runs: tuple[LayerRun, ...] = (
+        LayerRun(count=1, layer=_folded(layer, AttentionForm.FOLDED_COPIES)),
+    )
     if count > 1:
         runs += (LayerRun(count=count - 1, layer=_folded(layer, AttentionForm.FOLDED_VIEWS)),)
     skipped = reader.integer("pad_token_id", default=1, minimum=0) + 1

@@ -122,7 +122,10 @@ def _folded(layer: LayerSpec) -> LayerSpec:
 def _bigbird_pegasus(reader: ConfigReader, request: ReadRequest, task: Task) -> ModelSpec:
     """Pegasus's placement of norms, learned positions, and an encoder in BigBird's blocks."""
     variation = bart.Variation(
-        placement=NormPlacement.PRE, embedding_norm=False, position_offset=0, batched_positions=False
+        placement=NormPlacement.PRE,
+        embedding_norm=False,
+        position_offset=0,
+        batched_positions=False,
     )
     tied = reader.flag("tie_word_embeddings", default=True)
     encoder, decoder = (
@@ -150,9 +153,7 @@ def _biased(reader: ConfigReader, stack: StackSpec) -> StackSpec:
     bias = reader.flag("use_bias")
 
     def biased(spec: AttentionSpec) -> AttentionSpec:
-        return replace(
-            spec, query_bias=bias, key_bias=bias, value_bias=bias, output_bias=bias
-        )
+        return replace(spec, query_bias=bias, key_bias=bias, value_bias=bias, output_bias=bias)
 
     layer = stack.runs[0].layer
     assert isinstance(layer.attention, AttentionSpec)

@@ -6,6 +6,7 @@ the labels, which the class shifts right into the decoder's ids.
 """
 
 from dataclasses import replace
+from typing import Protocol
 
 from memplan.dtypes import DType, promote
 from memplan.graph.attention.head_layout import Shape
@@ -322,9 +323,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     matched = WeightRole.QUERY_KEY
-    product = linear
-    if kind.form is AttentionForm.FOLDED_COPIES and not cross:
-        from memplan.graph.attention.turned import turned_linear as product  # only for FSMT
+    product = _products(kind, cross=cross)
     query = product(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
     if kind.query_scaling is QueryScaling.AT_ONCE:
         query = t.scale(query)
@@ -345,6 +344,32 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     t.block = LayerBlock.NETWORK
     t.touch(*held)
     return out
+
+
+class Product(Protocol):
+    """A linear layer on hidden states."""
+
+    def __call__(
+        self,
+        t: Tape,
+        x: Tensor,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = ...,
+        role: WeightRole = ...,
+    ) -> Tensor:
+        """Write it down."""
+
+
+def _products(spec: AttentionSpec, *, cross: bool) -> Product:
+    """How queries, keys and values are projected."""
+    if spec.form is AttentionForm.FOLDED_COPIES and not cross:
+        from memplan.graph.attention.turned import turned_linear  # only for FSMT
+
+        return turned_linear
+    return linear
 
 
 FOLDED_FORMS = frozenset(

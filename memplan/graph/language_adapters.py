@@ -7,7 +7,6 @@ weights gradients of zeros all the same.
 
 from memplan.dtypes import DType
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
-from memplan.graph.layers import attention_dropout, feed_forward_dropout
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, linear, norm
 from memplan.graph.segments import Gradient
@@ -23,13 +22,15 @@ def adapted_layer(
     """Attention, sum, norm; feed-forward, sum, the adapters, norm."""
     hidden = context.hidden_size
     attended = mix_tokens(t, x, layer.attention, context)
-    attended = attention_dropout(t, attended, layer)
+    module = "self_attn.dropout" if layer.dropout_modules else ""
+    attended = dropout(t, attended, layer.attention_output_dropout, module=module)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
     t.touch(attended, *context.attention_frame)
     context.attention_frame = ()
     fed = feed_forward_of(t, middle, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
-    fed = feed_forward_dropout(t, fed, layer)
+    module = "mlp.dropout" if layer.dropout_modules else ""
+    fed = dropout(t, fed, layer.feed_forward_output_dropout, module=module)
     summed = t.add(fed, middle)
     adapted = _adapted(t, summed, layer, spec, hidden)
     t.touch(multiplied)

@@ -34,9 +34,7 @@ def position_states(t: Tape, spec: RelativeSpec, context: StackContext) -> Tenso
 def relative_attention(t: Tape, x: Tensor, spec: RelativeSpec, context: StackContext) -> Tensor:
     """Heads of contents and positions, both scores, the weighted values, the output projection."""
     hidden, size = context.hidden_size, spec.num_heads * spec.head_dim
-    weights = {
-        name: _weight(t, name, hidden, spec) for name in ("q", "k", "v", "o", "r")
-    }
+    weights = {name: _weight(t, name, hidden, spec) for name in ("q", "k", "v", "o", "r")}
     biases = {
         name: t.parameter(f"self_attn.{name}", spec.num_heads, spec.head_dim, module="self_attn")
         for name in ("r_r_bias", "r_s_bias", "r_w_bias")
@@ -51,18 +49,14 @@ def relative_attention(t: Tape, x: Tensor, spec: RelativeSpec, context: StackCon
     places = _projected(t, t.cast(positions, x.dtype), weights["r"], size)
     pairs = context.batch * spec.num_heads * context.seq_len**2
     turned = Turned()
-    contents = contraction(
-        t, t.add(query, biases["r_w_bias"]), key, pairs, spec.head_dim, turned
-    )
+    contents = contraction(t, t.add(query, biases["r_w_bias"]), key, pairs, spec.head_dim, turned)
     distances = contraction(
         t, t.add(query, biases["r_r_bias"]), places, 2 * pairs, spec.head_dim, turned
     )
     shifted = _shifted(t, distances, pairs)
     scores = t.scale(t.shift(t.add(contents, shifted)))
     probabilities = dropout(t, softmax(t, scores), spec.dropout)
-    found = contraction(
-        t, probabilities, value, x.numel // hidden * size, context.seq_len, turned
-    )
+    found = contraction(t, probabilities, value, x.numel // hidden * size, context.seq_len, turned)
     t.touch(contents, shifted, scores, probabilities)
     context.attention_frame = (query, key, value, places, found)
     return contraction(

@@ -15,9 +15,7 @@ from memplan.model.mixers import ConvolvedHeadsSpec, GroupedNetworkSpec
 from memplan.model.parameters import WeightRole
 
 
-def convolved_heads(
-    t: Tape, x: Tensor, spec: ConvolvedHeadsSpec, context: StackContext
-) -> Tensor:
+def convolved_heads(t: Tape, x: Tensor, spec: ConvolvedHeadsSpec, context: StackContext) -> Tensor:
     """Projections, kernels, what they give, the scores' values, joined; the output projection."""
     hidden, scores = context.hidden_size, spec.scores
     width = scores.num_heads * scores.head_dim
@@ -39,9 +37,7 @@ def convolved_heads(
     return out
 
 
-def _separable(
-    t: Tape, x: Tensor, spec: ConvolvedHeadsSpec, hidden: int, width: int
-) -> Tensor:
+def _separable(t: Tape, x: Tensor, spec: ConvolvedHeadsSpec, hidden: int, width: int) -> Tensor:
     """``SeparableConv1D``: along the tokens, across the channels, and a bias added in place."""
     positions = x.numel // hidden
     bias = t.parameter("self_attn.key_conv.bias", width, 1, module="self_attn.key_conv")
@@ -96,9 +92,7 @@ def _attended(
     return out, (scores, weights)
 
 
-def grouped_network(
-    t: Tape, x: Tensor, spec: GroupedNetworkSpec, context: StackContext
-) -> Tensor:
+def grouped_network(t: Tape, x: Tensor, spec: GroupedNetworkSpec, context: StackContext) -> Tensor:
     """Two linear layers whose channels are in groups, around a nonlinearity."""
     hidden, inner = context.hidden_size, spec.intermediate_size
     up = _grouped(t, x, "mlp.up_proj", hidden, inner, spec.groups)
