@@ -13,6 +13,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     LocalBlocksSpec,
+    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.networks import FeedForwardSpec
@@ -75,8 +76,10 @@ def _other_mixer(
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixers import (
         ChannelsFirstSpec,
+        ConvolvedHeadsSpec,
         DeltaRuleSpec,
         DifferentialSpec,
+        DynamicMaskSpec,
         FourierSpec,
         LightningSpec,
         Mamba2Spec,
@@ -85,6 +88,7 @@ def _other_mixer(
         SideBySideSpec,
         TimeMixingSpec,
     )
+    from memplan.model.mixtures import SortedAttentionSpec
     from memplan.model.shared_keys import SharedKeysSpec
 
     if isinstance(spec, LatentAttentionSpec):
@@ -95,12 +99,20 @@ def _other_mixer(
         from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
 
         return compressed_attention(t, x, spec, context)
+    if isinstance(spec, DynamicMaskSpec):
+        from memplan.graph.attention.dynamic_mask import dynamic_mask_attention  # only for Doge
+
+        return dynamic_mask_attention(t, x, spec, context)
     if isinstance(spec, DifferentialSpec):
         from memplan.graph.attention.differential import (  # only for DiffLlama
             differential_attention,
         )
 
         return differential_attention(t, x, spec, context)
+    if isinstance(spec, SortedAttentionSpec):
+        from memplan.graph.experts.sorted_lists import sorted_attention  # only for JetMoE
+
+        return sorted_attention(t, x, spec, context)
     if isinstance(spec, SharedKeysSpec):
         from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
 
@@ -134,6 +146,14 @@ def _other_mixer(
         )
 
         return channels_first_attention(t, x, spec, context)
+    if isinstance(spec, ConvolvedHeadsSpec):
+        from memplan.graph.mixers.convolved_heads import convolved_heads  # only for ConvBERT
+
+        return convolved_heads(t, x, spec, context)
+    if isinstance(spec, RelativeSpec):
+        from memplan.graph.attention.relative import relative_attention  # only for XLNet
+
+        return relative_attention(t, x, spec, context)
     if isinstance(spec, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import block_sparse  # only for BigBird
 
@@ -211,18 +231,29 @@ def _other_network(
     from memplan.model.mixers import (  # only for rarer models
         ChannelMixingSpec,
         ChannelsFirstNetworkSpec,
+        GroupedNetworkSpec,
     )
     from memplan.model.mixtures import (
         BesideDenseSpec,
         CapacityMixtureSpec,
+        CrossedKeysSpec,
         EveryTokenSpec,
         MixtureSpec,
+        SortedExpertsSpec,
     )
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, CrossedKeysSpec):
+        from memplan.graph.experts.crossed_keys import crossed_keys  # only for Doge
+
+        return crossed_keys(t, x, spec, context.hidden_size)
+    if isinstance(spec, SortedExpertsSpec):
+        from memplan.graph.experts.sorted_lists import sorted_experts  # only for JetMoE
+
+        return sorted_experts(t, x, spec, context.hidden_size)
     if isinstance(spec, BesideDenseSpec):
         from memplan.graph.experts.beside_dense import beside_dense  # only for Gemma 4
 
@@ -237,6 +268,10 @@ def _other_network(
         )
 
         return channels_first_network(t, x, spec, context)
+    if isinstance(spec, GroupedNetworkSpec):
+        from memplan.graph.mixers.convolved_heads import grouped_network  # only for ConvBERT
+
+        return grouped_network(t, x, spec, context)
     if isinstance(spec, CapacityMixtureSpec):
         from memplan.graph.experts.capacity import (
             capacity_mixture,  # only for Switch Transformers

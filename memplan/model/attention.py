@@ -107,6 +107,10 @@ class AttentionForm(Enum):
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
+    FOLDED_VIEWS = "folded_views"
+    """The same where tokens come before sequences, so that heads are views (FSMT)."""
+    FOLDED_COPIES = "folded_copies"
+    """FSMT's first layer, whose input is turned: each projection copies it."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
@@ -120,6 +124,8 @@ class QueryScaling(Enum):
     """As soon as they are projected, before the keys are (OPT)."""
     LAST = "last"
     """Once keys and values are there too (ESM)."""
+    NORMED = "normed"
+    """As soon as they are normed, before the keys are (Muse Glimmer)."""
 
 
 class OutputGate(Enum):
@@ -128,6 +134,10 @@ class OutputGate(Enum):
     NONE = "none"
     SIGMOID = "sigmoid"
     """Of a linear layer that runs with the queries' (AFMoE)."""
+    SIGMOID_PER_HEAD = "sigmoid_per_head"
+    """The same, one number for each head (Step 3.7)."""
+    SIGMOID_BEHIND = "sigmoid_behind"
+    """Of a linear layer that runs after attention (Muse Glimmer)."""
     SOFTPLUS = "softplus"
     """In fp32, of a linear layer that runs after attention (Laguna)."""
     SOFTPLUS_PER_HEAD = "softplus_per_head"
@@ -184,6 +194,8 @@ class AttentionSpec:
     made (GPT-BigCode)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
+    fused_clamped: bool = False
+    """What the one matrix gives is clamped, in a copy (DBRX)."""
     output_gate: OutputGate = OutputGate.NONE
     key_scaled: bool = False
     """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""
@@ -258,3 +270,15 @@ class BlockSparseSpec:
     """Heads and biases, and what sequences that are too short for blocks pass instead."""
     block_size: int
     num_random_blocks: int
+    integer_masks: bool = False
+    """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeSpec:
+    """XLNet's attention: contents and relative positions scored apart."""
+
+    num_heads: int
+    head_dim: int
+    dropout: float = 0.0
+    """Probability on the attention weights, and on the table of positions."""

@@ -10,11 +10,19 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     LocalBlocksSpec,
+    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import BesideDenseSpec, CapacityMixtureSpec, EveryTokenSpec
+from memplan.model.mixtures import (
+    BesideDenseSpec,
+    CapacityMixtureSpec,
+    CrossedKeysSpec,
+    EveryTokenSpec,
+    SortedAttentionSpec,
+    SortedExpertsSpec,
+)
 from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
@@ -125,6 +133,16 @@ class DifferentialSpec:
     scores: AttentionSpec
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicMaskSpec:
+    """Attention with a mask that a projection of the values makes (Doge)."""
+
+    scores: AttentionSpec
+    kept_keys: int
+    """Of longer sequences each query keeps so many keys, those of the largest numbers."""
+    step_bias: bool = False
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -193,6 +211,25 @@ class ChannelsFirstNetworkSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolvedHeadsSpec:
+    """ConvBERT's attention: as many heads convolve as attend."""
+
+    scores: AttentionSpec
+    """The heads that attend."""
+    kernel: int
+    """Tokens that a kernel spans."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedNetworkSpec:
+    """A feed-forward network whose channels are in groups (ConvBERT)."""
+
+    intermediate_size: int
+    activation: Activation
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -217,17 +254,28 @@ OtherMixer = (
     | SlidingChunksSpec
     | LocalBlocksSpec
     | BlockSparseSpec
+    | RelativeSpec
     | FourierSpec
     | ChannelsFirstSpec
+    | ConvolvedHeadsSpec
     | SharedKeysSpec
     | DifferentialSpec
+    | DynamicMaskSpec
+    | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+WITH_SCORES = (
+    SideBySideSpec,
+    SharedKeysSpec,
+    CompressedAttentionSpec,
+    DifferentialSpec,
+    DynamicMaskSpec,
+    SortedAttentionSpec,
+)
 """Those that have an attention of their own, ``scores``."""
 
 
@@ -237,6 +285,9 @@ OtherNetwork = (
     | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
+    | GroupedNetworkSpec
+    | SortedExpertsSpec
+    | CrossedKeysSpec
     | CountedSpec
 )
 """A feed-forward network of another kind."""
