@@ -443,6 +443,10 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         router_loss(t, model.stacks[0])
     if model.head.plain_loss:
         return cross_entropy(t, output_matrix(t, model, model.head, x, table))
+    if model.head.attended_loss:
+        from memplan.graph.attended_loss import attended_loss  # only for Qwen2-Audio
+
+        return attended_loss(t, output_matrix(t, model, model.head, x, table), model.num_outputs)
     if takes_matrix(t):
         weight = t.own_copy(table, "lm_head") if model.head.tied else table
         if not model.head.tied:
