@@ -21,6 +21,8 @@ def positions(t: Tape, body: PatchesBody, items: int, patches: int, dtype: DType
             return t.cast(_weighed(t, body, rows), dtype)
         case Positions.SAMPLED:
             return _sampled(t, body, rows)
+        case Positions.RESIZED:
+            return _resized(t, body, rows)
         case Positions.BAGGED:
             return t.cast(_bagged(t, body, rows), dtype)
         case Positions.TABLE | Positions.NONE:
@@ -70,6 +72,17 @@ def _sampled(t: Tape, body: PatchesBody, rows: int) -> Tensor:
         backward_scratch_bytes=points.storage.num_bytes,
     )  # fmt: skip
     return t.cast(out, table.dtype)
+
+
+def _resized(t: Tape, body: PatchesBody, rows: int) -> Tensor:
+    """``Siglip2VisionEmbeddings``: ``interpolate`` for each picture; nothing of it is kept."""
+    table = t.parameter(f"{body.position_module}.weight")
+    made = t.tensor(rows * body.size, table.dtype)
+    t.record(
+        OperationKind.INDEX, (table,), (made,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=made.storage.num_bytes,
+    )  # fmt: skip
+    return made
 
 
 BAG_ROWS = 16

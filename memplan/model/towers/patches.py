@@ -34,6 +34,8 @@ class Positions(Enum):
     """The same, multiplied and added up in fp32 (PaddleOCR-VL)."""
     SAMPLED = "sampled"
     """Points of a table that is seen as a picture, in fp32 (GLM-4.1V)."""
+    RESIZED = "resized"
+    """A table that is seen as a picture and resized to each one's sides, written into one tensor (SigLIP 2)."""
     BAGGED = "bagged"
     """Sixteen rows of a table for each patch, added up by one kernel, and a frame's own (Kimi K2.5)."""
 
