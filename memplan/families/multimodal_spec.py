@@ -57,6 +57,8 @@ class Multimodal:
     """Where the towers meet the text model, if all that they compute is known."""
     block_masks: bool = False
     """Tokens of a picture see one another: the text model is given masks of every pair (Gemma 3)."""
+    window_masks_key: str = ""
+    """The text's key that asks for such masks in windows by saying ``vision`` (Gemma 4's large sizes)."""
     head_in_base: bool = False
     """``AutoModel`` makes the class with the head (Llama 4)."""
     output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None

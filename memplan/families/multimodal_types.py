@@ -172,7 +172,13 @@ MULTIMODALS: dict[str, Multimodal] = {
     "mllama": Multimodal(declare=plain.mllama, text=OWN),
     "step3p7": Multimodal(declare=convolved.step, text=OWN),
     "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),
-    "gemma4": Multimodal(declare=plain.gemma4, text=OWN, left_out="the towers"),
+    "gemma4": Multimodal(
+        declare=plain.gemma4,
+        text=OWN,
+        join=COLLECTED_KEPT,
+        window_masks_key="use_bidirectional_attention",
+        left_out="the towers",
+    ),
     "florence2": Multimodal(declare=plain.florence2, text=PartSpec(key=TEXT, model_type="bart")),
     "granite_speech_plus": Multimodal(
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
