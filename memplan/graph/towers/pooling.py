@@ -129,7 +129,8 @@ def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) 
             flops=2 * rows * size * out.numel // rows,
         )  # fmt: skip
     split = t.contiguous(keys)
-    key, value = t.split(split, tokens * size, tokens * size)
+    # Each half is selected: its gradient is a zero-filled tensor of both.
+    key, value = t.slice(split, tokens * size), t.slice(split, tokens * size)
     spec = AttentionSpec(
         num_heads=body.num_heads, num_kv_heads=body.num_heads, head_dim=size // body.num_heads,
         causal=False,
