@@ -89,7 +89,9 @@ class TrainingSetup(DerivedSetup):
 
             object.__setattr__(self, "lengths", Lengths.read(self.lengths))
         if self.quantize is not None:
-            from memplan.training.quantization import read_quantization  # only for quantized bases
+            from memplan.training.quantize_setting import (
+                read_quantization,  # only for quantized bases
+            )
 
             object.__setattr__(self, "quantize", read_quantization(self.quantize))
         if self.expert_imbalance is not None:
