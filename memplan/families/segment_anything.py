@@ -10,7 +10,7 @@ from memplan.families.request import ReadRequest
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sam import sam2_vision, sam_vision
-from memplan.families.towers.sizes import few
+from memplan.families.towers.sizes import few, pair
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
@@ -18,6 +18,7 @@ from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.segmenting import (
     LastLookBody,
     MasksBody,
+    PlacesBody,
     PromptBody,
     TwoWayLayerBody,
     UpscalingBody,
@@ -49,9 +50,14 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
 
     def declare(table: ParameterTable, _ending: str) -> None:
+        if request.model_type == "sam":
+            places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
+            with table.block("shared_image_embedding", body=places):
+                features = vision.integer("num_pos_feats")
+                table.parameter("shared_image_embedding", "positional_embedding", 2, features)
         sam_vision(table, "vision_encoder", vision)
         if request.model_type == "sam":
-            _written_parts(table, vision, prompts, masks)
+            _written_parts(table, prompts, masks)
             return
         with table.block("prompt_encoder"):
             features = vision.integer("num_pos_feats")
@@ -70,16 +76,12 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-def _written_parts(
-    table: ParameterTable, vision: ConfigReader, prompts: ConfigReader, masks: ConfigReader
-) -> None:
+def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigReader) -> None:
     """Behind SAM's encoder, in the order in which it runs; a prompt is one point, and no mask."""
     size, heads = masks.integer("hidden_size"), masks.integer("num_attention_heads", default=8)
     tokens = masks.integer("num_multimask_outputs") + 1
     narrow = size // masks.integer("attention_downsample_rate")
     with table.block("prompt_encoder", body=PromptBody(size=size, num_tokens=tokens)):
-        features = vision.integer("num_pos_feats")
-        table.parameter("shared_image_embedding", "positional_embedding", 2, features)
         _prompt_encoder(table, prompts)
         table.embedding("iou_token", 1, size)
         table.embedding("mask_tokens", tokens, size)
@@ -91,7 +93,8 @@ def _written_parts(
         network="mlp", activation=tower_activation(masks, "hidden_act", default="relu"),
     )  # fmt: skip
     for _ in range(masks.layers("num_hidden_layers")):
-        with table.block("mask_decoder.layers", body=layer):
+        # No layers that are run again: ``SamTwoWayAttentionBlock`` is a plain module.
+        with table.block("mask_decoder.two_way", body=layer):
             _two_way_layer(table, masks, "mlp", 2)
     with table.block(
         "mask_decoder.final", body=LastLookBody(size=size, narrow=narrow, num_heads=heads)

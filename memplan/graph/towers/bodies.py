@@ -11,7 +11,7 @@ from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
-from memplan.graph.towers.segmenting import write_segmenting
+from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
@@ -33,7 +33,7 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
-from memplan.model.towers.segmenting import SegmentingBody
+from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
@@ -51,6 +51,8 @@ def write_body(
             return x
         case PatchesBody():
             return image_patches(t, body, flow)
+        case PlacesBody():
+            return places(t, body, flow)
         case ClipBody():
             return clip_patches(t, body, flow)
         case PixelsBody():

@@ -9,6 +9,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
+from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
@@ -16,6 +17,7 @@ from memplan.model.towers.segmenting import (
     LastLookBody,
     MaskNeckBody,
     MasksBody,
+    PlacesBody,
     PromptBody,
     SegmentingBody,
     TwoWayLayerBody,
@@ -34,7 +36,7 @@ def write_segmenting(t: Tape, x: Tensor, body: SegmentingBody, flow: Flow) -> Te
         case WindowedLayerBody():
             return _windowed_layer(t, x, body, flow)
         case MaskNeckBody():
-            return _neck(t, x, body, flow)
+            return _neck(t, x, body)
         case PromptBody():
             return _prompt(t, x, body, flow)
         case TwoWayLayerBody():
@@ -131,15 +133,13 @@ def _distances(
         products.append(batched_matmul(t, read, rows, numel, head_dim))
     pairs = items * body.num_heads * (side[0] * side[1]) ** 2
     total = t.tensor(pairs, products[0].dtype)
-    t.record(
-        OperationKind.ADD, products, (total,), gradients=(Gradient.SUMMED, Gradient.SUMMED)
-    )
+    t.record(OperationKind.ADD, products, (total,), gradients=(Gradient.SUMMED, Gradient.SUMMED))
     out = t.contiguous(total)
     t.touch(*products, total)
     return out
 
 
-def _neck(t: Tape, x: Tensor, body: MaskNeckBody, flow: Flow) -> Tensor:
+def _neck(t: Tape, x: Tensor, body: MaskNeckBody) -> Tensor:
     positions = x.numel // body.size
     first = convolution(t, x, "neck.conv1", positions, bias=False)
     normed = layer_norm(t, first, "neck.layer_norm1", body.outputs)
@@ -149,9 +149,13 @@ def _neck(t: Tape, x: Tensor, body: MaskNeckBody, flow: Flow) -> Tensor:
 
 def _prompt(t: Tape, x: Tensor, body: PromptBody, flow: Flow) -> Tensor:
     """Tokens, and the picture with what stands for no mask; positions of the picture stay."""
-    flow.placed = _places(t, body, flow)
-    t.hold(flow.placed)
-    pictures = t.add(x, t.parameter("no_mask_embed.weight"))
+    # The model's own variables hold what it found of the picture; its decoder has copies.
+    assert flow.places is not None
+    flow.placed = _for_each_prompt(t, flow.places)
+    flow.found = [x, flow.placed]
+    for each in flow.found:
+        t.hold(each)
+    pictures = _for_each_prompt(t, t.add(x, t.parameter("no_mask_embed.weight")))
     joined = t.concatenate(t.parameter("iou_token.weight"), t.parameter("mask_tokens.weight"))
     repeated = t.tensor(flow.items * joined.numel, joined.dtype)
     t.record(OperationKind.REPEAT, (joined,), (repeated,), gradients=(Gradient.FRESH,))
@@ -164,14 +168,20 @@ def _prompt(t: Tape, x: Tensor, body: PromptBody, flow: Flow) -> Tensor:
     return pictures
 
 
-def _places(t: Tape, body: PromptBody, flow: Flow) -> Tensor:
+def _for_each_prompt(t: Tape, x: Tensor) -> Tensor:
+    """``repeat_interleave``: a copy, be there one prompt."""
+    out = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.REPEAT_INTERLEAVE, (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def places(t: Tape, body: PlacesBody, flow: Flow) -> Tensor:
     """Sines and cosines of products of places with a trained matrix, once for each picture."""
-    cells = flow.grid[0] * flow.grid[1]
+    height, width = picture_size(t.options.image_size, body)
+    cells = height // body.patch[0] * (width // body.patch[1])
     matrix = t.parameter("shared_image_embedding.positional_embedding")
     half = t.tensor(cells * matrix.shape[1], t.autocast or matrix.dtype)
-    t.record(
-        OperationKind.MATMUL, (t.cast_weight(matrix),), (half,), gradients=(Gradient.FRESH,)
-    )
+    t.record(OperationKind.MATMUL, (t.cast_weight(matrix),), (half,), gradients=(Gradient.FRESH,))
     turned = t.scale(half)
     waves = []
     for kind in (OperationKind.SIN, OperationKind.COS):
@@ -179,9 +189,9 @@ def _places(t: Tape, body: PromptBody, flow: Flow) -> Tensor:
         waves.append(t.elementwise(kind, read, saves_input=True))
     once = t.concatenate(*waves)
     t.touch(half, turned)
-    places = t.tensor(flow.items * once.numel, once.dtype)
-    t.record(OperationKind.REPEAT, (once,), (places,), gradients=(Gradient.FRESH,))
-    return places
+    flow.places = t.tensor(flow.items * once.numel, once.dtype)
+    t.record(OperationKind.REPEAT, (once,), (flow.places,), gradients=(Gradient.FRESH,))
+    return flow.places
 
 
 def _seen(
@@ -203,7 +213,7 @@ def _seen(
         num_heads=num_heads, num_kv_heads=num_heads, head_dim=narrow // num_heads, causal=False,
     )  # fmt: skip
     shape = Shape(items, query.numel // size // items, key.numel // size // items, spec)
-    out = attend(t, *made, shape, None)
+    out = attend(t, made[0], made[1], made[2], shape, None)
     result = linear(t, out, f"{name}.o_proj", narrow, size, bias=True)
     t.touch(*made)
     return result
@@ -258,7 +268,7 @@ def _two_way(t: Tape, x: Tensor, body: TwoWayLayerBody, flow: Flow) -> Tensor:
 
 def _last_look(t: Tape, x: Tensor, body: LastLookBody, flow: Flow) -> Tensor:
     seen = _look(t, x, "final_attn_token_to_image", body, flow)
-    for each in (flow.tokens_seen, flow.asked, flow.placed):
+    for each in (flow.tokens_seen, flow.asked):
         assert each is not None
         t.release(each)
     flow.tokens_seen = layer_norm(t, seen, "layer_norm_final_attn", body.size)
@@ -293,7 +303,8 @@ def _masks(t: Tape, x: Tensor, body: MasksBody, flow: Flow) -> Tensor:
                 found = activation(t, found, Activation.RELU)
         made.append(found)
     stacked = t.concatenate(*made)
-    t.release(tokens)
+    for each in (tokens, *flow.found):
+        t.release(each)
     positions = x.numel // out
     masks = batched_matmul(t, stacked, x, positions * body.num_tokens, out)
     return t.slice(masks, positions * (body.num_tokens - 1))

@@ -34,6 +34,14 @@ class MaskNeckBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlacesBody:
+    """Where each patch is, through a trained matrix; it is made before all else."""
+
+    image: tuple[int, int]
+    patch: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PromptBody:
     """One point for each picture, beside the tokens that masks are read from; no mask is given."""
 
