@@ -68,6 +68,7 @@ FAMILY_MODULES: dict[str, str] = {
     "deepseek_v2": "latents",
     "deepseek_v3": "latents",
     "glm4_moe_lite": "latents",
+    "mistral4": "latents",
     "minicpm3": "latents",
     "bert": "encoders",
     "roberta": "encoders",

@@ -115,6 +115,8 @@ class LayerSpec:
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     residual_upcast: bool = False
     """The stream is held in fp32, and the norm is given a copy in its weight's format (Mamba)."""
+    residual_vectors: bool = False
+    """The stream is multiplied by a trained vector before each sum (Doge)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False
@@ -238,6 +240,8 @@ class EmbeddingSpec:
     projection_bias: bool = True
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
+    norm_in_table: bool = False
+    """The token table norms what it looks up (Muse Glimmer)."""
     dropout: float = 0.0
     dropout_module: bool = False
     """Dropout is a module, not a call of a function."""

@@ -19,6 +19,7 @@ from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.exchange import ExchangeKind, Group, both_ways
 from memplan.training.expert_parallel import ExpertParallel
@@ -31,6 +32,13 @@ def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
     """
     networks = [run.layer.feed_forward for stack in model.stacks for run in stack.runs]
     mixtures = [each for each in networks if isinstance(each, MixtureSpec)]
+    others = [each for each in networks if not isinstance(each, MixtureSpec | FeedForwardSpec)]
+    if others or any(spec.in_turn or spec.router.table_rows for spec in mixtures):
+        msg = (
+            f"expert_parallel: is not modelled for {model.name} ({model.family}), whose class runs its experts "
+            "in a way of its own; the nearest that is: sharding over all GPUs, engine='fsdp' or zero_stage=3"
+        )
+        raise SetupError(msg)
     if not mixtures:
         msg = f"expert_parallel: {model.name} ({model.family}) has no experts: leave it out"
         raise SetupError(msg)
