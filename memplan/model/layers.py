@@ -285,6 +285,8 @@ class StackSpec:
     """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
     block_masks: bool = False
     """Tokens of a picture see one another: masks of every pair for every sequence (Gemma 3's towers)."""
+    window_block_masks: bool = False
+    """The same within windows alone; whole attention stays causal (Gemma 4)."""
     written_mask: bool = False
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     spare_window_mask: bool = False
