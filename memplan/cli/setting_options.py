@@ -67,6 +67,10 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="Height and width of each. [default: the config's]",
     ),
     SettingOption(
+        flag="--num-frames", field="num_frames", kind=int | None, metavar="N",
+        help_text="Frames of each clip, of models that make video. [default: the config's]",
+    ),
+    SettingOption(
         flag="--audio-seconds", field="audio_seconds", kind=int | None, metavar="N",
         help_text="Length of each clip of sound. [default: 30]",
     ),

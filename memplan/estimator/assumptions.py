@@ -227,6 +227,9 @@ def _kernels(setup: TrainingSetup) -> str:
 
 def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -> str:
     text = f"{resolved.seq_len} tokens"
+    if model.denoises:
+        default = "" if asked.seq_len is not None else " (default)"
+        return f"prompts of {text}{default}"
     if resolved.target_seq_len != resolved.seq_len:
         text += f" in, {resolved.target_seq_len} out"
     if asked.seq_len is not None or resolved.lengths is not None:
@@ -240,6 +243,10 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What a model sees and hears in a sample."""
     if not model.tables:
         return ()
+    if model.denoises:
+        from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
+
+        return sample_words(model, resolved.image_size, resolved.num_frames)
     from memplan.graph.towers.media import media_words  # only for towers
 
     return media_words(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.families.index import FAMILY_MODULES, family_module
-from memplan.families.request import ReadRequest, deduce_model_type, resolve_task
+from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
 from memplan.model.config import MAX_LAYERS, ConfigReader
 from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
@@ -42,6 +42,13 @@ def read_model(
     """
     model_type = family or deduce_model_type(config, source=source, known=FAMILY_MODULES)
     module = family_module(model_type)
+    if module is None and family is None and DIFFUSERS_CLASS in config:
+        msg = (
+            f"{source}: {DIFFUSERS_CLASS} {model_type!r} is none of diffusers' classes that are modelled: "
+            f"{', '.join(each for each in supported_families() if each[0].isupper())}; trace the module with "
+            "memplan.trace, or give the config of its transformer"
+        )
+        raise ConfigError(msg)
     if module is None:
         msg = (
             f"{source}: model_type {model_type!r} is not supported."

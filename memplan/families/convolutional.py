@@ -8,16 +8,30 @@ from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.request import ReadRequest
 from memplan.families.towers.convnext import convnext_sizes, convnext_tower
 from memplan.families.towers.efficientnet import efficientnet_tower
+from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.resnet import (
+    PICTURE,
     bit_tower,
     regnet_tower,
     resnet_sizes,
     resnet_tower,
+    whole_mean,
 )
 from memplan.families.towers.sizes import each_stage, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.body import ChainBody, LessItselfBody, ResidualBody, TowerBody
+from memplan.model.towers.nets import (
+    ConvolutionBody,
+    DropoutBody,
+    DropPathBody,
+    GroupNormBody,
+    PixelsBody,
+    Window,
+    WindowBody,
+)
+from memplan.model.towers.parts import ActivationBody
 from memplan.model.towers.pooling import PoolerBody, TowerPooling
 
 IMAGES = "ForImageClassification"
@@ -34,10 +48,12 @@ def _residual(reader: ConfigReader, request: ReadRequest, *, tower: DeclareTower
 
     def declare(table: ParameterTable, ending: str) -> None:
         tower(table, "model", reader)
+        with table.block("model.pooler", body=whole_mean()):
+            pass
         if ending == IMAGES:
-            classifier(table, "classifier", size, request.labels(reader))
+            classifier(table, "classifier", size, request.labels(reader), known=True)
 
-    return _images(reader, request, declare, size)
+    return _images(reader, request, declare, size, recomputes=False)
 
 
 def _images(
@@ -62,24 +78,33 @@ def _convnext(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         normalized = request.model_type == "convnextv2"
         convnext_tower(table, "model", reader, normalized=normalized)
         mean = PoolerBody(pooling=TowerPooling.MEAN, size=size, norm="layernorm")
-        with table.block("norm", body=None if normalized else mean):
+        with table.block("norm", body=mean):
             table.norm("layernorm", size)
         if ending == IMAGES:
             labels = request.labels(reader)
-            classifier(table, "classifier", size, labels, known=not normalized)
+            classifier(table, "classifier", size, labels, known=True)
 
     return _images(reader, request, declare, size, recomputes=False)
 
 
 def _efficientnet(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     size = reader.integer("hidden_dim")
+    kind = reader.choice(
+        "pooling_type", reader.text("pooling_type", default="mean"), ("mean", "max")
+    )
+    pooled = WindowBody(window=Window.MEAN if kind == "mean" else Window.GREATEST)
 
     def declare(table: ParameterTable, ending: str) -> None:
         efficientnet_tower(table, "model", reader)
+        with table.block("model.pooler", body=pooled):
+            pass
         if ending == IMAGES:
-            classifier(table, "classifier", size, request.labels(reader))
+            drop = DropoutBody(probability=reader.number("dropout_rate", default=0.5))
+            with table.block("model.dropout", body=drop):
+                pass
+            classifier(table, "classifier", size, request.labels(reader), known=True)
 
-    return _images(reader, request, declare, size)
+    return _images(reader, request, declare, size, recomputes=False)
 
 
 def _poolformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -90,30 +115,85 @@ def _poolformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         _poolformer_tower(table, reader, sizes)
         if ending == IMAGES:
-            with table.block("norm"):
+            last = ChainBody(parts=(GroupNormBody(module="norm", groups=1), whole_mean()))
+            with table.block("norm", body=last):
                 table.norm("norm", sizes[-1])
-            classifier(table, "classifier", sizes[-1], request.labels(reader))
+            classifier(table, "classifier", sizes[-1], request.labels(reader), known=True)
 
-    return _images(reader, request, declare, sizes[-1])
+    return _images(reader, request, declare, sizes[-1], recomputes=False)
 
 
 def _poolformer_tower(table: ParameterTable, reader: ConfigReader, sizes: list[int]) -> None:
     kernels = each_stage(reader, "patch_sizes", len(sizes))
     depths = each_stage(reader, "depths", len(sizes))
+    strides = each_stage(reader, "strides", len(sizes))
+    padding = each_stage(reader, "padding", len(sizes), minimum=0)
     before = reader.integer("num_channels")
+    pixels = PixelsBody(channels=before, image=(PICTURE, PICTURE))
+    drops = reader.number("drop_path_rate", default=0.0) > 0
     for index, size in enumerate(sizes):
-        with table.block(f"stages.{index}.embed"):
+        fewer = ConvolutionBody(
+            module="patch_embeddings", kernel=kernels[index], stride=strides[index],
+            padding=2 * padding[index], bias=True,
+        )  # fmt: skip
+        embed = fewer if index else ChainBody(parts=(pixels, fewer))
+        with table.block(f"stages.{index}.embed", body=embed):
             table.convolution("patch_embeddings", before, size, kernels[index], kernels[index])
         inner = int(size * ratio(reader, "mlp_ratio"))
-        with table.block(f"stages.{index}.layers", count=depths[index]):
-            table.convolution("output.conv1", size, inner, 1, 1)
-            table.convolution("output.conv2", inner, size, 1, 1)
-            table.norm("before_norm", size)
-            table.norm("after_norm", size)
-            if reader.flag("use_layer_scale", default=True):
-                table.parameter("layer", "layer_scale_1", size)
-                table.parameter("layer", "layer_scale_2", size)
+        # The very first layer's share of dropped samples is 0.
+        one = 0 if index else min(1, depths[0])
+        for count, body in (
+            (one, _poolformer_layer(reader, drops=False)),
+            (depths[index] - one, _poolformer_layer(reader, drops=drops)),
+        ):
+            _poolformer_block(table, reader, index, count, size, inner, body)
         before = size
+
+
+def _poolformer_layer(reader: ConfigReader, *, drops: bool) -> TowerBody:
+    """``PoolFormerLayer``: what pooling changes, then two linear layers, each added."""
+    size = reader.integer("pool_size")
+    pooling = WindowBody(window=Window.MEAN, kernel=size, padding=size // 2 * 2)
+    scaled = reader.flag("use_layer_scale", default=True)
+    dropped = (DropPathBody(),) if drops else ()
+    first = (GroupNormBody(module="before_norm", groups=1), LessItselfBody(part=pooling))
+    second = (
+        GroupNormBody(module="after_norm", groups=1),
+        ConvolutionBody(module="output.conv1", kernel=1, bias=True),
+        ActivationBody(activation=tower_activation(reader, "hidden_act")),
+        *dropped,
+        ConvolutionBody(module="output.conv2", kernel=1, bias=True),
+        *dropped,
+    )
+    return ChainBody(
+        parts=tuple(
+            ResidualBody(
+                branch=branch,
+                scale=f"layer.layer_scale_{number}" if scaled else "",
+                drop_path=drops,
+            )
+            for number, branch in ((1, first), (2, second))
+        )
+    )
+
+
+def _poolformer_block(
+    table: ParameterTable,
+    reader: ConfigReader,
+    index: int,
+    count: int,
+    size: int,
+    inner: int,
+    body: TowerBody,
+) -> None:
+    with table.block(f"stages.{index}.layers", count=count, body=body):
+        table.convolution("output.conv1", size, inner, 1, 1)
+        table.convolution("output.conv2", inner, size, 1, 1)
+        table.norm("before_norm", size)
+        table.norm("after_norm", size)
+        if reader.flag("use_layer_scale", default=True):
+            table.parameter("layer", "layer_scale_1", size)
+            table.parameter("layer", "layer_scale_2", size)
 
 
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {

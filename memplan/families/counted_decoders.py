@@ -4,7 +4,6 @@ Norms, residual sums, embeddings, heads and plain networks are operations; what 
 way of its own is weights.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
@@ -18,27 +17,21 @@ from memplan.families.hybrids import (
 )
 from memplan.families.llama import Variation, read_attention, read_feed_forward
 from memplan.families.request import ReadRequest
+from memplan.model.attention import RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
+from memplan.model.mixers import DifferentialSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
 NORM = NormSpec(kind=NormKind.RMS)
 WEIGHT_ONLY_LAYER_NORM = NormSpec(kind=NormKind.LAYER)
-HYPER_WEIGHTS = 3
-"""Scales of a hyper-connection: of collapsing, expanding and mixing (DeepSeek-V4)."""
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``COUNTED``."""
-    model = read_hybrid(reader, request, COUNTED[request.model_type])
-    extras = EXTRAS.get(request.model_type)
-    if extras is None:
-        return model
-    table = ParameterTable()
-    extras(table, reader)
-    return replace(model, tables=table.blocks())
+    return read_hybrid(reader, request, COUNTED[request.model_type])
 
 
 def all_alike(reader: ConfigReader) -> list[str]:
@@ -61,16 +54,15 @@ def gated_weights(
 def _diffllama_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """Differential attention: two attention calls, their difference scaled by four vectors."""
     spec = plain_attention(reader, Variation())
+    spec = replace(spec, rotary=RotarySpec(dim=spec.head_dim), dropout=0.0)
     if spec.num_kv_heads % 2:
         error = reader.fail("num_key_value_heads", f"{spec.num_kv_heads} is odd, must be even")
         raise error
 
-    def declare(table: ParameterTable) -> None:
-        for vector in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-            table.parameter("self_attn", vector, spec.head_dim)
-        attention_weights(table, "self_attn", spec, reader.integer("hidden_size"))
-
-    return LayerSpec(attention=counted(declare), feed_forward=gated_network(reader), norm=NORM)
+    return LayerSpec(
+        attention=DifferentialSpec(scores=spec), feed_forward=gated_network(reader),
+        norm=NORM,
+    )  # fmt: skip
 
 
 # -- JetMoE --------------------------------------------------------------------------------------
@@ -205,155 +197,6 @@ def _doge_experts(table: ParameterTable, reader: ConfigReader, hidden_size: int)
     table.embedding("mlp.up_embed", experts, hidden_size)
 
 
-# -- DeepSeek-V4 ---------------------------------------------------------------------------------
-
-_COMPRESSED = {
-    0: "sliding_attention",
-    4: "compressed_sparse_attention",
-    128: "heavily_compressed_attention",
-}
-"""Kinds of layers by what ``compress_ratios`` says."""
-
-_RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
-"""Tokens that one compressed entry stands for where the config is silent."""
-
-_RATE_KEYS = {
-    "compressed_sparse_attention": "compress_rate_csa",
-    "heavily_compressed_attention": "compress_rate_hca",
-}
-
-
-def _deepseek_kinds(reader: ConfigReader) -> list[str]:
-    """``layer_types``, or ``compress_ratios``, or two heavy ones and then both in turns."""
-    count = reader.layers("num_hidden_layers")
-    named = reader.texts("layer_types")
-    if not named:
-        ratios = reader.integers("compress_ratios")
-        for ratio in ratios:
-            if ratio not in _COMPRESSED:
-                error = reader.fail("compress_ratios", f"{ratio} is none of 0, 4, 128")
-                raise error
-        named = [_COMPRESSED[ratio] for ratio in ratios]
-    if not named:
-        heavy, sparse = "heavily_compressed_attention", "compressed_sparse_attention"
-        named = [heavy, heavy] + [sparse if each % 2 else heavy for each in range(count - 2)]
-    if len(named) < count:
-        error = reader.fail("layer_types", f"names {len(named)} layers of {count}")
-        raise error
-    for name in named:
-        reader.choice("layer_types", name, _COMPRESSED.values())
-    return named[:count]
-
-
-def _rate(reader: ConfigReader, kind: str) -> int:
-    legacy = reader.optional_integer(_RATE_KEYS[kind])
-    if legacy is not None:
-        return legacy
-    rates = reader.mapping("compress_rates")
-    value = rates.get(kind) if rates is not None else None
-    return value if isinstance(value, int) else _RATES[kind]
-
-
-def _deepseek_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    hidden_size = reader.integer("hidden_size")
-
-    def attention(table: ParameterTable) -> None:
-        _hyper_connection(table, "attn_hc", reader, hidden_size)
-        _shared_key_attention(table, reader, hidden_size)
-        if kind != "sliding_attention":
-            _compressor(table, reader, kind, hidden_size)
-
-    def network(table: ParameterTable) -> None:
-        _hyper_connection(table, "ffn_hc", reader, hidden_size)
-        _deepseek_experts(table, reader, hidden_size)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
-
-
-def _hyper_connection(
-    table: ParameterTable, name: str, reader: ConfigReader, hidden_size: int
-) -> None:
-    """Weights that collapse, expand and mix the residual's streams."""
-    streams = reader.integer("hc_mult")
-    width = (2 + streams) * streams
-    table.parameter(name, "fn", width, streams * hidden_size)
-    table.parameter(name, "base", width)
-    table.parameter(name, "scale", HYPER_WEIGHTS)
-
-
-def _shared_key_attention(table: ParameterTable, reader: ConfigReader, hidden_size: int) -> None:
-    """Many queries out of a narrow vector, one head that is key and value, a grouped output."""
-    name, heads, head_dim = (
-        "self_attn",
-        reader.integer("num_attention_heads"),
-        reader.integer("head_dim"),
-    )
-    rank, groups = reader.integer("q_lora_rank"), reader.integer("o_groups")
-    output = groups * reader.integer("o_lora_rank")
-    queries = heads * head_dim
-    group = reader.divide("num_attention_heads", queries, "o_groups", groups)
-    table.parameter(name, "sinks", heads)
-    table.linear(f"{name}.q_a_proj", hidden_size, rank, bias=False)
-    table.norm(f"{name}.q_a_norm", rank, bias=False)
-    table.linear(f"{name}.q_b_proj", rank, queries, bias=False)
-    table.linear(f"{name}.kv_proj", hidden_size, head_dim, bias=False)
-    table.norm(f"{name}.kv_norm", head_dim, bias=False)
-    table.linear(f"{name}.o_a_proj", group, output, bias=False)
-    table.linear(f"{name}.o_b_proj", output, hidden_size, bias=False)
-
-
-def _compressor(table: ParameterTable, reader: ConfigReader, kind: str, hidden_size: int) -> None:
-    """What makes one entry of many tokens; the sparse kind also chooses among the entries."""
-    name, rate, head_dim = (
-        "self_attn.compressor",
-        _rate(reader, kind),
-        reader.integer("head_dim"),
-    )
-    if kind == "heavily_compressed_attention":
-        _entries(table, name, rate, (hidden_size, head_dim, head_dim))
-        return
-    _entries(table, name, rate, (hidden_size, 2 * head_dim, head_dim))
-    heads, size = reader.integer("index_n_heads"), reader.integer("index_head_dim")
-    _entries(table, f"{name}.indexer", rate, (hidden_size, 2 * size, size))
-    rank = reader.integer("q_lora_rank")
-    table.linear(f"{name}.indexer.q_b_proj", rank, heads * size, bias=False)
-    table.linear(f"{name}.indexer.scorer.weights_proj", hidden_size, heads, bias=False)
-
-
-def _entries(table: ParameterTable, name: str, rate: int, sizes: tuple[int, int, int]) -> None:
-    """Projections, a bias for each place of a window, a norm.
-
-    ``sizes`` are the hidden size, what the projections give, and the norm's width.
-    """
-    hidden_size, width, normed = sizes
-    table.parameter(name, "position_bias", rate, width)
-    table.linear(f"{name}.kv_proj", hidden_size, width, bias=False)
-    table.linear(f"{name}.gate_proj", hidden_size, width, bias=False)
-    table.norm(f"{name}.kv_norm", normed, bias=False)
-
-
-def _deepseek_experts(table: ParameterTable, reader: ConfigReader, hidden_size: int) -> None:
-    experts, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
-    check_experts(reader, "num_experts_per_tok", active, experts)
-    inner = reader.integer("moe_intermediate_size")
-    table.linear("mlp.gate", hidden_size, experts, bias=False)
-    table.experts(
-        "mlp.experts", "gate_up_proj", experts, 2 * inner, hidden_size, active=active, matrices=2
-    )
-    table.experts("mlp.experts", "down_proj", experts, hidden_size, inner, active=active)
-    bias = reader.flag("mlp_bias")
-    gated_weights(table, "mlp.shared_experts", hidden_size, inner, bias=bias)
-
-
-def _deepseek_extras(table: ParameterTable, reader: ConfigReader) -> None:
-    """What collapses the streams behind the last layer."""
-    streams = reader.integer("hc_mult")
-    with table.block("hc_head"):
-        table.parameter("hc_head", "hc_fn", streams, streams * reader.integer("hidden_size"))
-        table.parameter("hc_head", "hc_base", streams)
-        table.parameter("hc_head", "hc_scale", 1)
-
-
 # -- OpenAI's privacy filter ---------------------------------------------------------------------
 
 
@@ -457,9 +300,7 @@ def _step_experts(
 
 
 COUNTED: dict[str, Hybrid] = {
-    "diffllama": Hybrid(
-        kinds=all_alike, layer=_diffllama_layer, left_out="its differential attention"
-    ),
+    "diffllama": Hybrid(kinds=all_alike, layer=_diffllama_layer),
     "jetmoe": Hybrid(kinds=all_alike, layer=_jetmoe_layer, left_out="its experts and attention"),
     "dbrx": Hybrid(
         kinds=all_alike,
@@ -470,11 +311,6 @@ COUNTED: dict[str, Hybrid] = {
     "bitnet": Hybrid(kinds=all_alike, layer=_bitnet_layer),
     "doge": Hybrid(
         kinds=all_alike, layer=_doge_layer, left_out="its attention and feed-forward networks"
-    ),
-    "deepseek_v4": Hybrid(
-        kinds=_deepseek_kinds,
-        layer=_deepseek_layer,
-        left_out="its hyper-connections, attention and experts",
     ),
     "openai_privacy_filter": Hybrid(
         kinds=all_alike,
@@ -488,8 +324,3 @@ COUNTED: dict[str, Hybrid] = {
         left_out="its attention and feed-forward networks",
     ),
 }
-
-EXTRAS: dict[str, Callable[[ParameterTable, ConfigReader], None]] = {
-    "deepseek_v4": _deepseek_extras,
-}
-"""What a type owns beside its layers."""

@@ -179,7 +179,7 @@ FAMILY_MODULES: dict[str, str] = {
     "bitnet": "counted_decoders",
     "doge": "counted_decoders",
     "cpmant": "cpmant",
-    "deepseek_v4": "counted_decoders",
+    "deepseek_v4": "deepseek_v4",
     "glm_moe_dsa": "latents",
     "kimi_k2": "latents",
     "resnet": "convolutional",
@@ -263,7 +263,7 @@ FAMILY_MODULES: dict[str, str] = {
     "gemma4": "multimodal",
     "florence2": "multimodal",
     "granite_speech_plus": "multimodal",
-    "gemma4_text": "text_decoders",
+    "gemma4_text": "gemma4",
     "llama4_text": "text_decoders",
     "mllama_text_model": "text_decoders",
     "muse_glimmer_text": "text_decoders",
@@ -284,8 +284,12 @@ FAMILY_MODULES: dict[str, str] = {
     "blip-2": "multimodal",
     "instructblipvideo": "multimodal",
     "colqwen2": "composites",
+    "CogVideoXTransformer3DModel": "diffusion",
+    "FluxTransformer2DModel": "diffusion",
+    "SD3Transformer2DModel": "diffusion",
+    "WanTransformer3DModel": "diffusion",
 }
-"""For each supported ``model_type``, the module of this package that reads it."""
+"""For each supported ``model_type``, or class of diffusers, the module of this package that reads it."""
 
 
 class FamilyModule(Protocol):

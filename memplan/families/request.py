@@ -13,6 +13,9 @@ _DTYPES = {
     "bfloat16": DType.BF16,
 }  # fmt: skip
 
+DIFFUSERS_CLASS = "_class_name"
+"""The key under which a diffusers config names its class."""
+
 _OWN_PRETRAINING = frozenset(
     {"electra", "big_bird", "fnet", "flava", "funnel", "lxmert", "visual_bert"}
 )
@@ -75,7 +78,7 @@ def deduce_model_type(
     >>> deduce_model_type({"architectures": ["T5Model"]}, source="a file", known=["t5"])
     't5'
     """
-    model_type = config.get("model_type")
+    model_type = config.get("model_type", config.get(DIFFUSERS_CLASS))
     if isinstance(model_type, str) and model_type:
         return model_type
     if model_type is not None:

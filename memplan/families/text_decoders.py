@@ -1,11 +1,11 @@
 """Text models of one multimodal type each, whose layers are partly counted.
 
-Gemma 4, Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
+Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
 experts work as no other family's do. Such parts are counted, the others written down
 (``modeling_*.py`` of each type, transformers 5.23).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.hybrids import Hybrid, counted, read_hybrid
@@ -16,7 +16,6 @@ from memplan.families.towers.parts import attention
 from memplan.model.attention import OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.mixers import CountedSpec
 from memplan.model.mixtures import EveryTokenSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
@@ -60,7 +59,10 @@ def listed_kinds(reader: ConfigReader, full: Callable[[int], bool]) -> list[str]
     return listed
 
 
-def _gated(reader: ConfigReader, key: str = "intermediate_size", times: int = 1) -> FeedForwardSpec:
+def gated_network(
+    reader: ConfigReader, key: str = "intermediate_size", times: int = 1
+) -> FeedForwardSpec:
+    """Llama's network, under the keys that these types have, so many times as wide."""
     return FeedForwardSpec(
         intermediate_size=times * reader.integer(key),
         activation=read_activation(reader, "hidden_act", "hidden_activation"),
@@ -69,7 +71,7 @@ def _gated(reader: ConfigReader, key: str = "intermediate_size", times: int = 1)
     )
 
 
-def _per_token(reader: ConfigReader, key: str, num_experts: int) -> int:
+def per_token(reader: ConfigReader, key: str, num_experts: int) -> int:
     """Experts of a token; an error where there are not so many."""
     found = reader.integer(key)
     if found > num_experts:
@@ -77,115 +79,10 @@ def _per_token(reader: ConfigReader, key: str, num_experts: int) -> int:
     return found
 
 
-# -- Gemma 4 -------------------------------------------------------------------------------------
-
-GEMMA4_PERIOD = 6
-"""Every how many layers one has no window, unless ``layer_types`` says."""
-GEMMA4_GLOBAL_HEAD = 512
-"""Size of a head in those layers (``Gemma4TextConfig``)."""
-
-
-def _gemma4_kinds(reader: ConfigReader) -> list[str]:
-    """With or without a window; the last layers reuse keys and values of earlier ones."""
-    kinds = listed_kinds(reader, lambda index: (index + 1) % GEMMA4_PERIOD == 0)
-    kinds[-1] = FULL
-    reusing = reader.integer("num_kv_shared_layers", minimum=0)
-    if reusing >= len(kinds):
-        error = reader.fail("num_kv_shared_layers", f"{reusing} of {len(kinds)} layers")
-        raise error
-    first = len(kinds) - reusing
-    return [*kinds[:first], *(kind + REUSING for kind in kinds[first:])]
-
-
-def _gemma4_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    wide = kind.endswith(REUSING) and reader.flag("use_double_wide_mlp")
-    dense = _gated(reader, times=2 if wide else 1)
-    feed_forward = _gemma4_experts(reader, dense) if reader.flag("enable_moe_block") else dense
-    return LayerSpec(
-        attention=counted(lambda table: _gemma4_attention(table, reader, kind)),
-        feed_forward=feed_forward,
-        norm=RMS,
-        placement=NormPlacement.SANDWICH,
-    )
-
-
-def _gemma4_attention(table: ParameterTable, reader: ConfigReader, kind: str) -> None:
-    """Attention, and the gate by which the layer's own embedding of the token enters."""
-    size, bias = reader.integer("hidden_size"), reader.flag("attention_bias")
-    heads, head_size, narrow = _gemma4_heads(reader, full=kind.startswith(FULL))
-    table.linear("self_attn.q_proj", size, heads * head_size, bias=bias)
-    table.norm("self_attn.q_norm", head_size, bias=False)
-    if not kind.endswith(REUSING):
-        table.linear("self_attn.k_proj", size, narrow * head_size, bias=bias)
-        table.norm("self_attn.k_norm", head_size, bias=False)
-        if not (reader.flag("attention_k_eq_v") and kind.startswith(FULL)):
-            table.linear("self_attn.v_proj", size, narrow * head_size, bias=bias)
-    table.linear("self_attn.o_proj", heads * head_size, size, bias=bias)
-    own = reader.integer("hidden_size_per_layer_input", minimum=0)
-    if own:
-        table.linear("per_layer_input_gate", size, own, bias=False)
-        table.linear("per_layer_projection", own, size, bias=False)
-        table.norm("post_per_layer_input_norm", size, bias=False)
-
-
-def _gemma4_heads(reader: ConfigReader, *, full: bool) -> tuple[int, int, int]:
-    """Query heads, their size, key/value heads."""
-    heads, narrow = reader.integer("num_attention_heads"), reader.integer("num_key_value_heads")
-    if not full:
-        return heads, reader.integer("head_dim"), narrow
-    own = _gemma4_override(reader)
-    head_size = own.integer("head_dim", default=reader.integer(
-        "global_head_dim", default=GEMMA4_GLOBAL_HEAD
-    ))  # fmt: skip
-    if reader.flag("attention_k_eq_v"):
-        narrow = reader.integer("num_global_key_value_heads", default=narrow)
-    return heads, head_size, own.integer("num_key_value_heads", default=narrow)
-
-
-def _gemma4_override(reader: ConfigReader) -> ConfigReader:
-    """What a file saved by transformers 5 says of each layer without a window."""
-    layers = reader.mapping("per_layer_config") or {}
-    found = next((each for each in layers.values() if isinstance(each, Mapping)), {})
-    return reader.nested(found, f"{reader.path}per_layer_config.")
-
-
-def _gemma4_experts(reader: ConfigReader, dense: FeedForwardSpec) -> CountedSpec:
-    """Experts beside the dense network, each with norms of its own."""
-    size, inner = reader.integer("hidden_size"), reader.integer("moe_intermediate_size")
-    experts = reader.integer("num_experts")
-    active = _per_token(reader, "top_k_experts", experts)
-
-    def declare(table: ParameterTable) -> None:
-        perceptron(table, "mlp", size, dense.intermediate_size, gated=True, bias=False)
-        table.parameter("router", "scale", size)
-        table.parameter("router", "per_expert_scale", experts)
-        table.linear("router.proj", size, experts, bias=False)
-        _experts(table, experts, size, inner, active)
-        for place in ("post_feedforward_1", "post_feedforward_2", "pre_feedforward_2"):
-            table.norm(f"{place}_norm", size, bias=False)
-
-    return counted(declare)
-
-
 def _experts(table: ParameterTable, count: int, size: int, inner: int, active: int) -> None:
     """Gated experts, their matrices stacked."""
     table.experts("mlp.experts", "gate_up_proj", count, 2 * inner, size, active=active, matrices=2)
     table.experts("mlp.experts", "down_proj", count, size, inner, active=active)
-
-
-def _gemma4_beside(reader: ConfigReader) -> tuple[ParameterBlock, ...]:
-    """The token table that holds a vector for every layer."""
-    own = reader.integer("hidden_size_per_layer_input", minimum=0)
-    table = ParameterTable()
-    if own:
-        width = own * reader.layers("num_hidden_layers")
-        with table.block("per_layer_embed"):
-            rows = reader.integer("vocab_size_per_layer_input")
-            table.embedding("embed_tokens_per_layer", rows, width)
-            size = reader.integer("hidden_size")
-            table.linear("per_layer_model_projection", size, width, bias=False)
-            table.norm("per_layer_projection_norm", own, bias=False)
-    return table.blocks()
 
 
 # -- Llama 4 -------------------------------------------------------------------------------------
@@ -231,7 +128,9 @@ def _llama4_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     sparse = network == SPARSE
     return LayerSpec(
         attention=spec,
-        feed_forward=_llama4_experts(reader) if sparse else _gated(reader, "intermediate_size_mlp"),
+        feed_forward=_llama4_experts(reader)
+        if sparse
+        else gated_network(reader, "intermediate_size_mlp"),
         norm=RMS,
     )
 
@@ -241,8 +140,8 @@ def _llama4_experts(reader: ConfigReader) -> EveryTokenSpec:
     experts = reader.integer("num_local_experts")
     return EveryTokenSpec(
         num_experts=experts,
-        num_chosen=_per_token(reader, "num_experts_per_tok", experts),
-        expert=replace(_gated(reader), bias=False),
+        num_chosen=per_token(reader, "num_experts_per_tok", experts),
+        expert=replace(gated_network(reader), bias=False),
     )
 
 
@@ -274,7 +173,7 @@ def _mllama_layer(reader: ConfigReader, kind: str) -> LayerSpec:
 
     return LayerSpec(
         attention=counted(declare) if kind == CROSS else spec,
-        feed_forward=replace(_gated(reader), bias=False),
+        feed_forward=replace(gated_network(reader), bias=False),
         norm=RMS,
     )
 
@@ -296,7 +195,7 @@ def _muse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     spec = read_attention(reader, Variation(), reader.integer("hidden_size"))
     return LayerSpec(
         attention=replace(spec, sliding_window=window, output_gate=OutputGate.SIGMOID),
-        feed_forward=replace(_gated(reader), bias=False),
+        feed_forward=replace(gated_network(reader), bias=False),
         norm=RMS,
         placement=NormPlacement.SANDWICH,
     )
@@ -308,7 +207,7 @@ def _muse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
 def _aria_layer(reader: ConfigReader, _: str) -> LayerSpec:
     size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
     experts, shared = reader.integer("moe_num_experts"), reader.integer("moe_num_shared_experts")
-    active = _per_token(reader, "moe_topk", experts)
+    active = per_token(reader, "moe_topk", experts)
     bias = reader.flag("mlp_bias")
 
     def declare(table: ParameterTable) -> None:
@@ -354,13 +253,6 @@ def _alike(reader: ConfigReader) -> list[str]:
 
 
 DECODERS: dict[str, Hybrid] = {
-    "gemma4_text": Hybrid(
-        kinds=_gemma4_kinds,
-        layer=_gemma4_layer,
-        left_out="its attention, experts and embeddings for each layer",
-        embedding_scaled=True,
-        softcap_key="final_logit_softcapping",
-    ),
     "llama4_text": Hybrid(
         kinds=_llama4_kinds,
         layer=_llama4_layer,
@@ -389,7 +281,6 @@ DECODERS: dict[str, Hybrid] = {
 }
 
 BESIDE: dict[str, Callable[[ConfigReader], tuple[ParameterBlock, ...]]] = {
-    "gemma4_text": _gemma4_beside,
     "kosmos_2_5_text_model": _kosmos_beside,
 }
 """What stands beside a type's stack."""

@@ -27,6 +27,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.contrast import Contrast, ContrastBody
+from memplan.model.towers.parts import LinearBody
 from memplan.model.towers.pooling import TowerPooling
 
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
@@ -356,8 +357,9 @@ def _text_tower(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         clip_text(table, "text_model", reader)
         if ending == WITH_PROJECTION:
-            with table.block("head"):
-                width = reader.integer("projection_dim")
+            width = reader.integer("projection_dim")
+            body = LinearBody(module="text_projection", inputs=size, outputs=width, bias=False)
+            with table.block("head", body=body):
                 table.linear("text_projection", size, width, bias=False)
 
     return _two_towers(reader, request, declare, reader, WITH_PROJECTION)
@@ -371,8 +373,9 @@ def _vision_tower(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, ending: str) -> None:
         declare_tower(table, "vision_model", reader)
         if ending == WITH_PROJECTION:
-            with table.block("head"):
-                width = reader.integer("projection_dim")
+            width = reader.integer("projection_dim")
+            body = LinearBody(module="visual_projection", inputs=size, outputs=width, bias=False)
+            with table.block("head", body=body):
                 table.linear("visual_projection", size, width, bias=False)
 
     clip = declare_tower is clip_vision

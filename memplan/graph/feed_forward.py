@@ -1,12 +1,14 @@
 """Feed-forward networks: up, activation, and down again."""
 
+from collections.abc import Callable
+
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, linear, norm
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
+from memplan.model.networks import Activation, Clamp, FeedForwardSpec, NetworkPlace
 from memplan.training.kernels import FeedForwardKernel
 
 
@@ -81,6 +83,8 @@ def _gated(
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
         up = up or column("up_proj", inner)
         return fused_gate(t, gate, up), gate
+    if spec.clamp is not Clamp.NEVER:
+        return clamped_product(t, gate, column, spec, name), gate
     given = gate
     if spec.scaled:
         up = column("up_proj", inner)
@@ -89,6 +93,28 @@ def _gated(
     up = up or column("up_proj", inner)
     # Classes whose gate and up lie in one tensor (Phi-3, GLM) write the product the other way round.
     return (t.mul(up, active) if spec.fused_gate_up else t.mul(active, up)), gate
+
+
+def clamped_product(
+    t: Tape,
+    gate: Tensor,
+    up: Tensor | Callable[[str, int], Tensor],
+    spec: FeedForwardSpec,
+    name: str,
+) -> Tensor:
+    """Gate and up, each clamped, the gate before or behind its nonlinearity; up may be still to make."""
+
+    def clamped(x: Tensor) -> Tensor:
+        return t.elementwise(OperationKind.CLAMP, x, saves_input=True)
+
+    def active(x: Tensor) -> Tensor:
+        return activation_module(t, x, spec.activation, f"{name}.act_fn")
+
+    before = spec.clamp is Clamp.BEFORE
+    narrowed = clamped(gate) if before else clamped(active(gate))
+    made = up if isinstance(up, Tensor) else up("up_proj", spec.intermediate_size)
+    other = clamped(made)
+    return t.mul(active(narrowed) if before else narrowed, other)
 
 
 def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:

@@ -65,9 +65,11 @@ def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tenso
 def _other_mixer(
     t: Tape, x: Tensor, spec: LatentAttentionSpec | OtherMixer, context: StackContext
 ) -> Tensor:
-    from memplan.model.latent import LatentAttentionSpec  # only for rarer models
+    from memplan.model.compressed import CompressedAttentionSpec  # only for rarer models
+    from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixers import (
         DeltaRuleSpec,
+        DifferentialSpec,
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
@@ -75,11 +77,26 @@ def _other_mixer(
         SideBySideSpec,
         TimeMixingSpec,
     )
+    from memplan.model.shared_keys import SharedKeysSpec
 
     if isinstance(spec, LatentAttentionSpec):
         from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
 
         return latent_attention(t, x, spec, context)
+    if isinstance(spec, CompressedAttentionSpec):
+        from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
+
+        return compressed_attention(t, x, spec, context)
+    if isinstance(spec, DifferentialSpec):
+        from memplan.graph.attention.differential import (  # only for DiffLlama
+            differential_attention,
+        )
+
+        return differential_attention(t, x, spec, context)
+    if isinstance(spec, SharedKeysSpec):
+        from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
+
+        return shared_keys_attention(t, x, spec, context)
     if isinstance(spec, ShortConvolutionSpec):
         from memplan.graph.mixers.convolution import short_convolution  # only for LFM2
 
@@ -166,12 +183,16 @@ def _other_network(
     t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
     from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
-    from memplan.model.mixtures import EveryTokenSpec, MixtureSpec
+    from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec, MixtureSpec
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, BesideDenseSpec):
+        from memplan.graph.experts.beside_dense import beside_dense  # only for Gemma 4
+
+        return beside_dense(t, x, spec, context)
     if isinstance(spec, EveryTokenSpec):
         from memplan.graph.experts.every_token import every_token  # only for Llama 4
 

@@ -2,7 +2,9 @@
 
 from memplan.dtypes import DType
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, norm
+from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -20,6 +22,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         from memplan.graph.falcon import direct_layer  # only for Falcon
 
         return direct_layer(t, x, layer, spec, context)
+    if layer.streams is not None:
+        from memplan.graph.hyper_connections import streams_layer  # only for DeepSeek-V4
+
+        return streams_layer(t, x, layer, layer.streams, context)
     placement = layer.placement
     if placement is NormPlacement.PRE:
         return pre_norm_layer(t, x, layer, context)
@@ -127,14 +133,36 @@ def _output_apart(layer: LayerSpec) -> bool:
 def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """Gemma 2's: a norm before and after attention, and before and after the feed-forward."""
     hidden = context.hidden_size
+    vector = None
+    if layer.own_vector is not None:
+        from memplan.graph.layer_vectors import own_vector  # only for Gemma 4
+
+        vector = own_vector(t, context, layer.own_vector)
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = norm(t, attended, layer.norm, "post_attention_layernorm", hidden)
     middle = add_residual(t, x, attended, layer)
     normed = norm(t, middle, layer.norm, "pre_feedforward_layernorm", hidden)
+    context.residual = middle
     fed = feed_forward_of(t, normed, layer, context)
     fed = norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden)
-    return add_residual(t, middle, fed, layer)
+    out = add_residual(t, middle, fed, layer)
+    if layer.own_vector is not None and vector is not None:
+        from memplan.graph.layer_vectors import add_own_vector  # only for Gemma 4
+
+        out = add_own_vector(t, out, vector, layer, layer.own_vector, context)
+    return _scaled_in_place(t, out) if layer.buffer_scaled else out
+
+
+def _scaled_in_place(t: Tape, x: Tensor) -> Tensor:
+    """``hidden_states *= self.layer_scalar``, a buffer of one number."""
+    number = t.buffer(1, t.options.weights)
+    out = t.view(x, x.numel)
+    t.record(
+        OperationKind.MUL_IN_PLACE, (x, number), (out,), saves=(number,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return out
 
 
 def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

@@ -124,9 +124,11 @@ def _check_media(model: ModelSpec, options: TapeOptions) -> None:
 
     Raises ``SetupError``.
     """
-    if options.images_per_sample == 1 and not (options.image_size or options.audio_seconds):
+    asked = options.image_size or options.num_frames or options.audio_seconds
+    if options.images_per_sample == 1 and not asked:
         return
-    from memplan.graph.towers.media import sees, sound_of  # only where it is asked for
+    from memplan.graph.denoisers.media import makes_video  # only where it is asked for
+    from memplan.graph.towers.media import sees, sound_of
 
     for name, value, known in (
         (
@@ -134,11 +136,12 @@ def _check_media(model: ModelSpec, options: TapeOptions) -> None:
             options.images_per_sample > 1,
             model.join is not None and sees(model),
         ),
-        ("image_size", options.image_size is not None, sees(model)),
+        ("image_size", options.image_size is not None, sees(model) or model.denoises),
+        ("num_frames", options.num_frames is not None, makes_video(model)),
         ("audio_seconds", options.audio_seconds is not None, sound_of(model) is not None),
     ):
         if value and not known:
-            what = "hears" if name == "audio_seconds" else "sees"
+            what = {"audio_seconds": "hears", "num_frames": "makes a video of"}.get(name, "sees")
             msg = f"{name}: no operations are known by which {model.name} {what} anything; leave it out"
             raise SetupError(msg)
     sound = sound_of(model)
@@ -152,6 +155,8 @@ def _depth(model: ModelSpec) -> int:
     if model.stacks:
         return max(stack.num_layers for stack in model.stacks)
     towers = [block.count for block in model.tables if block.part is ModelPart.LAYERS]
+    if model.denoises:
+        return sum(towers)
     return 0 if model.activations_left_out else max(towers, default=0)
 
 

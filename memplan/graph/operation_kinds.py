@@ -22,6 +22,7 @@ class OperationKind(StrEnum):
     ARGUMENTS = "arguments"
     BADDBMM = "baddbmm"
     BIAS_DROPOUT_ADD = "bias_dropout_add"
+    BATCH_NORM = "batch_norm"
     BINARY_CROSS_ENTROPY_WITH_LOGITS = "binary_cross_entropy_with_logits"
     BITWISE_AND = "bitwise_and"
     BITWISE_NOT = "bitwise_not"

@@ -118,7 +118,7 @@ def matmul_weight(
         factor = trained_weight(t, weight)
         if factor is weight:
             return base_product(t, x, weight, bias)
-        out = _matmul_tensor(t, x, factor, weight.shape[-1], bias)
+        out = matmul_tensor(t, x, factor, weight.shape[-1], bias)
         t.touch(factor)
         return out
     x = t.adaptation.before_linear(t, x, weight.matrix_shape[-1], adapted)
@@ -167,7 +167,7 @@ def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None =
     return out
 
 
-def _matmul_tensor(
+def matmul_tensor(
     t: Tape, x: Tensor, factor: Tensor, in_features: int, bias: Parameter | None = None
 ) -> Tensor:
     """``x @ factor.T + bias`` for a factor that was computed."""
@@ -226,7 +226,7 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
     if not spec.weight:
-        return t.cast(_normalized(t, x, width)[0], x.dtype)
+        return t.cast(_normalized(t, x, width, kind)[0], x.dtype)
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     if t.kernels.norm is not NormKernel.EAGER:
         return rms_norm_fused(t, x, weight)
@@ -236,7 +236,29 @@ def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int
         return rms_norm_t5(t, x, weight)
     if kind is NormKind.RMS_GEMMA:
         return rms_norm_gemma(t, x, weight)
+    if kind is NormKind.RMS_POWER:
+        return rms_norm_power(t, x, weight)
     return rms_norm_upcast(t, x, weight)
+
+
+def norm_weightless(t: Tape, x: Tensor, width: int) -> Tensor:
+    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, which keeps x and a number per row."""
+    if t.decomposed:
+        return t.cast(_normalized(t, x, width)[0], x.dtype)
+    out, statistic = t.tensor(x.numel, x.dtype), t.tensor(x.numel // width, DType.FP32)
+    t.record(
+        OperationKind.RMS_NORM, (x,), (out, statistic), saves=(x, statistic),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return out
+
+
+def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
+    """DeepSeek-V4's without a weight: x times the root, which is cast to x's dtype."""
+    variance = t.mean(t.square(t.cast(x, DType.FP32)), width)
+    out = t.mul(x, t.cast(_reciprocal_root(t, variance), x.dtype))
+    t.touch(x)
+    return out
 
 
 def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) -> Tensor:
@@ -344,11 +366,21 @@ def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     return out
 
 
-def _normalized(t: Tape, x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _normalized(
+    t: Tape, x: Tensor, width: int, kind: NormKind = NormKind.RMS
+) -> tuple[Tensor, Tensor]:
     """An fp32 copy over the root of its mean square, and that mean."""
     full = t.cast(x, DType.FP32)
     variance = t.mean(t.square(full), width)
+    if kind is NormKind.RMS_POWER:
+        return t.mul(full, t.square(t.shift(variance))), variance
     return t.mul(full, _reciprocal_root(t, variance)), variance
+
+
+def rms_norm_power(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Gemma 4's: all of it in fp32, the root as a power, times the weight's copy, then cast back."""
+    normalized, _ = _normalized(t, x, weight.numel, NormKind.RMS_POWER)
+    return t.cast(t.mul(normalized, t.cast(weight, DType.FP32)), x.dtype)
 
 
 def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:

@@ -36,6 +36,8 @@ class TapeOptions:
     """Pictures that a sequence holds."""
     image_size: int | None = None
     """Height and width of each; None: as the model's own [pixels]."""
+    num_frames: int | None = None
+    """Frames of each clip of a video; None: as the model's own."""
     audio_seconds: int | None = None
     """Length of each clip; None: as the model's own [s]."""
     packing: Packing = Packing.NONE

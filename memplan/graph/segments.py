@@ -161,6 +161,11 @@ class Operation:
         self.sends = sends
         """What ranks send one another inside it; a collective of its own sends what it is given."""
 
+    def forget(self) -> None:
+        """Take back all that it keeps: nothing that it leads to is ever differentiated."""
+        self.gradients, self.saved, self.pinned, self.handed = (), (), (), ()
+        self.keeps = self.keeps_weight = self.saves_output = False
+
     @property
     def held(self) -> Sequence[Storage]:
         """All that it keeps alive, however it does."""
@@ -266,7 +271,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
+        "graph_held", "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
@@ -328,6 +333,9 @@ class Segment:
         """Beginnings of parameters' names that no module bears: what they hold is the layer's."""
         self.regions: list[Region] = []
         """Stretches that are recomputed on their own."""
+        self.graph_held: tuple[Storage, ...] = ()
+        """In a checkpointed segment, what its second run keeps until backward is over: the model holds
+        some of its outputs, and with them the graph that made them."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
         self.input_away: Away | None = None

@@ -61,6 +61,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     t = Tape(options, source=model.source)
     if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
         t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    if model.denoises:
+        from memplan.graph.denoisers.flow import record_denoiser  # only for diffusion transformers
+
+        record_denoiser(t, model.tables)
+        return t
     if not model.stacks and not model.activations_left_out:
         from memplan.graph.towers.flow import record_flow  # only for towers by themselves
 
@@ -87,7 +92,18 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.stages import receive  # only for pipelines
 
         x, table = receive(t, model, stage)
+    vectors = stack.embedding.layer_vectors if stack.embedding is not None else None
+    held = None
+    if vectors is not None:
+        from memplan.graph.layer_vectors import layer_vectors  # only for Gemma 4
+
+        held = layer_vectors(t, x, vectors, model.hidden_size)
+    if stack.streams is not None:
+        from memplan.graph.hyper_connections import expand_streams  # only for DeepSeek-V4
+
+        x = expand_streams(t, x, stack.streams)
     context = shared_tensors(t, model, stack)
+    context.vectors = held
     x = run_layers(t, stack, x, context)
     if stage is not None and not stage.is_last:
         from memplan.graph.stages import hand_on  # only for pipelines
@@ -225,6 +241,11 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
             tables, positions = sectioned_tables, context.seq_len * context.batch
         dtype = DType.FP32 if rotary.full_tables else t.compute
         width = rotary.dim // 2 if rotary.halved else rotary.dim
+        if rotary.repeated:
+            from memplan.graph.attention.rotary import both_half_tables  # only for DeepSeek-V4
+
+            both_half_tables(t, context, rotary.dim // 2)
+            return context
         context.cos, context.sin = tables(t, positions, width, dtype)
         t.enter("rotary_emb")
         local = _local_rotary(stack)
@@ -323,6 +344,10 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     """The final norm; then the stack's shared tensors are let go."""
     if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=_norm_frozen(t, stack))
+    if stack.streams is not None:
+        from memplan.graph.hyper_connections import collapse_streams  # only for DeepSeek-V4
+
+        x = collapse_streams(t, x, stack.streams, context.hidden_size)
     if stack.final_norm is not None:
         x = norm(t, x, stack.final_norm, "norm", context.hidden_size)
     if stack.projected_out and stack.embedding is not None:

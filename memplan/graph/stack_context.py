@@ -1,5 +1,7 @@
 """What the layers of a stack share, and hand from one to the next."""
 
+from dataclasses import field
+
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
@@ -29,6 +31,12 @@ class StackContext:
     """Slopes times positions, for every head."""
     chosen: Tensor | None = None
     """The tokens that the last layer with an indexer has chosen (GLM-5)."""
+    handed_on: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Keys and values that later layers read, of layers with and without a window (Gemma 4)."""
+    residual: Tensor | None = None
+    """What the layer's network is going to be added to."""
+    vectors: Tensor | None = None
+    """The vectors that each layer has of its own for each token (Gemma 4)."""
     attention_frame: tuple[Tensor, ...] = ()
     """What an attention module still holds while it adds the residual itself (BLOOM)."""
     distances: Tensor | None = None
@@ -38,6 +46,13 @@ class StackContext:
     local_cos: Tensor | None = None
     local_sin: Tensor | None = None
     """Tables of their own for layers with a sliding window (Gemma 3)."""
+
+    def tables_of(self, *, compressed: bool) -> tuple[Tensor, Tensor]:
+        """Those of layers with and without compressed entries (DeepSeek-V4)."""
+        pair = (self.local_cos, self.local_sin) if compressed else (self.cos, self.sin)
+        assert pair[0] is not None
+        assert pair[1] is not None
+        return pair[0], pair[1]
 
     def tables(self, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
         """Cosines and sines for one kind of layer."""

@@ -16,6 +16,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.layers import LayerRun, LayerSpec
 from memplan.model.parameters import ModelPart
+from memplan.model.shared_keys import KeySource, SharedKeysSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.parallelism import StagePlace
@@ -34,21 +35,25 @@ def check_stages(model: ModelSpec) -> None:
     spec = stack.embedding
     if model.tables or stack.convolution is not None or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
-    if spec is None or spec.own_module or spec.prompts or spec.patch_features:
+    if stack.streams is not None:
+        _refuse(model, "its residual stream is several")
+    if spec is None or spec.own_module or spec.prompts or spec.patch_features or spec.layer_vectors:
         _refuse(model, "its embedding is more than a table of tokens")
     if model.head.router_loss:
         _refuse(model, "its loss is of the routers of all layers together")
     for run in stack.runs:
         if run.shared:
             _refuse(model, "its layers share their weights")
-        if _reads_first_layer(run.layer):
-            _refuse(model, "its layers read what the first one makes")
+        if _reads_earlier_layer(run.layer):
+            _refuse(model, "its layers read what an earlier one makes")
 
 
-def _reads_first_layer(layer: LayerSpec) -> bool:
+def _reads_earlier_layer(layer: LayerSpec) -> bool:
     attention = layer.attention
     if layer.cross_attention is not None:
         return True
+    if isinstance(attention, SharedKeysSpec):
+        return attention.source is not KeySource.OWN
     return isinstance(attention, AttentionSpec) and (
         attention.position_bias is not PositionBias.NONE or bool(attention.distances)
     )

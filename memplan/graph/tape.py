@@ -126,6 +126,10 @@ class Tape:
         """Finish the segment; ``output`` is what the next one reads."""
         self.touch(*self.segment.lingering)
         self.segment.output = output
+        if not self.segment.checkpointed:
+            made = output.storage
+            kept = any(made in operation.saved for operation in self.segment.operations)
+            made.kept_by_maker = kept and made.segment == self.segment.index
         if self.segment.checkpointed:
             from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
 
@@ -136,6 +140,24 @@ class Tape:
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive beyond its last reader, until ``release``: an outer variable."""
         tensor.storage.held = True
+
+    def hold_graph(self, *tensors: Tensor) -> None:
+        """Hold tensors that the model keeps past backward, where a checkpointed segment makes them anew.
+
+        The graph of the second run goes with them, and what its operations keep.
+        """
+        for tensor in tensors:
+            self.hold(tensor)
+        if not self.segment.checkpointed:
+            return
+        wanted = {tensor.storage for tensor in tensors}
+        held: dict[Storage, None] = dict.fromkeys(wanted)
+        for operation in reversed(self.segment.operations):
+            if any(each.storage in wanted for each in operation.outputs):
+                wanted |= {each.storage for each in operation.inputs if each.requires_grad}
+                held.update(dict.fromkeys(operation.saved))
+        own = [each for each in held if each.segment == self.segment.index]
+        self.segment.graph_held += tuple(own)
 
     def cache(self, tensor: Tensor) -> None:
         """Hold a tensor of every repetition of the segment until the loss is there."""
@@ -564,7 +586,7 @@ class Tape:
         return out
 
     def square(self, x: Tensor) -> Tensor:
-        """``x.pow(2)``: keeps x; its backward formula makes two copies on the way."""
+        """``x.pow(2)``, or any other power: keeps x; its backward formula makes two copies."""
         out = self.tensor(x.numel, x.dtype)
         self.record(
             OperationKind.POW, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),

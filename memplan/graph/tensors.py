@@ -29,7 +29,9 @@ def allocated_bytes(numel: int, dtype: DType) -> int:
 class Storage:
     """A block of memory: its size, who reads it last, how many operations keep it."""
 
-    __slots__ = ("held", "last_read", "num_bytes", "segment", "touched", "weight_cast")
+    __slots__ = (
+        "held", "kept_by_maker", "last_read", "num_bytes", "segment", "touched", "weight_cast",
+    )  # fmt: skip
 
     def __init__(self, num_bytes: int, segment: int, position: int) -> None:
         self.num_bytes = num_bytes
@@ -41,6 +43,8 @@ class Storage:
         """When a variable that holds it was last let go: those of inner frames come first."""
         self.held = False
         """Something outside its segment keeps it until ``Tape.release``."""
+        self.kept_by_maker = False
+        """An operation of its own segment keeps it for backward, so that no later one lets it go."""
         self.weight_cast = False
         """A weight's 16-bit copy in autocast's cache: it lives until the context ends."""
 

@@ -294,6 +294,8 @@ class BackwardWalk:
     def _unkeep(self, storage: Storage) -> None:
         count = self.saves[storage] - 1
         self.saves[storage] = count
+        if storage.kept_by_maker and storage.segment != self.segment.index:
+            return
         if count == 0 and storage not in self.handed_over:
             self.saved -= storage.num_bytes
             if self.calls:

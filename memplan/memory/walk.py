@@ -89,7 +89,7 @@ class ForwardWalk:
                 held = operation.saved if segment.checkpointed else operation.held
                 for storage in held:
                     self.saves[storage] = self.saves.get(storage, 0) + 1
-            for storage in _held_by_nested(segment):
+            for storage in (*_held_by_nested(segment), *segment.graph_held):
                 self.saves[storage] = self.saves.get(storage, 0) + 1
 
     def run(self) -> ForwardProfile:

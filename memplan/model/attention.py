@@ -49,6 +49,9 @@ class RotarySpec:
     """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
     sections: bool = False
     """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
+    repeated: bool = False
+    """The last dimensions of each head are turned, by tables of half as many, repeated in each call
+    (DeepSeek-V4)."""
     complex_numbers: bool = False
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
     joined: bool = False

@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
+    from memplan.model.compressed import StreamsSpec
     from memplan.model.mixers import OtherNetwork, TokenMixer
     from memplan.model.mixtures import MixtureSpec
     from memplan.model.networks import Activation, FeedForwardSpec
@@ -44,6 +45,15 @@ class HalfClamp(Enum):
     """After each residual sum (T5)."""
     LAYER = "layer"
     """After the layer's last one (mBART's encoder)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnVectorSpec:
+    """How a layer's own vector of each token enters: times a gate, projected, normed, added."""
+
+    width: int
+    activation: Activation
+    """Of the gate, which is made from the hidden states."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +111,12 @@ class LayerSpec:
     """Side by side, attention's output is the first to be added to the residual (StableLM)."""
     residual_normed: bool = False
     """The residual is the norm's output, not its input (an option of BLOOM)."""
+    streams: StreamsSpec | None = None
+    """Each part stands between a sum and a mixture of residual streams (DeepSeek-V4)."""
+    own_vector: OwnVectorSpec | None = None
+    """The layer has a vector of its own for each token, which enters last (Gemma 4)."""
+    buffer_scaled: bool = False
+    """What it returns is multiplied in place by a buffer (Gemma 4)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 
@@ -139,6 +155,18 @@ class PromptSpec:
     num_segments: int
     num_buckets: int
     """Rows of the bias for distances; pairs of segments have more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerVectorsSpec:
+    """A second token table, with a vector for every layer; the embeddings, projected, are added."""
+
+    num_rows: int
+    num_layers: int
+    width: int
+    """Of one layer's vector."""
+    norm: NormSpec
+    """On each of the projected ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +224,8 @@ class EmbeddingSpec:
     """The embeddings are multiplied by a constant (Gemma)."""
     patch_features: int = 0
     """Inputs of a linear layer for image patches, which a batch of text leaves unused (Fuyu)."""
+    layer_vectors: LayerVectorsSpec | None = None
+    """Each layer has a vector of its own for each token (Gemma 4)."""
     unscaled_held: bool = False
     """The class keeps a name for the embeddings as they were before (AFMoE)."""
 
@@ -240,6 +270,8 @@ class StackSpec:
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     chunked_mask: bool = False
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
+    streams: StreamsSpec | None = None
+    """The residual stream is several, which are one again before the final norm (DeepSeek-V4)."""
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own (Gemma 3)."""
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, SlidingChunksSpec
+from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import EveryTokenSpec
+from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec
+from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
@@ -110,6 +112,14 @@ class ChannelMixingSpec:
     intermediate_size: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifferentialSpec:
+    """Two attention calls, on either half of the value heads, one subtracted from the other
+    (DiffLlama)."""
+
+    scores: AttentionSpec
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -173,12 +183,19 @@ OtherMixer = (
     | SideBySideSpec
     | TimeMixingSpec
     | SlidingChunksSpec
+    | SharedKeysSpec
+    | DifferentialSpec
+    | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | CountedSpec
+WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+"""Those that have an attention of their own, ``scores``."""
+
+
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 

@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import FeedForwardSpec
+    from memplan.model.norms import NormSpec
 
 
 class RouterScore(Enum):
@@ -20,6 +21,8 @@ class RouterScore(Enum):
     """The largest logits are taken first, then the softmax over those (Granite, gpt-oss)."""
     SIGMOID = "sigmoid"
     """Each expert scored on its own (DeepSeek-V3)."""
+    SQRT_SOFTPLUS = "sqrt_softplus"
+    """Each on its own, the root of its softplus (DeepSeek-V4)."""
     SPARSE_MIXER = "sparse_mixer"
     """Phi-3.5-MoE's two draws, each with a gradient estimate of its own."""
 
@@ -53,6 +56,8 @@ class RouterSpec:
     """A bias is added to the scores, for choosing only; it is a buffer."""
     correction_parameter: bool = False
     """That bias is a parameter that is not trained, so it is counted."""
+    table_rows: int = 0
+    """A fixed table of so many rows says which experts a token id goes to (DeepSeek-V4)."""
     grouped: bool = False
     """Whole groups of experts are ruled out first (DeepSeek)."""
     normalization: Normalization = Normalization.NONE
@@ -62,6 +67,10 @@ class RouterSpec:
     """The weights are cast back to the hidden states' dtype."""
     jitter: int = 0
     """How many times the hidden states are multiplied by noise, in place."""
+    input_norm: NormSpec | None = None
+    """The hidden states are normed, and multiplied by a vector and by a constant (Gemma 4)."""
+    expert_scales: bool = False
+    """The weights are multiplied by a trained number of each expert (Gemma 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,3 +112,12 @@ class MixtureSpec:
     latent_bias: bool = False
     fp32_sum: bool = False
     """Routed and shared outputs are added in fp32 (Hunyuan V3)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BesideDenseSpec:
+    """Experts beside a dense network: these read what it is added to, each behind norms (Gemma 4)."""
+
+    dense: FeedForwardSpec
+    mixture: MixtureSpec
+    norm: NormSpec

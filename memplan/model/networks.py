@@ -43,6 +43,16 @@ class NetworkPlace(Enum):
     """The same, activation and first product in one expression: until the activation (BART)."""
 
 
+class Clamp(Enum):
+    """Where a gated network clamps its gate and what it multiplies by it."""
+
+    NEVER = "never"
+    BEFORE = "before"
+    """The gate before its nonlinearity (DeepSeek-V4)."""
+    BEHIND = "behind"
+    """The gate behind it (Step 3.7)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
     """A dense feed-forward network."""
@@ -62,6 +72,8 @@ class FeedForwardSpec:
     """A norm on the activations, before the last linear layer (BitNet)."""
     scaled: bool = False
     """Constants multiply the gate and the output (Falcon-H1)."""
+    clamp: Clamp = Clamp.NEVER
+    """Gate and up are clamped, though it be to infinity."""
     place: NetworkPlace = NetworkPlace.MODULE
     output_cast: bool = False
     """The activations are cast to the last weight's dtype, against autocast (T5)."""

@@ -18,6 +18,8 @@ class NormKind(Enum):
     """Gemma's: everything in fp32, times ``1 + weight``, then cast back."""
     RMS_UPCAST = "rms_norm_upcast"
     """OLMo 2's: everything in fp32, the weight's product too, then cast back."""
+    RMS_POWER = "rms_norm_power"
+    """Gemma 4's: as Gemma's without the one, by a power of the mean square."""
     LAYER_PLAIN = "layer_norm_plain"
     """OLMo's: an fp32 layer norm that owns no parameters."""
     LAYER_ONE_PLUS = "layer_norm_one_plus"

@@ -168,6 +168,7 @@ class ParameterTable:
     def __init__(self) -> None:
         self._blocks: list[ParameterBlock] = []
         self._open: list[ParameterShape] = []
+        self._body: TowerBody | None = None
 
     @contextmanager
     def block(
@@ -177,11 +178,15 @@ class ParameterTable:
 
         ``body`` says what is computed with it.
         """
-        outer, self._open = self._open, []
+        outer, self._open, self._body = self._open, [], body
         yield
-        if count and (self._open or body is not None):
-            self._blocks.append(ParameterBlock(name, count, tuple(self._open), idle, body))
+        if count and (self._open or self._body is not None):
+            self._blocks.append(ParameterBlock(name, count, tuple(self._open), idle, self._body))
         self._open = outer
+
+    def computes(self, body: TowerBody | None) -> None:
+        """Say what the open block computes, where that is known only when its weights are declared."""
+        self._body = body
 
     def blocks(self) -> tuple[ParameterBlock, ...]:
         """Everything collected so far."""

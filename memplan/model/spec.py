@@ -92,6 +92,15 @@ class ModelSpec(Displayed):
         return sum(stack.num_layers for stack in self.stacks)
 
     @property
+    def denoises(self) -> bool:
+        """Whether it is a diffusion transformer."""
+        if self.stacks or not self.tables:
+            return False
+        from memplan.model.denoisers import DenoiserBody  # only for models of tables
+
+        return isinstance(self.tables[0].body, DenoiserBody)
+
+    @property
     def num_params(self) -> int:
         """All parameters with the task's head, shared ones once; counted anew at each call.
 

@@ -70,6 +70,8 @@ class SetupFields:
     """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too."""
     image_size: int | None = None
     """Height and width of each [pixels]. None: as the config says, or 672 where it does not."""
+    num_frames: int | None = None
+    """Frames of each clip, of models that make video. None: as the config says, or the model's usual."""
     audio_seconds: int | None = None
     """Length of each clip [s]. None: 30, as Whisper's always are."""
     precision: Precision | None = None

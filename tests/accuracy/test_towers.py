@@ -41,13 +41,14 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def test_towers(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["towers", "senses"])
+def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = Comparison()
-    for record in read_records(checkout / "tests" / "data" / "towers.jsonl"):
+    for record in read_records(checkout / "tests" / "data" / f"{name}.jsonl"):
         comparison.add(record, record["truth"], predict)
     with capsys.disabled():
-        print(f"\ntowers.jsonl: {comparison.table()}")
+        print(f"\n{name}.jsonl: {comparison.table()}")
     assert not comparison.refused
     assert comparison.worst("params")[0] == 0
-    for name in FIGURES:
-        assert comparison.worst(name)[0] <= 0.01, (name, comparison.worst(name))
+    for figure in FIGURES:
+        assert comparison.worst(figure)[0] <= 0.01, (figure, comparison.worst(figure))

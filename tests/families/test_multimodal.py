@@ -9,7 +9,7 @@ from memplan.families.multimodal_types import MULTIMODALS
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.model.mixers import CountedSpec
+from memplan.model.shared_keys import KeySource, SharedKeysSpec
 from memplan.model.spec import Task
 from tests.families.reading import counted, read, trained
 
@@ -345,18 +345,16 @@ def test_gemma4_without_towers() -> None:
 
 
 def test_gemma4_reuses_keys_and_values_in_its_last_layers() -> None:
-    def weights(number: int) -> set[str]:
-        layers = [run.layer for run in stack.runs for _ in range(run.count)]
-        attention = layers[number].attention
-        assert isinstance(attention, CountedSpec)
-        return {each.module for each in attention.parameters}
+    def layers() -> list[SharedKeysSpec]:
+        found = [run.layer.attention for run in stack.runs for _ in range(run.count)]
+        return [spec for spec in found if isinstance(spec, SharedKeysSpec)]
 
     stack = read(config_of("gemma4-e2b")).stacks[0]
-    assert "self_attn.v_proj" in weights(14)
-    assert "self_attn.k_proj" not in weights(15)
+    sources = [spec.source for spec in layers()]
+    assert sources[13:15] == [KeySource.HANDED_ON] * 2
+    assert set(sources[15:]) == {KeySource.EARLIER}
     stack = read(config_of("gemma4-26b-a4b")).stacks[0]
-    assert "self_attn.v_proj" in weights(0)
-    assert "self_attn.v_proj" not in weights(-1)
+    assert [spec.values_from_keys for spec in layers()[-2:]] == [False, True]
 
 
 def test_qwen3_5_leaves_its_list_of_deep_layers_unused() -> None:

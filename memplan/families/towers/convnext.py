@@ -25,39 +25,35 @@ def convnext_tower(
     """Stem and stages; ``normalized`` is V2's, whose responses are normalized."""
     sizes = convnext_sizes(reader)
     patch_size = reader.integer("patch_size")
-    channels, written = reader.integer("num_channels"), not normalized
+    channels = reader.integer("num_channels")
     patches = PatchesBody(
         size=sizes[0], channels=channels, image=pair(reader, "image_size"),
         patch=(patch_size, patch_size), projection="patch_embeddings", casts_pictures=False,
     )  # fmt: skip
     stem = ChainBody(parts=(patches, NormBody(module="embed_norm", size=sizes[0])))
-    with table.block(f"{name}.embed", body=stem if written else None):
+    with table.block(f"{name}.embed", body=stem):
         table.convolution("patch_embeddings", channels, sizes[0], patch_size, patch_size)
         table.norm("embed_norm", sizes[0])
     scaled = not normalized and ratio(reader, "layer_scale_init_value") > 0
     depths = each_stage(reader, "depths", len(sizes), minimum=0)
     for index, (size, depth) in enumerate(zip(sizes, depths, strict=True)):
         if index:
-            _downsampling(
-                table, f"{name}.downsampling.{index}", sizes[index - 1], size, written=written
-            )
+            _downsampling(table, f"{name}.downsampling.{index}", sizes[index - 1], size)
         layer = ConvolvedLayerBody(
             size=size, inner_size=EXPANSION * size,
             activation=tower_activation(reader, "hidden_act"),
+            response_norm="response_norm" if normalized else "",
             scale="layer.layer_scale_parameter" if scaled else "",
             drop_path=reader.number("drop_path_rate", default=0.0) > 0,
         )  # fmt: skip
-        body = layer if written else None
-        with table.block(f"{name}.stages.{index}.layers", count=depth, body=body):
+        with table.block(f"{name}.stages.{index}.layers", count=depth, body=layer):
             _layer(table, size, scaled=scaled, normalized=normalized)
 
 
-def _downsampling(
-    table: ParameterTable, name: str, before: int, after: int, *, written: bool
-) -> None:
+def _downsampling(table: ParameterTable, name: str, before: int, after: int) -> None:
     norm = NormBody(module="downsampling_norm", size=before)
     fewer = DownsamplingBody(module="downsampling", size=before, side=2)
-    with table.block(name, body=ChainBody(parts=(norm, fewer)) if written else None):
+    with table.block(name, body=ChainBody(parts=(norm, fewer))):
         table.norm("downsampling_norm", before)
         table.convolution("downsampling", before, after, 2, 2)
 

@@ -1,11 +1,25 @@
 """EfficientNet: inverted residual blocks, widened and repeated by two coefficients."""
 
 import math
+from dataclasses import replace
 
-from memplan.families.towers.sizes import at_least_one, each_stage, ratio
+from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.sizes import at_least_one, each_stage, pair, ratio
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.body import ChainBody, GateBody, ResidualBody, TowerBody
+from memplan.model.towers.nets import (
+    BatchNormBody,
+    ConvolutionBody,
+    PaddingBody,
+    PixelsBody,
+    SigmoidBody,
+    Window,
+    WindowBody,
+)
+from memplan.model.towers.parts import ActivationBody
 
 STEM_CHANNELS, TOP_CHANNELS = 32, 1280
 """Of the first and the last convolution, before they are widened (``EfficientNetEmbeddings``)."""
@@ -16,6 +30,7 @@ class _Stage:
     in_channels: int
     out_channels: int
     repeats: int
+    stride: int
     kernel_size: int
     expand_ratio: int
 
@@ -24,22 +39,83 @@ def efficientnet_tower(
     table: ParameterTable, name: str, reader: ConfigReader, *, topped: bool = True
 ) -> None:
     """The encoder; ``topped`` with a last convolution, which ALIGN's lacks."""
-    stem = widened(reader, STEM_CHANNELS)
-    with table.block(f"{name}.embed"):
-        table.convolution("stem", reader.integer("num_channels"), stem, 3, 3, bias=False)
+    stem, channels = widened(reader, STEM_CHANNELS), reader.integer("num_channels")
+    active = tower_activation(reader, "hidden_act", default="swish")
+    image = pair(reader, "image_size")
+    with table.block(f"{name}.embed", body=_stem(channels, image, stem, active)):
+        table.convolution("stem", channels, stem, 3, 3, bias=False)
         table.norm("stem_norm", stem)
     stages = _stages(reader)
     share = ratio(reader, "squeeze_expansion_ratio")
+    drop = reader.number("drop_connect_rate", default=0.0)
+    unpadded = reader.integers("depthwise_padding", minimum=0)
+    position = 0
     for index, stage in enumerate(stages):
-        with table.block(f"{name}.stages.{index}.first", count=min(1, stage.repeats)):
+        first = _block_body(stage, active, None, adjusts=position not in unpadded)
+        with table.block(f"{name}.stages.{index}.first", count=min(1, stage.repeats), body=first):
             _block(table, stage, stage.in_channels, share)
-        with table.block(f"{name}.stages.{index}.rest", count=max(0, stage.repeats - 1)):
+        rest = _block_body(replace(stage, in_channels=stage.out_channels, stride=1), active, drop)
+        count = max(0, stage.repeats - 1)
+        with table.block(f"{name}.stages.{index}.rest", count=count, body=rest):
             _block(table, stage, stage.out_channels, share)
+        position += stage.repeats
     if topped:
-        with table.block(f"{name}.top"):
-            top = widened(reader, TOP_CHANNELS)
+        top, size = widened(reader, TOP_CHANNELS), reader.integer("hidden_dim")
+        body = ChainBody(parts=_normed("top_conv", "top_norm", 1, size, active))
+        with table.block(f"{name}.top", body=body):
             table.convolution("top_conv", stages[-1].out_channels, top, 1, 1, bias=False)
-            table.norm("top_norm", reader.integer("hidden_dim"))
+            table.norm("top_norm", size)
+
+
+def _normed(
+    module: str,
+    norm: str,
+    kernel: int,
+    channels: int,
+    active: Activation | None,
+    *,
+    stride: int = 1,
+) -> tuple[TowerBody, ...]:
+    """A convolution that keeps the size unless it skips positions, a norm, a nonlinearity."""
+    padding = kernel - 1 if stride == 1 else 0
+    parts: tuple[TowerBody, ...] = (
+        ConvolutionBody(module=module, kernel=kernel, stride=stride, padding=padding),
+        BatchNormBody(module=norm, channels=channels),
+    )
+    return parts if active is None else (*parts, ActivationBody(activation=active))
+
+
+def _stem(channels: int, image: tuple[int, int], size: int, active: Activation) -> ChainBody:
+    """``EfficientNetEmbeddings``: a row and a column are added behind each picture."""
+    pixels = PixelsBody(channels=channels, image=image)
+    convolved = _normed("stem", "stem_norm", 3, size, active, stride=2)
+    return ChainBody(parts=(pixels, PaddingBody(rows=1), *convolved))
+
+
+def _block_body(
+    stage: _Stage, active: Activation, drop: float | None, *, adjusts: bool = True
+) -> TowerBody:
+    """``EfficientNetBlock``; ``drop`` is None for a stage's first, which nothing goes past."""
+    inner, kernel = stage.in_channels * stage.expand_ratio, stage.kernel_size
+    parts: tuple[TowerBody, ...] = ()
+    if stage.expand_ratio != 1:
+        parts += _normed("expand_conv", "expand_norm", 1, inner, active)
+    if stage.stride == 2:
+        parts += (PaddingBody(rows=2 * (kernel // 2) - adjusts),)
+    parts += _normed("depthwise_conv", "depthwise_norm", kernel, inner, active, stride=stage.stride)
+    squeezed = GateBody(
+        parts=(
+            WindowBody(window=Window.MEAN, keeps_input=False),
+            ConvolutionBody(module="squeeze_excite.reduce", kernel=1, bias=True),
+            ActivationBody(activation=active),
+            ConvolutionBody(module="squeeze_excite.expand", kernel=1, bias=True),
+            SigmoidBody(),
+        )
+    )
+    parts += (squeezed, *_normed("project_conv", "project_norm", 1, stage.out_channels, None))
+    if drop is None:
+        return ChainBody(parts=parts)
+    return ResidualBody(branch=parts, dropout=drop)
 
 
 def widened(reader: ConfigReader, num_channels: int) -> int:
@@ -56,12 +132,14 @@ def _stages(reader: ConfigReader) -> list[_Stage]:
     outgoing = each_stage(reader, "out_channels", count)
     kernels = each_stage(reader, "kernel_sizes", count)
     expansions = each_stage(reader, "expand_ratios", count)
+    strides = each_stage(reader, "strides", count)
     repeats = each_stage(reader, "num_block_repeats", count)
     depth = ratio(reader, "depth_coefficient")
     return [
         _Stage(
             in_channels=widened(reader, incoming[index]),
             out_channels=widened(reader, outgoing[index]),
+            stride=strides[index],
             repeats=math.ceil(depth * repeats[index]),
             kernel_size=kernels[index],
             expand_ratio=expansions[index],

@@ -14,6 +14,7 @@ from memplan.model.towers.sounds import (
     SignalBody,
     SignalNorm,
 )
+from memplan.model.towers.speech import StackedPositionsBody
 
 SECONDS = 30
 """How long clips are cut where the setup says nothing else."""
@@ -77,14 +78,10 @@ def wav2vec2_tower(
         table.linear("projection", features, size)
         if kind.always_masks or masks(reader):
             table.parameter("model", "masked_spec_embed", size)
-    stacked = reader.layers("num_conv_pos_embeddings") if kind.stacked_positions else 1
     written = _is_written(reader, kind)
     stable = reader.flag("do_stable_layer_norm")
-    with table.block(
-        f"{name}.encoder.embed",
-        count=stacked,
-        body=_position_body(reader, size) if written else None,
-    ):
+    placed = _position_body(reader, size, kind)
+    with table.block(f"{name}.encoder.embed", body=placed if written else None):
         _positions(table, reader, kind, size)
     drop = reader.number("hidden_dropout", default=0.0)
     first = NormBody(module="layer_norm", size=size, dropout=drop)
@@ -111,13 +108,21 @@ def wav2vec2_tower(
 
 def _is_written(reader: ConfigReader, kind: Wav2Vec2Kind) -> bool:
     """Whether the operations of the type's encoder are written down."""
-    rare = kind.conformer or kind.relative_bias or kind.stacked_positions
+    rare = kind.conformer or kind.relative_bias
     batch_norm = kind.projection_norm_optional and reader.flag("conv_pos_batch_norm")
     return not (rare or batch_norm or reader.optional_integer("adapter_attn_dim"))
 
 
-def _position_body(reader: ConfigReader, size: int) -> PositionConvolutionBody:
+def _position_body(
+    reader: ConfigReader, size: int, kind: Wav2Vec2Kind
+) -> PositionConvolutionBody | StackedPositionsBody:
     stable = reader.flag("do_stable_layer_norm")
+    if kind.stacked_positions:
+        return StackedPositionsBody(
+            size=size, kernel=reader.integer("conv_pos_kernel_size"),
+            activation=tower_activation(reader, "feat_extract_activation"),
+            modules=_stacked(reader),
+        )  # fmt: skip
     return PositionConvolutionBody(
         size=size, kernel=reader.integer("num_conv_pos_embeddings"),
         groups=reader.integer("num_conv_pos_embedding_groups"),
@@ -184,7 +189,8 @@ def _positions(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, 
     reader.divide("hidden_size", size, "num_conv_pos_embedding_groups", groups)
     if kind.stacked_positions:
         kernel = reader.integer("conv_pos_kernel_size")
-        table.convolution("pos_conv_embed.conv", size, size, kernel, groups=groups)
+        for module in _stacked(reader):
+            table.convolution(module, size, size, kernel, groups=groups)
         return
     count = reader.integer("num_conv_pos_embeddings")
     if kind.projection_norm_optional and reader.flag("conv_pos_batch_norm"):
@@ -194,6 +200,12 @@ def _positions(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, 
     table.parameter("pos_conv_embed.conv", "bias", size)
     table.parameter("pos_conv_embed.weight_norm", "original0", 1, 1, count)
     table.parameter("pos_conv_embed.weight_norm", "original1", size, size // groups, count)
+
+
+def _stacked(reader: ConfigReader) -> tuple[str, ...]:
+    """The convolutions of stacked positions."""
+    count = reader.layers("num_conv_pos_embeddings")
+    return tuple(f"pos_conv_embed.layers.{index}.conv" for index in range(count))
 
 
 def _layer(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind) -> None:

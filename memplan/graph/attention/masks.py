@@ -85,12 +85,13 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     if len(plain) == len(found):
         return plain
     from memplan.model.latent import LatentAttentionSpec  # only for rarer layers
-    from memplan.model.mixers import SideBySideSpec
+    from memplan.model.mixers import WITH_SCORES
 
+    with_scores = (LatentAttentionSpec, *WITH_SCORES)
     return [
         spec if isinstance(spec, AttentionSpec) else spec.scores
         for spec in found
-        if isinstance(spec, AttentionSpec | LatentAttentionSpec | SideBySideSpec)
+        if isinstance(spec, (AttentionSpec, *with_scores))
     ]
 
 

@@ -8,7 +8,8 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import splits_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import rotary, rotary_as_complex, rotary_in_place
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, RotarySpec
@@ -183,3 +184,49 @@ def sectioned_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[T
     for table in tables:
         t.hold(table)
     return tables
+
+
+def turn_last(t: Tape, x: Tensor, spec: AttentionSpec, cos: Tensor, sin: Tensor) -> Tensor:
+    """The last numbers of each head turned in fp32, by tables of half as many (DeepSeek-V4).
+
+    Each number of the tables is repeated anew for every call.
+    """
+    form = spec.rotary
+    assert form is not None
+    tables = [_repeated(t, table) for table in (cos, sin)]
+    turning = x.numel // spec.head_dim * form.dim
+    plain, last = t.slice(x, x.numel - turning), t.slice(x, turning)
+    straight = t.mul(t.cast(last, DType.FP32), tables[0])
+    first, second = t.slice(last, turning // 2), t.slice(last, turning - turning // 2)
+    across = t.concatenate(t.scale(second, OperationKind.NEG), first)
+    turned = t.cast(t.add(straight, t.mul(t.cast(across, DType.FP32), tables[1])), x.dtype)
+    out = t.concatenate(plain, turned)
+    out.by_head = True
+    t.touch(turned, x)
+    return out
+
+
+def _repeated(t: Tape, table: Tensor) -> Tensor:
+    out = t.tensor(2 * table.numel, table.dtype)
+    t.record(OperationKind.REPEAT_INTERLEAVE, (table,), (out,))
+    return out
+
+
+def half_tables(t: Tape, positions: int, width: int, dtype: DType) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of each angle once, in fp32 and then cast."""
+    angles, *curves = (t.tensor(positions * width, DType.FP32) for _ in range(3))
+    t.record(OperationKind.MUL, (), (angles,))
+    unscaled = (angles.storage.num_bytes, RESULT)
+    for kind, curve in zip((OperationKind.COS, OperationKind.SIN), curves, strict=True):
+        t.record(kind, (angles,), (curve,), forward_scratch_bytes=unscaled)
+    tables = t.cast(curves[0], dtype), t.cast(curves[1], dtype)
+    t.touch(angles, *curves)
+    return tables
+
+
+def both_half_tables(t: Tape, context: StackContext, width: int) -> None:
+    """The stack's: of layers with and without compressed entries, held until it has run."""
+    context.cos, context.sin = half_tables(t, context.seq_len, width, t.compute)
+    context.local_cos, context.local_sin = half_tables(t, context.seq_len, width, t.compute)
+    for table in (context.cos, context.sin, context.local_cos, context.local_sin):
+        t.hold(table)

@@ -16,6 +16,7 @@ from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import Clamp
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ExpertKernel
 
@@ -35,7 +36,7 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     if spec.latent:
         routed = _behind_latent(t, x, weights, chosen, spec, hidden_size)
     else:
-        routed = _routed(t, x, weights, chosen, spec, hidden_size)
+        routed = run_experts(t, x, weights, chosen, spec, hidden_size)
     if spec.routed_scaled:
         routed = t.scale(routed)
     if spec.shared is None:
@@ -58,12 +59,12 @@ def _behind_latent(
     """The routed experts between two projections: into a narrower width, and out of it."""
     latent, bias = spec.latent, spec.latent_bias
     narrow = linear(t, x, "mlp.fc1_latent_proj", hidden_size, latent, bias=bias)
-    routed = _routed(t, narrow, weights, chosen, spec, latent)
+    routed = run_experts(t, narrow, weights, chosen, spec, latent)
     t.touch(narrow)
     return linear(t, routed, "mlp.fc2_latent_proj", latent, hidden_size, bias=bias)
 
 
-def _routed(
+def run_experts(
     t: Tape, x: Tensor, weights: Tensor, chosen: Tensor, spec: MixtureSpec, hidden_size: int
 ) -> Tensor:
     """The routed experts: all of them, or a rank's share of each."""
@@ -212,6 +213,10 @@ def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
     if not spec.expert.gated:
         return activation_module(t, both, spec.expert.activation, "mlp.experts.act_fn")
     gate, up = t.split(both, both.numel // 2, both.numel // 2)
+    if spec.expert.clamp is not Clamp.NEVER:
+        from memplan.graph.feed_forward import clamped_product
+
+        return clamped_product(t, gate, up, spec.expert, "mlp.experts")
     return t.mul(activation_module(t, gate, spec.expert.activation, "mlp.experts.act_fn"), up)
 
 

@@ -6,14 +6,15 @@ the weights are made of is kept.
 
 from collections.abc import Sequence
 
-from memplan.dtypes import DType
+from memplan.dtypes import DType, promote
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import matmul_weight, softmax, trained_weight
+from memplan.graph.operations import matmul_weight, norm, softmax, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
+from memplan.model.norms import NormSpec
 from memplan.model.parameters import WeightRole
 
 
@@ -22,6 +23,8 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
     router = spec.router
     tokens = x.numel // hidden_size
     count = tokens * spec.num_experts_per_token
+    if router.input_norm is not None:
+        x = _scaled_input(t, x, router.input_norm, hidden_size)
     logits = _router_product(t, x, spec, hidden_size)
     if router.score is RouterScore.SPARSE_MIXER:
         weights, chosen = _sparse_mixer(t, logits, tokens, spec.num_experts)
@@ -41,7 +44,17 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
         weights = t.scale(weights)
     if router.cast_weights:
         weights = t.cast(weights, x.dtype)
+    if router.expert_scales:
+        table = t.parameter("router.per_expert_scale", spec.num_experts)
+        weights = t.mul(weights, take(t, table, chosen, count))
     return weights, chosen, logits
+
+
+def _scaled_input(t: Tape, x: Tensor, spec: NormSpec, hidden_size: int) -> Tensor:
+    """Normed, times a trained vector, times a constant (``Gemma4TextRouter``)."""
+    normed = norm(t, x, spec, "router.norm", hidden_size)
+    weight = t.parameter("router.scale", hidden_size, role=WeightRole.OTHER)
+    return t.scale(t.mul(normed, weight))
 
 
 def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
@@ -83,15 +96,23 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
     count = tokens * spec.num_experts_per_token
     if router.score is RouterScore.SIGMOID:
         scores = t.elementwise(OperationKind.SIGMOID, logits, saves_output=True)
+    elif router.score is RouterScore.SQRT_SOFTPLUS:
+        curve = t.elementwise(OperationKind.SOFTPLUS, logits, saves_input=True)
+        scores = t.elementwise(OperationKind.SQRT, curve, saves_output=True)
     else:
         scores = softmax(t, logits, dtype=DType.FP32)
+    if router.table_rows:
+        t.buffer(router.table_rows * spec.num_experts_per_token, DType.INT64)
+        chosen = t.tensor(count, DType.INT64)
+        t.record(OperationKind.INDEX, (), (chosen,))
+        return take(t, scores, chosen, count), chosen
     if not router.correction and not router.correction_parameter:
         if router.grouped:
             scores = _rule_out_groups(t, scores)
         weights, chosen = top_k(t, scores, count)
         t.touch(scores)
         return weights, chosen
-    corrected = t.tensor(scores.numel, DType.FP32)
+    corrected = t.tensor(scores.numel, promote(scores.dtype, t.compute))
     t.record(OperationKind.ADD, (scores,), (corrected,), gradients=(Gradient.NONE,))
     if router.grouped:
         corrected = _group_choice(t, corrected)

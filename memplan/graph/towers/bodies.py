@@ -7,15 +7,18 @@ from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens
-from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.parts import (
     ActivationBody,
     GatedBody,
@@ -28,6 +31,7 @@ from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody
 
 
@@ -43,6 +47,8 @@ def write_body(
             return x
         case PatchesBody():
             return image_patches(t, body, flow)
+        case PixelsBody():
+            return pixels(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
         case ContrastBody():
@@ -53,10 +59,12 @@ def write_body(
             return signal(t, x, body, flow)
         case _:
             assert x is not None, body
-            return _read_on(t, x, body, flow)
+            return _read_on(t, x, body, flow, given)
 
 
-def _read_on(t: Tape, x: Tensor, body: TowerBody | None, flow: Flow) -> Tensor:
+def _read_on(
+    t: Tape, x: Tensor, body: TowerBody | None, flow: Flow, given: dict[str, Tensor]
+) -> Tensor:
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
@@ -64,8 +72,18 @@ def _read_on(t: Tape, x: Tensor, body: TowerBody | None, flow: Flow) -> Tensor:
         return _part(t, x, body)
     if isinstance(body, ConvolvedBody):
         return write_convolved(t, x, body, flow)
+    if isinstance(body, NetBody):
+        return write_net(t, x, body, flow)
+    if isinstance(body, BranchBody):
+
+        def write(read: Tensor, part: TowerBody) -> Tensor:
+            return write_body(t, read, part, flow, given)
+
+        return write_branches(t, x, body, flow, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
+    if isinstance(body, SpeechBody):
+        return write_speech(t, x, body, flow)
     if isinstance(body, PoolingBody):
         return write_pooling(t, x, body, flow)
     if isinstance(body, ProjectingBody):

@@ -1,7 +1,9 @@
 """Layers of convolutions over pictures (``ConvNextLayer``, ``ConvNextStage``)."""
 
+from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, layer_norm, linear
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
@@ -16,6 +18,8 @@ def convolved_layer(t: Tape, x: Tensor, body: ConvolvedLayerBody, flow: Flow) ->
     out = layer_norm(t, out, "layernorm", size)
     out = linear(t, out, "pwconv1", size, inner, bias=True)
     out = activation(t, out, body.activation)
+    if body.response_norm:
+        out = _response_norm(t, out, body.response_norm, flow.items * inner)
     out = linear(t, out, "pwconv2", inner, size, bias=True)
     if body.scale:
         out = t.mul(t.parameter(body.scale), out)
@@ -24,6 +28,25 @@ def convolved_layer(t: Tape, x: Tensor, body: ConvolvedLayerBody, flow: Flow) ->
         t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
         out = t.mul(t.scale(out, OperationKind.DIV), factors)
     return t.add(x, out)
+
+
+def _response_norm(t: Tape, x: Tensor, module: str, numel: int) -> Tensor:
+    """``ConvNextV2GRN``: from the norm on in fp32 under autocast."""
+    dtype = x.dtype if t.autocast is None else DType.FP32
+    norms, shares = t.tensor(numel, dtype), t.tensor(numel, dtype)
+    t.record(
+        OperationKind.VECTOR_NORM, (x,), (norms,), saves=(x, norms), gradients=(Gradient.FRESH,)
+    )
+    weight, bias = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
+    mean = t.shift(t.mean(norms, weight.numel))
+    t.record(
+        OperationKind.DIV, (norms, mean), (shares,), saves=(norms, mean),
+        gradients=(Gradient.FRESH, 3 * shares.storage.num_bytes),
+    )  # fmt: skip
+    scaled = t.mul(weight, t.mul(x, shares))
+    out = t.add(t.add(scaled, bias), x)
+    t.touch(x, norms, shares)
+    return out
 
 
 def downsampling(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tensor:

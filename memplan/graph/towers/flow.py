@@ -19,6 +19,7 @@ from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
@@ -72,7 +73,7 @@ def starts(block: ParameterBlock) -> bool:
         body = body.parts[0]
     if isinstance(body, SignalBody):
         return body.channels > 0
-    return isinstance(body, PatchesBody | TokensBody | TargetsBody)
+    return isinstance(body, PatchesBody | PixelsBody | TokensBody | TargetsBody)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from memplan.graph.towers.images import picture_size
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
 
@@ -22,9 +23,9 @@ def _is_known(model: ModelSpec) -> bool:
     return model.join is not None or not (model.stacks or model.activations_left_out)
 
 
-def pictures_of(model: ModelSpec) -> PatchesBody | None:
+def pictures_of(model: ModelSpec) -> PatchesBody | PixelsBody | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
-    found = (each for each in _bodies(model) if isinstance(each, PatchesBody))
+    found = (each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody))
     return next(found, None) if _is_known(model) else None
 
 
@@ -47,7 +48,8 @@ def media_words(
     pictures, sound = pictures_of(model), sound_of(model)
     if pictures is not None:
         height, width = picture_size(image_size, pictures)
-        crops = f", in {pictures.crops} crops of this size" if pictures.crops > 1 else ""
+        num_crops = pictures.crops if isinstance(pictures, PatchesBody) else 1
+        crops = f", in {num_crops} crops of this size" if num_crops > 1 else ""
         given = "" if image_size else " (default)"
         each = f", {images_per_sample} a sequence" if model.join is not None else ""
         words.append(f"pictures of {height}x{width} pixels{given}{crops}{each}")

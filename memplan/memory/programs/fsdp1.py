@@ -24,7 +24,7 @@ from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import ROOT, Unit
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained
-from memplan.memory.programs.sharded import ShardedProgram
+from memplan.memory.programs.sharded import FollowedUses, ShardedProgram
 from memplan.memory.rank import RankInput
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
@@ -95,6 +95,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """The root's forward pass has begun."""
         self.late: FlatUse | None = None
         """A layer whose backward pass is over, but whose gradients are not joined yet."""
+        self.chain = FollowedUses((*self.singles.values(), *self._layer_uses()))
+        """Uses in the order of their forward passes."""
         self.hooked: list[Block] = []
         """Inputs of frozen units that their hooks hold, and the gradients of these."""
 
@@ -239,9 +241,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         if not use.prefetched:
             self._gather(use)
         if self.options.forward_prefetch and self.ran:
-            chain = [*self.singles.values(), *self._layer_uses()]
-            following = chain[chain.index(use) + 1 :]
-            self._prefetch(following[0] if following else None)
+            self._prefetch(self.chain.beside(use, 1))
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Let the layer's parameters go.
@@ -295,8 +295,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def _prefetch_before(self, use: FlatUse) -> None:
         """Gather the unit whose forward pass ended before this one's, unless it is done already."""
-        position = self.order.index(use)
-        before = self.order[position - 1] if position else None
+        before = self.order.beside(use, -1)
         if before is not None and before.awaits_backward:
             self._prefetch(before)
 

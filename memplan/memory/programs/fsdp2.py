@@ -383,11 +383,14 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 use.all_gather = None
         if (self.tells_ahead and use is self.tail) or id(use.unit) in self.grouped:
             return  # ``_gather_ahead`` says what comes next
-        position = self.order.index(use)
-        if position > 0:
-            before = self.order[position - 1]
-            if not before.gathered and before.all_gather is None and before.unit.degree > 1:
-                self._copy_in(before)
+        before = self.order.beside(use, -1)
+        if (
+            before is not None
+            and not before.gathered
+            and before.all_gather is None
+            and before.unit.degree > 1
+        ):
+            self._copy_in(before)
 
     def before_backward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs."""

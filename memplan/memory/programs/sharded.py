@@ -1,6 +1,6 @@
 """What programs share whose parameters are gathered and reduced in units."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
@@ -25,6 +25,39 @@ class Use(Protocol):
 
 
 UseT = TypeVar("UseT", bound=Use)
+
+
+class FollowedUses(Generic[UseT]):
+    """Uses one after another; what stands beside one is found at once: a model may have 60,000."""
+
+    __slots__ = ("_positions", "_uses")
+
+    def __init__(self, uses: Iterable[UseT] = ()) -> None:
+        self._uses: list[UseT] = []
+        self._positions: dict[int, int] = {}
+        for use in uses:
+            self.append(use)
+
+    def append(self, use: UseT) -> None:
+        """One more; one that was there before keeps the place that it had first."""
+        self._positions.setdefault(id(use), len(self._uses))
+        self._uses.append(use)
+
+    def beside(self, use: UseT, steps: int) -> UseT | None:
+        """What stands so many steps behind a use, before it where that is negative; None: nothing."""
+        position = self._positions[id(use)] + steps
+        return self._uses[position] if 0 <= position < len(self._uses) else None
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._uses.clear()
+        self._positions.clear()
+
+    def __iter__(self) -> Iterator[UseT]:
+        return iter(self._uses)
+
+    def __bool__(self) -> bool:
+        return bool(self._uses)
 
 
 class ShardedProgram(Program, Generic[UseT]):
@@ -62,7 +95,7 @@ class ShardedProgram(Program, Generic[UseT]):
         self.uses_of_unit = {
             id(uses[0].unit): uses for uses in (*self.layers.values(), *self.beside.values())
         }
-        self.order: list[UseT] = []
+        self.order: FollowedUses[UseT] = FollowedUses()
         """Uses in the order in which their forward pass ended."""
         self.reduces = True
         """This micro-batch reduces its gradients."""

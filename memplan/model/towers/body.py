@@ -1,16 +1,19 @@
-"""Any of the bodies, and several in a row."""
+"""Any of the bodies, several in a row, and branches that meet again."""
 
 from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
+from memplan.model.denoisers import DenoiserBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.nets import NetBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.sounds import SoundBody
+from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 
 
@@ -21,16 +24,52 @@ class ChainBody:
     parts: tuple[TowerBody, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResidualBody:
+    """A branch and what goes past it, added."""
+
+    branch: tuple[TowerBody, ...]
+    shortcut: tuple[TowerBody, ...] = ()
+    """What the other way changes; empty: nothing."""
+    shortcut_first: bool = False
+    in_place: bool = False
+    """The sum is written over what the branch gave."""
+    scale: str = ""
+    """A weight that multiplies what is added, as ``module.name``."""
+    dropout: float = 0.0
+    drop_path: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LessItselfBody:
+    """What a part gives, less what it read (PoolFormer)."""
+
+    part: TowerBody
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateBody:
+    """What the parts give multiplies what they read (squeeze and excitation)."""
+
+    parts: tuple[TowerBody, ...]
+
+
+BranchBody = ResidualBody | LessItselfBody | GateBody
+
 TowerBody = (
     ChainBody
+    | BranchBody
     | PartBody
     | PictureBody
     | TextBody
     | LayerBody
     | ConvolvedBody
+    | NetBody
     | SoundBody
+    | SpeechBody
     | PoolingBody
     | ContrastBody
     | ProjectingBody
     | OutputBody
+    | DenoiserBody
 )

@@ -17,6 +17,8 @@ class ConvolvedLayerBody:
     size: int
     inner_size: int
     activation: Activation
+    response_norm: str = ""
+    """A module that divides each channel's norm over the picture by all channels' mean (V2)."""
     scale: str = ""
     """The weight that multiplies what is added, as ``module.name``; empty: none does."""
     drop_path: bool = False

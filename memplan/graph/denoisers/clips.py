@@ -1,0 +1,148 @@
+"""Layers of video models: Wan's, which attend to the prompt apart, and CogVideoX's."""
+
+from memplan.dtypes import DType
+from memplan.graph.attention.head_layout import as_heads
+from memplan.graph.denoisers.attention import (
+    head_normed,
+    head_spec,
+    kernel_normed,
+    project,
+    scores,
+)
+from memplan.graph.denoisers.joint import cut_row, network
+from memplan.graph.denoisers.modulation import (
+    affine_norm,
+    full_norm,
+    modulated,
+    modulations,
+    plain_norm,
+)
+from memplan.graph.denoisers.rotation import turned, turned_in_place, written
+from memplan.graph.denoisers.state import Denoising
+from memplan.graph.operations import dropout
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.denoisers import CrossLayerBody, ExpertLayerBody, HeadNorm
+from memplan.model.parameters import LayerBlock
+
+
+def cross_layer(t: Tape, x: Tensor, body: CrossLayerBody, d: Denoising) -> Tensor:
+    """``WanTransformerBlock``: norms and sums in fp32, what stands between in the stream's format."""
+    size, dtype = body.size, x.dtype
+    assert d.modulations is not None
+    table = t.parameter("model.scale_shift_table", 1, 6, size)
+    by = t.add(table, t.cast(d.modulations, DType.FP32))
+    shift, scale, gate, *of_network = t.split(by, *(by.numel // 6,) * 6)
+    normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
+    found = _attention(t, normed, normed, "attn1", body, d, rotary=True)
+    t.touch(normed)
+    x = t.cast(t.add(_full(t, x), t.mul(found, gate)), dtype)
+    given = x
+    if body.normed:
+        given = t.cast(full_norm(t, _full(t, x), size, "norm2"), dtype)
+    assert d.memory is not None
+    x = t.add(x, _attention(t, given, d.memory, "attn2", body, d, rotary=False))
+    t.block = LayerBlock.NETWORK
+    shift, scale, gate = of_network
+    normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
+    fed = network(t, normed, "ffn", size, body.inner_size)
+    return t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
+
+
+def _full(t: Tape, x: Tensor) -> Tensor:
+    return t.cast(x, DType.FP32)
+
+
+def _attention(
+    t: Tape,
+    x: Tensor,
+    read: Tensor,
+    module: str,
+    body: CrossLayerBody,
+    d: Denoising,
+    *,
+    rotary: bool,
+) -> Tensor:
+    """``WanAttnProcessor``: queries and keys are normed over all heads at once."""
+    t.block = LayerBlock.ATTENTION if rotary else LayerBlock.CROSS_ATTENTION
+    size = body.size
+    query = project(t, x, f"{module}.to_q", size)
+    key = project(t, read, f"{module}.to_k", size)
+    value = project(t, read, f"{module}.to_v", size)
+    query = kernel_normed(t, query, f"{module}.norm_q", size)
+    key = kernel_normed(t, key, f"{module}.norm_k", size)
+    if rotary and d.tables is not None:
+        query, key = turned_in_place(t, query, d.tables), turned_in_place(t, key, d.tables)
+    out = scores(t, query, key, value, d.batch, head_spec(size, body.num_heads))
+    t.touch(query, key, value)
+    return project(t, out, f"{module}.to_out.0", size)
+
+
+def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Tensor:
+    """``CogVideoXBlock``; the first is given one row of prompt and clip, of which both are views."""
+    size = body.size
+    prompt, clip = d.prompt, x
+    if prompt is None:
+        prompt, clip = cut_row(t, x, size, d)
+    gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm1", body, d)
+    found_of_prompt, found = _joined_attention(t, normed, normed_prompt, body, d)
+    t.touch(normed, normed_prompt)
+    clip = t.add(clip, t.mul(gate, found))
+    prompt = t.add(prompt, t.mul(gate_of_prompt, found_of_prompt))
+    t.block = LayerBlock.NETWORK
+    gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm2", body, d)
+    row = t.concatenate(normed_prompt, normed)
+    fed = dropout(t, network(t, row, "ff", size, body.inner_size), body.dropout)
+    of_clip = t.slice(fed, clip.numel)
+    clip = t.add(clip, t.mul(gate, of_clip))
+    prompt = t.add(prompt, t.mul(gate_of_prompt, t.slice(fed, prompt.numel)))
+    t.touch(fed, row)
+    d.prompt = prompt
+    t.hold(prompt)
+    return clip
+
+
+def _modulated_both(
+    t: Tape, clip: Tensor, prompt: Tensor, module: str, body: ExpertLayerBody, d: Denoising
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``CogVideoXLayerNormZero``: one norm's weights for both streams; both gates come first here."""
+    size = body.size
+    shift, scale, gate, *of_prompt = modulations(t, d, module, size, 6)
+    normed = modulated(t, _norm(t, clip, module, body), scale, shift)
+    normed_prompt = modulated(t, _norm(t, prompt, module, body), of_prompt[1], of_prompt[0])
+    return gate, of_prompt[2], normed, normed_prompt
+
+
+def _norm(t: Tape, x: Tensor, module: str, body: ExpertLayerBody) -> Tensor:
+    if not body.affine:
+        return plain_norm(t, x, body.size)
+    return affine_norm(t, x, f"{module}.norm", body.size)
+
+
+def _joined_attention(
+    t: Tape, clip: Tensor, prompt: Tensor, body: ExpertLayerBody, d: Denoising
+) -> tuple[Tensor, Tensor]:
+    """``CogVideoXAttnProcessor2_0``: one row of both; the clip's heads are turned where they lie."""
+    t.block = LayerBlock.ATTENTION
+    size, spec = body.size, head_spec(body.size, body.num_heads)
+    row = t.concatenate(prompt, clip)
+    parts = [
+        project(t, row, f"attn1.{name}", size, bias=body.bias) for name in ("to_q", "to_k", "to_v")
+    ]
+    query, key, value = (as_heads(t, each, spec.num_heads) for each in parts)
+    query = head_normed(t, query, HeadNorm.LAYER, "attn1.norm_q", spec.head_dim)
+    key = head_normed(t, key, HeadNorm.LAYER, "attn1.norm_k", spec.head_dim)
+    if body.rotary and d.tables is not None:
+        query = _turned_clip(t, query, clip.numel, d.tables)
+        key = _turned_clip(t, key, clip.numel, d.tables)
+    out = scores(t, query, key, value, d.batch, spec, widened=False)
+    t.touch(row, query, key, value)
+    out = dropout(t, project(t, out, "attn1.to_out.0", size), 0.0)
+    of_prompt, of_clip = t.split(out, prompt.numel, clip.numel)
+    return of_prompt, of_clip
+
+
+def _turned_clip(t: Tape, x: Tensor, numel: int, tables: tuple[Tensor, Tensor]) -> Tensor:
+    part = t.slice(x, numel)
+    part.by_head = x.by_head
+    return written(t, x, turned(t, part, tables))

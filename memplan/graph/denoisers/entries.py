@@ -1,0 +1,170 @@
+"""What a denoiser is given: latents as tokens, a prompt's embeddings, a time (diffusers 0.42)."""
+
+from dataclasses import replace
+
+from memplan.dtypes import DType
+from memplan.graph.denoisers.state import Denoising, batch_dtype, latent_size
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import activation, dropout, linear
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.convolutions import convolution
+from memplan.graph.towers.state import from_batch
+from memplan.model.denoisers import (
+    ClipEntryBody,
+    ImageEntryBody,
+    JoinedEntryBody,
+    LatentGrid,
+    PackedEntryBody,
+    TimeEmbedding,
+)
+from memplan.model.networks import Activation
+
+LATENTS_IN_LOOP = 4
+"""Variables of the training loop beside what the model is given: latents, noise, the loss's target and,
+of the step before, what the model gave."""
+
+
+def take_latents(t: Tape, d: Denoising, grid: LatentGrid, *, packed: bool = False) -> Tensor:
+    """Noised latents, and what the training loop's other variables hold; ``packed`` are a copy."""
+    d.size = latent_size(t.options, grid)
+    for _ in range(LATENTS_IN_LOOP + packed):
+        from_batch(t, d.latents, batch_dtype(t))
+    return from_batch(t, d.latents, batch_dtype(t))
+
+
+def take_prompt(t: Tape, d: Denoising, width: int) -> Tensor:
+    """Embeddings of the prompts' tokens, computed before."""
+    return from_batch(t, d.batch * d.prompt_tokens * width, batch_dtype(t))
+
+
+def waves(t: Tape, numel: int, dtype: DType) -> Tensor:
+    """Sines and cosines of a number of each sample, in fp32, cast."""
+    made = t.tensor(numel, DType.FP32)
+    t.record(OperationKind.CAT, (), (made,))
+    return t.cast(made, dtype)
+
+
+def perceptron(
+    t: Tape, x: Tensor, module: str, inputs: int, size: int, kind: Activation, outputs: int = 0
+) -> Tensor:
+    """Two linear layers."""
+    raised = linear(t, x, f"{module}.linear_1", inputs, size, bias=True)
+    active = activation(t, raised, kind)
+    return linear(t, active, f"{module}.linear_2", size, outputs or size, bias=True)
+
+
+def embed_time(t: Tape, d: Denoising, spec: TimeEmbedding) -> None:
+    """``CombinedTimestep…Embeddings``: vectors of the times, a guidance, the pooled prompt, added up."""
+    beginning = f"{spec.module}." if spec.module else ""
+    found: Tensor | None = None
+    for part in spec.parts:
+        given = waves(t, d.batch * spec.features, batch_dtype(t))
+        made = perceptron(t, given, f"{beginning}{part}", spec.features, spec.size, Activation.SILU)
+        found = made if found is None else t.add(found, made)
+    if spec.pooled:
+        pooled = from_batch(t, d.batch * spec.pooled, batch_dtype(t))
+        made = perceptron(
+            t, pooled, f"{beginning}text_embedder", spec.pooled, spec.size, Activation.SILU
+        )
+        found = made if found is None else t.add(found, made)
+    assert found is not None
+    d.condition = d.share(t, found)
+
+
+def image_entry(t: Tape, body: ImageEntryBody, d: Denoising) -> Tensor:
+    """``SD3Transformer2DModel.forward`` up to its blocks."""
+    latents = take_latents(t, d, body.grid)
+    x = convolution(t, latents, "pos_embed.proj", d.tokens)
+    table = t.buffer(body.positions**2 * body.size, t.options.weights)
+    assert d.size is not None
+    rows = t.tensor(d.size.tokens * body.size, table.dtype)
+    t.record(OperationKind.CLONE, (table,), (rows,))
+    x = t.contiguous(t.cast(t.add(x, rows), x.dtype))
+    embed_time(t, d, body.time)
+    given = take_prompt(t, d, body.text)
+    d.prompt = linear(t, given, "context_embedder", body.text, body.size, bias=True)
+    t.hold(d.prompt)
+    return x
+
+
+def packed_entry(t: Tape, body: PackedEntryBody, d: Denoising) -> Tensor:
+    """``FluxTransformer2DModel.forward`` up to its blocks."""
+    latents = take_latents(t, d, body.grid, packed=True)
+    x = linear(t, latents, "x_embedder", body.grid.features, body.size, bias=True)
+    embed_time(t, d, body.time)
+    given = take_prompt(t, d, body.text)
+    d.prompt = linear(t, given, "context_embedder", body.text, body.size, bias=True)
+    t.hold(d.prompt)
+    assert d.size is not None
+    _make_tables(t, d, (d.prompt_tokens + d.size.tokens) * body.head_dim)
+    return x
+
+
+def _make_tables(t: Tape, d: Denoising, numel: int) -> None:
+    """Cosines and sines of every position, in fp32, held until the model returns."""
+    made = []
+    for kind in (OperationKind.COS, OperationKind.SIN):
+        table = t.tensor(numel, DType.FP32)
+        t.record(kind, (), (table,))
+        made.append(d.share(t, table))
+    d.tables = made[0], made[1]
+
+
+def clip_entry(t: Tape, body: ClipEntryBody, d: Denoising) -> Tensor:
+    """``WanTransformer3DModel.forward`` up to its blocks."""
+    latents = take_latents(t, d, body.grid)
+    assert d.size is not None
+    for _ in range(2):
+        t.buffer(body.rotary_positions * body.head_dim, DType.FP32)
+    _make_tables(t, d, d.size.tokens * body.head_dim)
+    x = t.contiguous(convolution(t, latents, "patch_embedding", d.tokens))
+    at = "condition_embedder"
+    given = waves(t, d.batch * body.time_features, t.compute)
+    time = perceptron(
+        t, given, f"{at}.time_embedder", body.time_features, body.size, Activation.SILU
+    )
+    d.condition = d.share(t, t.cast(time, batch_dtype(t)))
+    active = activation(t, d.condition, Activation.SILU)
+    projected = linear(t, active, f"{at}.time_proj", body.size, 6 * body.size, bias=True)
+    d.modulations = d.share(t, projected)
+    prompt = take_prompt(t, d, body.text)
+    d.memory = d.share(
+        t,
+        perceptron(t, prompt, f"{at}.text_embedder", body.text, body.size, Activation.GELU_TANH),
+    )
+    return x
+
+
+def joined_entry(t: Tape, body: JoinedEntryBody, d: Denoising) -> Tensor:
+    """``CogVideoXTransformer3DModel.forward`` up to its blocks: a row of prompt and clip."""
+    latents = take_latents(t, d, body.grid)
+    assert d.size is not None
+    if body.rotary:
+        numel = d.size.tokens * body.head_dim
+        d.tables = from_batch(t, numel, DType.FP32), from_batch(t, numel, DType.FP32)
+    embed_time(t, d, body.time)
+    given = take_prompt(t, d, body.text)
+    prompt = linear(t, given, "patch_embed.text_proj", body.text, body.size, bias=True)
+    if body.grid.frame_patch > 1:
+        rows = t.contiguous(latents)
+        clip = linear(t, rows, "patch_embed.proj", body.grid.features, body.size, bias=True)
+    else:
+        clip = convolution(t, latents, "patch_embed.proj", d.tokens)
+    x = t.concatenate(prompt, clip)
+    if not body.rotary:
+        positions = _positions(t, body, d, x)
+        x = t.add(x, positions)
+    return dropout(t, x, body.dropout)
+
+
+def _positions(t: Tape, body: JoinedEntryBody, d: Denoising, x: Tensor) -> Tensor:
+    """Fixed positions of the module's own size, or made for this one, cast to the row's format."""
+    assert d.size is not None
+    usual = latent_size(replace(t.options, image_size=None, num_frames=None), body.grid)
+    table = t.buffer((body.prompt + usual.tokens) * body.size, t.options.weights)
+    if usual != d.size:
+        numel = (body.prompt + d.size.tokens) * body.size
+        table = t.tensor(numel, DType.FP32)
+        t.record(OperationKind.CAT, (), (table,))
+    return t.cast(table, x.dtype)

@@ -1,0 +1,111 @@
+"""A denoiser's blocks, written down one behind the other.
+
+Layers of two streams are segments of their own, for what the second one gives is another tensor each
+time; layers of one stream are repeated, as those of other models.
+"""
+
+from memplan.graph.counted import declare_block
+from memplan.graph.denoisers.clips import cross_layer, expert_layer
+from memplan.graph.denoisers.ending import denoised
+from memplan.graph.denoisers.entries import clip_entry, image_entry, joined_entry, packed_entry
+from memplan.graph.denoisers.joint import joint_layer, single_layer
+from memplan.graph.denoisers.state import Denoising
+from memplan.graph.stacks import cut_layers
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.denoisers import (
+    ClipEntryBody,
+    CrossLayerBody,
+    DenoisedBody,
+    ExpertLayerBody,
+    ImageEntryBody,
+    JoinedEntryBody,
+    JointLayerBody,
+    PackedEntryBody,
+    SingleLayerBody,
+)
+from memplan.model.parameters import ModelPart, ParameterBlock
+
+
+def record_denoiser(t: Tape, blocks: tuple[ParameterBlock, ...]) -> None:
+    """Write the training step of a denoiser."""
+    options = t.options
+    d = Denoising(batch=options.batch_size, prompt_tokens=options.seq_len)
+    depth = sum(block.count for block in blocks if block.part is ModelPart.LAYERS)
+    runs = cut_layers(options, depth)
+    x: Tensor | None = None
+    done = 0
+    for block in blocks:
+        if block.part is not ModelPart.LAYERS:
+            head = block.part is ModelPart.HEAD
+            frozen = options.freeze.head if head else options.freeze.embeddings
+            x = _segment(t, block, x, d, count=1, checkpointed=False, frozen=frozen)
+            continue
+        end = done + block.count
+        while done < end:
+            _, last, checkpointed, frozen = next(run for run in runs if run[0] <= done < run[1])
+            x = _segment(
+                t, block, x, d, count=min(end, last) - done, checkpointed=checkpointed, frozen=frozen
+            )  # fmt: skip
+            done += t.segment.repeat
+
+
+def _segment(
+    t: Tape,
+    block: ParameterBlock,
+    x: Tensor | None,
+    d: Denoising,
+    *,
+    count: int,
+    checkpointed: bool,
+    frozen: bool,
+) -> Tensor:
+    """One segment of a block: as many repetitions as do the same."""
+    t.begin(
+        block.name, part=block.part, repeat=count, checkpointed=checkpointed, frozen=frozen, x=x
+    )
+    declare_block(t, block, {}, tied=False)
+    given = d.prompt
+    with t.declared_weights():
+        out = _write(t, x, block.body, d)
+    if given is not None:
+        t.release(given)
+    if block.part is ModelPart.HEAD:
+        for each in d.shared:
+            t.release(each)
+    t.end(out)
+    if x is not None and block.part is ModelPart.LAYERS:
+        same = (
+            x.numel == out.numel and x.dtype is out.dtype and x.requires_grad is out.requires_grad
+        )
+        if given is not None or d.prompt is not None or not same:
+            t.segment.repeat = 1
+    return out
+
+
+def _write(t: Tape, x: Tensor | None, body: object, d: Denoising) -> Tensor:
+    match body:
+        case ImageEntryBody():
+            return image_entry(t, body, d)
+        case PackedEntryBody():
+            return packed_entry(t, body, d)
+        case ClipEntryBody():
+            return clip_entry(t, body, d)
+        case JoinedEntryBody():
+            return joined_entry(t, body, d)
+        case _:
+            assert x is not None, body
+    match body:
+        case JointLayerBody():
+            return joint_layer(t, x, body, d)
+        case SingleLayerBody():
+            return single_layer(t, x, body, d)
+        case CrossLayerBody():
+            return cross_layer(t, x, body, d)
+        case ExpertLayerBody():
+            return expert_layer(t, x, body, d)
+        case DenoisedBody():
+            return denoised(t, x, body, d)
+        case _:
+            msg = f"{body}: nothing is known of it"
+            raise ValueError(msg)

@@ -1,0 +1,115 @@
+"""Networks of convolutions, part by part.
+
+A part reads what the one before it gave: channels of a picture whose height and width the walk knows
+(``Flow.grid``). Where branches part and meet again is said in ``memplan.model.towers.body``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from memplan.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from memplan.model.networks import Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PixelsBody:
+    """Pictures as the batch brings them."""
+
+    channels: int
+    image: tuple[int, int]
+    """Height and width where the setup says nothing else [pixels]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionBody:
+    """A square convolution; its channels are those of the weight."""
+
+    module: str
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    """Rows that the convolution itself adds, above and below together."""
+    bias: bool = False
+    standardized: bool = False
+    """Its weight is normed at each step (BiT)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchNormBody:
+    """``torch.nn.BatchNorm2d``."""
+
+    module: str
+    channels: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupNormBody:
+    """``torch.nn.GroupNorm``."""
+
+    module: str
+    groups: int
+    activation: Activation | None = None
+    """What follows it in the same module."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddingBody:
+    """A copy with zeros around it."""
+
+    rows: int
+    """How many are added, above and below together; as many columns."""
+
+
+class Window(Enum):
+    """What a window's numbers become."""
+
+    GREATEST = "greatest"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowBody:
+    """Pooling over square windows, or over the whole picture."""
+
+    window: Window
+    kernel: int = 0
+    """0: the whole picture."""
+    stride: int = 1
+    padding: int = 0
+    """Rows, above and below together."""
+    keeps_input: bool = True
+    """It is a pooling of windows, not a mean (``torch.nn.AdaptiveAvgPool2d`` of one number is)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigmoidBody:
+    """A sigmoid."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropoutBody:
+    """Dropout by itself."""
+
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropPathBody:
+    """Whole samples are dropped."""
+
+
+NetBody = (
+    PixelsBody
+    | ConvolutionBody
+    | BatchNormBody
+    | GroupNormBody
+    | PaddingBody
+    | WindowBody
+    | SigmoidBody
+    | DropoutBody
+    | DropPathBody
+)

@@ -1,0 +1,89 @@
+"""Diffusion transformers: steps of diffusers' own classes, and what is refused by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memplan
+from memplan.errors import ConfigError, SetupError
+
+DATA = json.loads((Path(__file__).parents[1] / "data" / "diffusion.json").read_text())
+PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
+PEAK, ACTIVATIONS = 0.003, 0.0001
+
+
+def setup_of(row: dict[str, Any]) -> memplan.TrainingSetup:
+    """The setup of a recorded step; video is as large as its config says."""
+    video = row["frames"] > 1
+    return memplan.TrainingSetup(
+        engine="ddp", micro_batch_size=row["batch"], seq_len=row["prompt"],
+        precision=PRECISIONS[row["precision"]], kernel_scratch=False,
+        checkpointing="full" if row["checkpointed"] else "none",
+        image_size=None if video else row["height"],
+        num_frames=row["frames"] if video else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", DATA["rows"], ids=lambda row: row["id"])
+def test_steps_equal_those_of_diffusers(row: dict[str, Any]) -> None:
+    found = memplan.estimate(memplan.load_model(row["config"]), setup_of(row))
+    truth = row["truth"]
+    assert found.num_params == truth["params"]
+    assert found.activations_bytes == pytest.approx(truth["activations"], rel=ACTIVATIONS)
+    peaks = {phase: found.phases[phase].peak_bytes for phase in ("backward", "step")}
+    assert peaks["step"] == pytest.approx(truth["peak_step"], rel=0.0001)
+    peak = max(truth["peak_forward"], truth["peak_backward"], truth["peak_step"])
+    assert found.peak_bytes == pytest.approx(peak, rel=PEAK)
+
+
+def test_what_was_assumed_is_said() -> None:
+    found = memplan.estimate("flux.1-dev", memplan.TrainingSetup(image_size=512))
+    assert "prompts of 512 tokens (default)" in found.assumptions
+    assert "pictures of 512x512 pixels" in found.assumptions
+    assert any("no autoencoder or text encoder" in each for each in found.assumptions)
+    clip = memplan.estimate("cogvideox-2b", memplan.TrainingSetup(num_frames=9, seq_len=100))
+    assert "clips of 9 frames of 480x720 pixels (default)" in clip.assumptions
+
+
+def test_lora_stands_on_the_modules_that_diffusers_names() -> None:
+    adapter = memplan.Lora(rank=4, targets=("to_k", "to_q", "to_v", "to_out.0"))
+    setup = memplan.TrainingSetup(adapter=adapter, precision="bf16-autocast", checkpointing="full")
+    found = memplan.estimate("flux.1-dev", setup)
+    width = 3072
+    assert found.trainable_params == 4 * 2 * width * (19 * 4 + 38 * 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"_class_name": "UNet2DConditionModel"}, "none of diffusers' classes that are modelled"),
+        ({"_class_name": "WanTransformer3DModel", "image_dim": 1280}, "image_dim: Wan's attention"),
+        ({"_class_name": "CogVideoXTransformer3DModel", "ofs_embed_dim": 512}, "ofs_embed_dim"),
+        ({"_class_name": "FluxTransformer2DModel", "patch_size": 2}, "patch_size: must be 1"),
+        ({"_class_name": "SD3Transformer2DModel", "num_attention_heads": 24}, "caption_projection"),
+    ],
+)
+def test_configs_that_are_refused(config: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        memplan.load_model(config)
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "value", "words"),
+    [
+        ("flux.1-dev", "num_frames", 9, "num_frames: no operations are known by which"),
+        ("flux.1-dev", "image_size", 1000, "no whole number of tokens of 16 pixels"),
+        ("vit-base", "num_frames", 9, "num_frames"),
+    ],
+)
+def test_setups_that_are_refused(model: str, field: str, value: int, words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        memplan.estimate(model, replace(memplan.TrainingSetup(), **{field: value}))
+
+
+def test_a_task_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave `task` out"):
+        memplan.load_model("flux.1-dev", task="causal-lm")
