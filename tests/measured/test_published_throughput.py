@@ -19,7 +19,8 @@ SOURCES = {
     "prime-": "prime-rl, Qwen3 and GLM",
     "mg-": "Megatron-LM, GPT 1.7B-1T",
     "zero3-": "DeepSpeed 2021-22, ZeRO-3, GPT 175B-2T",
-    "nemo-": "NeMo, Llama, Qwen, GPT-OSS, DeepSeek",
+    "nemo-dense-": "NeMo, Llama and Qwen",
+    "nemo-moe-": "NeMo, mixtures whose tokens DeepEP sends",
     "peft-": "PEFT's comparison, Llama 3B",
 }
 
