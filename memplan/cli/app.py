@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, TextIO
 
@@ -104,7 +105,12 @@ class MemplanGroup(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import the module of one command and build the command."""
-    function = getattr(import_module(f"memplan.cli.{name}"), name)
+    return _built(name, getattr(import_module(f"memplan.cli.{name}"), name))
+
+
+@cache
+def _built(name: str, function: Callable[..., Any]) -> Any:
+    """The command, built once: what is said of an error asks for it again."""
     app = _typer_app()
     app.command(name, cls=MemplanCommand, context_settings=_SETTINGS)(function)
     return typer.main.get_command(app)

@@ -59,15 +59,13 @@ UNALIGNED_SHARE, ODD_SHARE = 0.28, 0.17
 50257."""
 
 
-def alignment_share(shape: Shape) -> float:
-    """Of the best rate, what the lengths of rows leave.
+def alignment_share(*lengths: float) -> float:
+    """Of the best rate, what the lengths of rows leave, as the operands lie in memory [elements].
 
-    >>> alignment_share(Shape(1, 8192, 50304, 768)), alignment_share(Shape(1, 8192, 50257, 768))
+    >>> alignment_share(50304, 768), alignment_share(50257, 768)
     (1.0, 0.17)
     """
-    if shape.batch != 1:
-        return 1.0
-    rows = [round(each) for each in (shape.n, shape.k)]
+    rows = [round(each) for each in lengths]
     if all(each % ALIGNED == 0 for each in rows):
         return 1.0
     return UNALIGNED_SHARE if all(each % 2 == 0 for each in rows) else ODD_SHARE

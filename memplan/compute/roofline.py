@@ -339,12 +339,14 @@ class _Reader:
         moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
 
-    def _product(self, operation: Operation, shape: Shape) -> float:
+    def _product(self, operation: Operation, shape: Shape, *, sums_rows: bool = False) -> float:
+        """How long a product takes; ``sums_rows``: over tokens, which lie row by row (of a weight's
+        gradient), so that their number does not cut rows short."""
         rates, first = self.rates, operation.inputs[0]
         dtype = DType.FP8 if self._is_narrow(operation) else first.dtype
         rate = rates.rate_of(dtype)
-        if dtype is not DType.FP32:
-            rate *= alignment_share(shape)
+        if dtype is not DType.FP32 and shape.batch == 1:
+            rate *= alignment_share(shape.n, shape.m if sums_rows else shape.k)
         return rates.kernel_s + product_seconds(
             shape, first.dtype.num_bytes, rate, rates.bytes_per_s, rates.num_multiprocessors
         )
@@ -433,7 +435,7 @@ class _Reader:
                 continue
             if tensor in factors:
                 place = factors.index(tensor)
-                work.products_s += self._product(operation, turned[place])
+                work.products_s += self._product(operation, turned[place], sums_rows=place == 1)
                 work.host_s += host.compiled if self.is_compiled else host.product_back
             elif not _has_norm(operation):
                 # A bias.

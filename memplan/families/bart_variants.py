@@ -1,7 +1,9 @@
 """LED, Pegasus-X, BigBird-Pegasus, FSMT and ProphetNet: BART's layers with another attention.
 
 All are counted: what sets them apart, attention to windows, blocks or several future tokens, is
-not written down as operations. A row of ``VARIATIONS`` says which weights each type has.
+not written down as operations; of LED only its class for questions, whose tokens attend globally
+(``memplan.families.long_documents`` has the others). A row of ``VARIATIONS`` says which weights each
+type has.
 """
 
 from memplan.families.counted import (

@@ -1,7 +1,8 @@
 """Encoders that are counted: their attention, convolutions or mixing are not written down.
 
-BigBird, Longformer, X-MOD, LUKE, LiLT, ConvBERT, SqueezeBERT, FNet, Funnel and XLNet. Each class
-adds its own weights to BERT's layer or replaces parts of it; a row of ``FORMS`` says how.
+X-MOD, LiLT, ConvBERT, Funnel and XLNet; of BigBird, Longformer, LUKE, SqueezeBERT and FNet the tasks
+that BERT's heads do not cover. Each class adds its own weights to BERT's layer or replaces parts of it;
+a row of ``FORMS`` says how.
 """
 
 from collections.abc import Callable

@@ -71,6 +71,8 @@ class Variation:
     discriminator: bool = False
     """Its pretraining tells which tokens were replaced (ELECTRA)."""
     attention_dropout_only: bool = False
+    attends: bool = True
+    """Its config has heads; FNet's has none."""
     tasks: tuple[Task, ...] = TASKS
 
 
@@ -241,6 +243,8 @@ def encoder_attention(
     reader: ConfigReader, variation: Variation, hidden_size: int
 ) -> AttentionSpec:
     """As many heads for keys as for queries, with a bias on everything."""
+    if not variation.attends:
+        return AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=hidden_size, causal=False)
     num_heads = reader.integer("num_attention_heads")
     head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
     bias = variation.attention_bias

@@ -45,6 +45,8 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
         x = _boxes(t, spec, x, tokens, held)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
+    if spec.projected_first:
+        x = linear(t, x, "projection", width, width, bias=spec.projection_bias)
     if spec.padding_product:
         x = _times_mask(t, x, tokens)
     x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")

@@ -8,14 +8,13 @@ the labels, which the class shifts right into the decoder's ids.
 from dataclasses import replace
 
 from memplan.dtypes import DType, promote
-from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention.head_layout import Shape
-from memplan.graph.attention.masks import attention_masks
+from memplan.graph.attention.masks import attention_masks, spare_mask
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.position_bias import learned_bias, zero_bias
 from memplan.graph.counted import record_tables
 from memplan.graph.heads import classification
-from memplan.graph.layer_parts import feed_forward_of
+from memplan.graph.layer_parts import feed_forward_of, mix_tokens
 from memplan.graph.layers import add_residual
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import cross_entropy, dropout, embedding_lookup, linear, norm
@@ -25,10 +24,17 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL, counted_parts, output_matrix, split_runs
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.attention import AttentionSpec, PositionBias
+from memplan.model.attention import (
+    AttentionForm,
+    AttentionSpec,
+    LocalBlocksSpec,
+    PositionBias,
+    QueryScaling,
+)
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
+from memplan.units import round_up
 
 
 def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
@@ -44,10 +50,15 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     t.inputs_bytes = sum(
         allocated_bytes(options.batch_size * length, DType.INT64) for length in (source, labels)
     )
-    context = StackContext(hidden_size=model.hidden_size, batch=options.batch_size, seq_len=source)
+    context = StackContext(
+        hidden_size=model.hidden_size,
+        batch=options.batch_size,
+        seq_len=round_up(source, encoder.multiple_of),
+    )
     table = token_table(t, model, encoder)
     enter_model(t, model)
     memory = record_stack(t, model, encoder, context, stack_table(t, encoder, table))
+    memory = _unpadded(t, memory, context, source)
     t.hold(memory)
     context = StackContext(
         hidden_size=model.hidden_size,
@@ -115,6 +126,13 @@ def record_stack(
     spec = stack.embedding or model.stacks[0].embedding
     x = embed(t, spec or EmbeddingSpec(embedding_size=model.hidden_size), context, table, ids)
     context.mask, _ = attention_masks(t, model, stack, context)
+    if stack.spare_mask:
+        context.mask = spare_mask(t, context)
+    attention_of = stack.runs[0].layer.attention
+    if isinstance(attention_of, LocalBlocksSpec):
+        from memplan.graph.attention.local_blocks import local_mask  # only for LongT5
+
+        context.mask = local_mask(t, attention_of, context)
     t.end(x)
     for run in split_runs(t, stack):
         t.begin(
@@ -135,7 +153,7 @@ def embed(
     t: Tape, spec: EmbeddingSpec, context: StackContext, table: Parameter, ids: Tensor | None
 ) -> Tensor:
     """Tokens, scaled, and positions; their sum, norm and dropout."""
-    x = embedding_lookup(t, table, context.batch * context.seq_len, ids)
+    x = _tokens(t, context, table, ids)
     if spec.scaled:
         x = t.scale(x)
     t.embedded(x, table)
@@ -145,6 +163,25 @@ def embed(
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "layernorm_embedding", context.hidden_size)
     return dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
+
+
+def _tokens(t: Tape, context: StackContext, table: Parameter, ids: Tensor | None) -> Tensor:
+    """Rows of the token table; what an encoder pads its sequences with is looked up apart (LED)."""
+    length = context.seq_len
+    given = min(length, t.options.seq_len if ids is None else length)
+    x = embedding_lookup(t, table, context.batch * given, ids)
+    if given == length:
+        return x
+    numbers = t.tensor(context.batch * (length - given), DType.INT64)
+    t.record(OperationKind.INDICES, (), (numbers,))
+    return t.concatenate(x, embedding_lookup(t, table, numbers.numel, numbers))
+
+
+def _unpadded(t: Tape, x: Tensor, context: StackContext, length: int) -> Tensor:
+    """What the encoder returns, without what it padded."""
+    if context.seq_len == length:
+        return x
+    return t.slice(x, context.batch * length * context.hidden_size)
 
 
 def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
@@ -265,21 +302,29 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         kind, read, length = spec.cross_attention, context.memory, context.memory_len
         name = "cross_attn"
     if not isinstance(kind, AttentionSpec):
-        msg = "latent attention between two stacks is not written down yet"
-        raise UnsupportedOperationError(msg)
+        return mix_tokens(t, x, kind, context)
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     matched = WeightRole.QUERY_KEY
     query = linear(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
+    if kind.query_scaling is QueryScaling.AT_ONCE:
+        query = t.scale(query)
     key = linear(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
     value = linear(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
     bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
     shape = Shape(context.batch, context.seq_len, length, kind)
-    out = attend(t, query, key, value, shape, None if cross else context.mask, bias)
+    mask = None if cross else context.mask
+    held: tuple[Tensor, ...] = (query, key, value, *(() if bias is None else (bias,)))
+    if kind.form is AttentionForm.FOLDED:
+        from memplan.graph.attention.folded import folded_attention  # only for LED
+
+        out, held = folded_attention(t, query, key, value, shape, mask)
+    else:
+        out = attend(t, query, key, value, shape, mask, bias)
     last = WeightRole.ATTENTION_OUTPUT
     out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias, role=last)
     t.block = LayerBlock.NETWORK
-    t.touch(query, key, value, *(() if bias is None else (bias,)))
+    t.touch(*held)
     return out
 
 

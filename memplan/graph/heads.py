@@ -76,7 +76,7 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
         t.parameter("contact_head.bias", 1).unused = True
     if model.task not in spec.pooler_tasks:
         return None
-    if model.task is Task.BASE or (
+    if model.task in (Task.BASE, Task.PRETRAINING) or (
         model.task is Task.SEQUENCE_CLASSIFICATION
         and spec.classifier is not None
         and spec.classifier.pooling is Pooling.POOLER
@@ -103,6 +103,14 @@ def classification(t: Tape, model: ModelSpec, x: Tensor, pooled: Tensor | None) 
         return cross_entropy(t, _classify(t, model, x, bias=True))
     x = dropout(t, x, spec.span_dropout)
     return span_loss(t, _classify(t, model, x, bias=True), model.num_labels)
+
+
+def next_sentence(t: Tape, model: ModelSpec, loss: Tensor, pooled: Tensor | None) -> Tensor:
+    """BERT's second task, whether one sentence follows another, added to the first one's loss."""
+    assert pooled is not None
+    logits = linear(t, pooled, "seq_relationship", model.hidden_size, 2, bias=True)
+    t.give_out(logits)
+    return t.add(loss, cross_entropy(t, logits))
 
 
 def replaced_tokens(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:

@@ -8,7 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memplan.graph.feed_forward import feed_forward
-from memplan.model.attention import AttentionForm, AttentionSpec, SlidingChunksSpec
+from memplan.model.attention import (
+    AttentionForm,
+    AttentionSpec,
+    BlockSparseSpec,
+    LocalBlocksSpec,
+    SlidingChunksSpec,
+)
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import WHOLE, ScanKernel
@@ -68,8 +74,10 @@ def _other_mixer(
     from memplan.model.compressed import CompressedAttentionSpec  # only for rarer models
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixers import (
+        ChannelsFirstSpec,
         DeltaRuleSpec,
         DifferentialSpec,
+        FourierSpec,
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
@@ -116,6 +124,24 @@ def _other_mixer(
         from memplan.graph.attention.sliding_chunks import sliding_chunks  # only for Longformer
 
         return sliding_chunks(t, x, spec, context)
+    if isinstance(spec, FourierSpec):
+        from memplan.graph.mixers.fourier import fourier_transform  # only for FNet
+
+        return fourier_transform(t, x)
+    if isinstance(spec, ChannelsFirstSpec):
+        from memplan.graph.mixers.channels_first import (  # only for SqueezeBERT
+            channels_first_attention,
+        )
+
+        return channels_first_attention(t, x, spec, context)
+    if isinstance(spec, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import block_sparse  # only for BigBird
+
+        return block_sparse(t, x, spec, context)
+    if isinstance(spec, LocalBlocksSpec):
+        from memplan.graph.attention.local_blocks import local_blocks  # only for LongT5
+
+        return local_blocks(t, x, spec, context)
     if isinstance(spec, TimeMixingSpec):
         from memplan.graph.mixers.rwkv import time_mixing  # only for RWKV
 
@@ -182,8 +208,16 @@ def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Ten
 def _other_network(
     t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
 ) -> Tensor:
-    from memplan.model.mixers import ChannelMixingSpec  # only for rarer models
-    from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec, MixtureSpec
+    from memplan.model.mixers import (  # only for rarer models
+        ChannelMixingSpec,
+        ChannelsFirstNetworkSpec,
+    )
+    from memplan.model.mixtures import (
+        BesideDenseSpec,
+        CapacityMixtureSpec,
+        EveryTokenSpec,
+        MixtureSpec,
+    )
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
@@ -197,6 +231,18 @@ def _other_network(
         from memplan.graph.experts.every_token import every_token  # only for Llama 4
 
         return every_token(t, x, spec, context.hidden_size)
+    if isinstance(spec, ChannelsFirstNetworkSpec):
+        from memplan.graph.mixers.channels_first import (  # only for SqueezeBERT
+            channels_first_network,
+        )
+
+        return channels_first_network(t, x, spec, context)
+    if isinstance(spec, CapacityMixtureSpec):
+        from memplan.graph.experts.capacity import (
+            capacity_mixture,  # only for Switch Transformers
+        )
+
+        return capacity_mixture(t, x, spec, context.hidden_size, context.batch)
     if isinstance(spec, ChannelMixingSpec):
         from memplan.graph.mixers.rwkv import channel_mixing  # only for RWKV
 

@@ -56,6 +56,7 @@ class OperationKind(StrEnum):
     EXPAND = "expand"
     EXPM1 = "expm1"
     EYE = "eye"
+    FFT = "fft"
     FLASH_ATTENTION = "flash_attention"
     FLOOR_DIVIDE = "floor_divide"
     FUSED_GATE = "fused_gate"
@@ -201,7 +202,7 @@ EXTERN_KERNELS = frozenset(
     {
         *PRODUCTS, *ATTENTION_KERNELS, *OUTPUT_LOSSES, OperationKind.CONVOLUTION, OperationKind.COUNTED,
         OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
-        OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
+        OperationKind.FFT, OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
         OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,
         OperationKind.SOLVE_TRIANGULAR, OperationKind.SORT, OperationKind.STATE_SPACE_SCAN,
         OperationKind.TILED_CROSS_ENTROPY,

@@ -10,6 +10,7 @@ from memplan.graph.heads import (
     base_parts,
     classification,
     masked_lm,
+    next_sentence,
     replaced_tokens,
 )
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
@@ -39,7 +40,12 @@ from memplan.graph.stacks import (
 )
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.attention import AttentionForm, PositionBias, RotarySpec
+from memplan.model.attention import (
+    AttentionForm,
+    BlockSparseSpec,
+    PositionBias,
+    RotarySpec,
+)
 from memplan.model.layers import StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
@@ -79,6 +85,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
+    if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import settled  # only for BigBird
+
+        stack = settled(stack, options.seq_len)
+        model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
@@ -227,6 +238,11 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
         context.mask = spare_mask(t, context)
+    first = stack.runs[0].layer.attention if stack.runs else None
+    if isinstance(first, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
+
+        context.mask = band_mask(t, first, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -386,8 +402,10 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     pooled = base_parts(t, model, x)
     if model.task is Task.MASKED_LM:
         loss = masked_lm(t, model, x, table)
-    elif model.task is Task.PRETRAINING:
+    elif model.task is Task.PRETRAINING and model.head.discriminator is not None:
         loss = replaced_tokens(t, model, x)
+    elif model.task is Task.PRETRAINING:
+        loss = next_sentence(t, model, masked_lm(t, model, x, table), pooled)
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:

@@ -105,6 +105,8 @@ class AttentionForm(Enum):
     """Divided, then masked; the softmax in their own dtype (RemBERT, MPNet)."""
     SEGMENTS = "segments"
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
+    FOLDED = "folded"
+    """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
@@ -223,6 +225,8 @@ class AttentionSpec:
     """The layer has a name for eager attention's weights, so that they live until it ends."""
     distances: DistanceSpec | None = None
     """Scores of relative distances are added (DeBERTa)."""
+    idle_projections: tuple[str, ...] = ()
+    """Linear layers as large as the queries' that a batch leaves unused (LUKE's for entities)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 
@@ -232,3 +236,25 @@ class AttentionSpec:
         and keys are normed at once (OLMo 2)."""
         at_once = self.query_key_norm_at_once and not self.query_key_norm_per_head
         return self.views_last or at_once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalBlocksSpec:
+    """LongT5's attention: blocks of tokens to themselves and their neighbours."""
+
+    scores: AttentionSpec
+    """Heads, dropout and the bias of distances."""
+    radius: int
+    """Neighbours on either side; a block is one longer."""
+    global_block_size: int = 0
+    """Tokens of a block whose summary all tokens see (transient-global); 0: there are none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSparseSpec:
+    """BigBird's attention: to the edges, to neighbours, and to blocks drawn by chance."""
+
+    full: AttentionSpec
+    """Heads and biases, and what sequences that are too short for blocks pass instead."""
+    block_size: int
+    num_random_blocks: int

@@ -214,6 +214,8 @@ class EmbeddingSpec:
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
     projection_in_encoder: bool = False
     """A projection to the hidden size always follows, inside the encoder (ALBERT)."""
+    projected_first: bool = False
+    """A projection always follows the norm, before the dropout (FNet)."""
     projection_bias: bool = True
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None

@@ -6,10 +6,15 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, SlidingChunksSpec
+from memplan.model.attention import (
+    AttentionSpec,
+    BlockSparseSpec,
+    LocalBlocksSpec,
+    SlidingChunksSpec,
+)
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import BesideDenseSpec, EveryTokenSpec
+from memplan.model.mixtures import BesideDenseSpec, CapacityMixtureSpec, EveryTokenSpec
 from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
@@ -161,6 +166,33 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FourierSpec:
+    """FNet's: the real part of a Fourier transform over tokens and channels; it owns no weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelsFirstSpec:
+    """SqueezeBERT's attention: grouped convolutions of length 1 in place of linear layers."""
+
+    num_heads: int
+    groups: tuple[int, int, int]
+    """Of the convolutions that make queries, keys and values."""
+    output_groups: int
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelsFirstNetworkSpec:
+    """SqueezeBERT's feed-forward network, of the same convolutions."""
+
+    intermediate_size: int
+    activation: Activation
+    up_groups: int
+    down_groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -183,6 +215,10 @@ OtherMixer = (
     | SideBySideSpec
     | TimeMixingSpec
     | SlidingChunksSpec
+    | LocalBlocksSpec
+    | BlockSparseSpec
+    | FourierSpec
+    | ChannelsFirstSpec
     | SharedKeysSpec
     | DifferentialSpec
     | CompressedAttentionSpec
@@ -195,7 +231,14 @@ WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, Differen
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
+OtherNetwork = (
+    ChannelMixingSpec
+    | EveryTokenSpec
+    | BesideDenseSpec
+    | CapacityMixtureSpec
+    | ChannelsFirstNetworkSpec
+    | CountedSpec
+)
 """A feed-forward network of another kind."""
 
 

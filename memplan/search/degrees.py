@@ -203,8 +203,8 @@ def _doublings(most: int) -> tuple[int, ...]:
 
 
 def _stages(num_gpus: int, sizes: ModelSizes) -> tuple[int, ...]:
-    """Powers of two, and what divides the layers."""
-    most = min(num_gpus, sizes.num_layers, MOST_STAGES)
+    """Powers of two, and what divides the layers; a model without a stack of layers is one stage."""
+    most = max(1, min(num_gpus, sizes.num_layers, MOST_STAGES))
     return tuple(
         count
         for count in range(1, most + 1)

@@ -69,21 +69,6 @@ class Outcome:
         return self.answered.answer.peak_bytes if is_allocated else self.answered.reserved_bytes
 
     @property
-    def is_inside(self) -> bool:
-        """Whether what the card then held is within memplan's range for it.
-
-        That is from what the run needs at least to what it reserves with room, each with its end of
-        the range of context and NCCL; the measured segments had a context somewhere in that range
-        beside them, and may have been rounded.
-        """
-        assert self.answer is not None
-        beside, rounded = self.answer.overhead_bytes, self.record.get("rounded_bytes", 0)
-        least = self.measured_bytes - rounded + beside.low
-        most = self.measured_bytes + rounded + beside.high
-        needs = self.answer.required_bytes + beside.low
-        return needs <= most and least <= self.answer.reserved_bytes + beside.high
-
-    @property
     def error(self) -> float:
         """Predicted over measured, less one."""
         return self.predicted_bytes / self.measured_bytes - 1
@@ -141,11 +126,6 @@ class Summary:
         """The absolute error that this share of the expressible records does not exceed."""
         errors = sorted(abs(each.error) for each in self.expressible)
         return errors[min(len(errors) - 1, int(share * len(errors)))]
-
-    @property
-    def share_inside(self) -> float:
-        """Expressible records whose measured segments lie in memplan's range."""
-        return sum(each.is_inside for each in self.expressible) / len(self.expressible)
 
     @property
     def blocks(self) -> Counter[str]:

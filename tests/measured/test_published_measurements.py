@@ -10,7 +10,6 @@ import yaml
 
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import ByteRange
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
@@ -41,7 +40,7 @@ def estimate_of(measurement: dict[str, Any]) -> Estimate:
 
 def reserved_of(measurement: dict[str, Any]) -> int:
     """What the replayed run reserves with room [bytes]."""
-    return _segments(_words(measurement))[1]
+    return _replayed(_words(measurement)).reserved_bytes
 
 
 def _words(measurement: dict[str, Any]) -> str:
@@ -49,10 +48,9 @@ def _words(measurement: dict[str, Any]) -> str:
 
 
 @cache
-def _segments(run: str) -> tuple[int, int, ByteRange]:
-    """Least segments and those with room, and what lies beside them [bytes]."""
-    answer = estimate_of(json.loads(run))
-    return answer.required_bytes, answer.reserved_bytes, answer.overhead_bytes
+def _replayed(run: str) -> Estimate:
+    """The estimate of a run, which several tests ask."""
+    return estimate_of(json.loads(run))
 
 
 def as_stated(measurement: dict[str, Any]) -> dict[str, Any]:
@@ -78,10 +76,13 @@ def is_inside(measurement: dict[str, Any]) -> bool:
     That is from what the run needs at least to what it reserves with room, each with its end of the
     range of context and NCCL; the measured segments had a context somewhere in that range beside them.
     """
-    required, reserved, beside = _segments(_words(measurement))
+    answer = _replayed(_words(measurement))
+    beside = answer.overhead_bytes
     measured, rounded = measurement["measured_bytes"], measurement.get("rounded_bytes", 0)
     least, most = measured - rounded + beside.low, measured + rounded + beside.high
-    return required + beside.low <= most and least <= reserved + beside.high
+    # That no more is required than this is what completing with it says; the least is not looked for.
+    completes = answer.run.on_card(most - beside.low).died_at is None
+    return completes and least <= answer.reserved_bytes + beside.high
 
 
 def is_expressible(measurement: dict[str, Any]) -> bool:

@@ -148,8 +148,6 @@ def shown_row(outcome: Outcome) -> dict[str, Any]:
         "measured_bytes": outcome.measured_bytes,
         "predicted_bytes": outcome.predicted_bytes,
     }
-    if record["what"] == "max_reserved":
-        found["least_bytes"] = answer.required_bytes
     why = reason_for(outcome) or "; ".join(run.remarks)
     return found | ({"why": why} if why else {})
 

@@ -1,6 +1,7 @@
 """Plans by time: what practitioners choose for well-known models comes first, and objectives differ."""
 
 import re
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -35,7 +36,13 @@ def timed_plan(
         num_gpus=num_gpus,  # type: ignore[arg-type]
         global_batch_size=batch, base=TrainingSetup(seq_len=seq_len), limit=100, **goal,
     )  # fmt: skip
-    return plan(load_model(model), wanted, load_gpu(gpu), times=question or TimeQuestion())
+    return _made(model, gpu, wanted, question or TimeQuestion())
+
+
+@cache
+def _made(model: str, gpu: str, goal: Goal, question: TimeQuestion) -> Plan:
+    """A plan, which several tests look at from their side."""
+    return plan(load_model(model), goal, load_gpu(gpu), times=question)
 
 
 def traits(setup: TrainingSetup) -> set[str]:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +30,13 @@ BASE = TrainingSetup(seq_len=2048)
 
 
 def made(gpu: str = "h100", model: str = "llama-3.2-1b", **goal: Any) -> Plan:
-    return plan(load_model(model), Goal(**{"base": BASE, "limit": 100, **goal}), load_gpu(gpu))
+    return _made(gpu, model, Goal(**{"base": BASE, "limit": 100, **goal}))
+
+
+@cache
+def _made(gpu: str, model: str, goal: Goal) -> Plan:
+    """A plan, which several tests look at from their side."""
+    return plan(load_model(model), goal, load_gpu(gpu))
 
 
 def test_every_setup_fits_and_no_larger_micro_batch_does() -> None:
@@ -92,6 +99,11 @@ def test_the_global_batch_is_kept() -> None:
         setup = each.setup
         steps = setup.gradient_accumulation_steps
         assert setup.micro_batch_size * steps * setup.data_parallel == 96
+
+
+def test_a_model_without_a_stack_of_layers_is_planned_on_several_gpus() -> None:
+    found = made(model="vit-base-patch16-224", num_gpus=(8,), base=TrainingSetup())
+    assert {each.setup.pipeline_parallel for each in found.setups} == {1}
 
 
 def test_a_global_batch_smaller_than_the_ranks_is_not_tried() -> None:

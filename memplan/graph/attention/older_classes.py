@@ -11,7 +11,7 @@ from dataclasses import field
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
-from memplan.graph.attention.projections import project
+from memplan.graph.attention.projections import idle_projection, project
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, linear, rotary, softmax
 from memplan.graph.segments import RESULT, Gradient
@@ -48,6 +48,8 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     held: list[Tensor] = []
     query, key, value = project(t, x, spec, context, held=held)
+    for name in spec.idle_projections:
+        idle_projection(t, f"self_attn.{name}", context.hidden_size)
     named = spec.form is not AttentionForm.CLAMPED_SCORES
     frame = Frame(outer=[*held, query, key, value] if named else held)
     if spec.paired_rotary_dim:

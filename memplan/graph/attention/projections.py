@@ -2,6 +2,7 @@
 
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
+from memplan.graph.counted import idle_linear
 from memplan.graph.operations import linear, norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -120,3 +121,9 @@ def _split_per_head(
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
     return query, key, value
+
+
+def idle_projection(t: Tape, name: str, size: int) -> None:
+    """A square linear layer with a bias that this batch leaves unused."""
+    idle_linear(t, t.parameter(f"{name}.weight", size, size))
+    t.parameter(f"{name}.bias", size).unused = True

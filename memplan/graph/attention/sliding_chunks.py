@@ -7,6 +7,7 @@ copies it, and its gradient is added up by index (torch's ``as_strided_backward`
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.attention.projections import idle_projection
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, linear
@@ -53,8 +54,7 @@ def sliding_chunks(t: Tape, x: Tensor, spec: SlidingChunksSpec, context: StackCo
         _projection(t, x, f"self_attn.{name}_proj", hidden, batch) for name in "qkv"
     )
     for name in ("query_global", "key_global", "value_global"):
-        for part, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
-            t.parameter(f"self_attn.{name}.{part}", *shape).unused = True
+        idle_projection(t, f"self_attn.{name}", hidden)
     scaled = t.view(query, query.numel)
     t.record(OperationKind.MUL_IN_PLACE, (query,), (scaled,), gradients=(Gradient.FRESH,))
     scores = _diagonals(t, scaled, key, sizes)

@@ -1,0 +1,112 @@
+"""LED: BART's layers for long documents, whose encoders attend to windows.
+
+transformers 5.23, models/led/modeling_led.py. Layers that ``layerdrop`` may skip are counted as run. A
+task whose class gives tokens global attention by itself is counted (``memplan.families.bart_variants``).
+"""
+
+from dataclasses import replace
+
+from memplan.families import bart, bart_variants
+from memplan.families.llama import join_runs
+from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.model.attention import (
+    AttentionForm,
+    AttentionSpec,
+    QueryScaling,
+    SlidingChunksSpec,
+)
+from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.spec import ModelSpec, Task
+
+TASKS = (Task.SEQ2SEQ_LM, Task.BASE)
+
+
+def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """Read a config of LED."""
+    task = reject_task(reader, request, *TASKS, *bart_variants.VARIATIONS["led"].tasks)
+    if task not in TASKS:
+        return bart_variants.read(reader, request)
+    tied = reader.flag("tie_word_embeddings", default=True)
+    return ModelSpec(
+        name=request.name,
+        family=request.model_type,
+        task=task,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.integer("d_model"),
+        context_length=reader.integer("max_encoder_position_embeddings"),
+        stacks=(_encoder(reader, tied=tied), _decoder(reader, tied=tied)),
+        head=HeadSpec(tied=tied, logits_bias=True),
+        num_labels=request.labels(reader),
+        checkpoint_dtype=checkpoint_dtype(reader),
+        eager_attention_only=True,
+        source=reader.source,
+    )
+
+
+def _embedding(reader: ConfigReader, name: str, *, tied: bool) -> EmbeddingSpec:
+    return EmbeddingSpec(
+        embedding_size=reader.integer("d_model"),
+        num_positions=reader.integer(f"max_{name}_position_embeddings"),
+        own_table=not tied,
+        norm=NormSpec(kind=NormKind.LAYER, bias=True),
+        dropout=reader.number("dropout", default=bart.DROPOUT),
+    )
+
+
+def _encoder(reader: ConfigReader, *, tied: bool) -> StackSpec:
+    """A window for each layer, to a multiple of whose widest the class pads sequences."""
+    count = reader.layers("encoder_layers")
+    windows = read_windows(reader, count)
+    layer = bart.read_layer(reader, bart.Variation(), "encoder")
+    heads, dropout = reader.integer("encoder_attention_heads"), reader.number("attention_dropout")
+    layers = [
+        replace(layer, attention=SlidingChunksSpec(num_heads=heads, window=window, dropout=dropout))
+        for window in windows
+    ]
+    return StackSpec(
+        name="encoder",
+        runs=join_runs(layers),
+        embedding=_embedding(reader, "encoder", tied=tied),
+        final_norm=None,
+        multiple_of=max(windows),
+        spare_mask=True,
+    )
+
+
+def read_windows(reader: ConfigReader, count: int) -> list[int]:
+    """``attention_window``: one for all layers, or one for each; all even."""
+    key = "attention_window"
+    listed = isinstance(reader.raw(key), list)
+    windows = reader.integers(key) if listed else [reader.integer(key)] * count
+    if len(windows) < count:
+        raise reader.fail(key, f"names {len(windows)} layers of {count}")
+    for window in windows:
+        if window < 1 or window % 2:
+            raise reader.fail(key, f"{window} is not an even number above 0")
+    return windows[:count]
+
+
+def _decoder(reader: ConfigReader, *, tied: bool) -> StackSpec:
+    layer = _folded(bart.read_layer(reader, bart.Variation(), "decoder"))
+    return StackSpec(
+        name="decoder",
+        runs=(LayerRun(count=reader.layers("decoder_layers"), layer=layer),),
+        embedding=_embedding(reader, "decoder", tied=tied),
+        final_norm=None,
+    )
+
+
+def _folded(layer: LayerSpec) -> LayerSpec:
+    """Both attentions with the heads folded into the batch."""
+    form, scaling = AttentionForm.FOLDED, QueryScaling.AT_ONCE
+    attention, cross = layer.attention, layer.cross_attention
+    assert isinstance(attention, AttentionSpec)
+    assert cross is not None
+    return replace(
+        layer,
+        attention=replace(attention, form=form, query_scaling=scaling),
+        cross_attention=replace(cross, form=form, query_scaling=scaling),
+    )
