@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from memplan.fast_dataclass import dataclass as fast_dataclass
+from memplan.fast_dataclass import replace as fast_replace
 
 
 def define(decorate: Any, *, frozen: bool, kw_only: bool, slots: bool) -> Any:
@@ -53,6 +54,18 @@ class TestLikeTheStandardOne:
                 other.annotation,
             )
             assert (one.default is one.empty) == (other.default is other.empty)
+
+    def test_a_changed_copy(self, shape: dict[str, bool]) -> None:
+        thing = define(fast_dataclass, **shape)(size=1, parts=[3], hidden=4)
+        for changes in ({}, {"size": 2}, {"name": "b", "hidden": 0}):
+            ours, theirs = fast_replace(thing, **changes), replace(thing, **changes)
+            assert type(ours) is type(theirs)
+            assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
+        assert fast_replace(thing).parts is thing.parts
+        with pytest.raises(ValueError, match="negative"):
+            fast_replace(thing, size=-1)
+        with pytest.raises(TypeError, match="weight"):
+            fast_replace(thing, weight=1)
 
     def test_what_it_is_made_from(self, shape: dict[str, bool]) -> None:
         ours, theirs = define(fast_dataclass, **shape), define(dataclasses.dataclass, **shape)

@@ -1,10 +1,10 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource

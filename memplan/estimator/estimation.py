@@ -1,11 +1,10 @@
 """From a model and a setup to an ``Estimate``: its engine laid over the walked model."""
 
-from dataclasses import replace
-
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
 from memplan.estimator.job import Job
 from memplan.estimator.recording import attention_kernel
+from memplan.fast_dataclass import replace
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
@@ -138,7 +137,15 @@ def walked_bytes(
 ) -> tuple[int, int]:
     """What layers leave for the backward pass, and the most that the model's own tensors take [bytes].
 
+    What the embeddings and the head leave is none of the layers'.
+
     Much sooner told than an estimate. Raises ``SetupError`` as ``estimate`` does.
     """
     given = Job.of(model, setup, gpu).given
-    return given.passes.after_forward.activations_bytes, accounts.activations_peak_bytes(given)
+    left = sum(
+        each.first_bytes + (each.repeats - 1) * each.later_bytes
+        for each in given.passes.forward
+        if each.segment.layer is not None
+    )
+    kept = given.passes.after_forward.activations_bytes
+    return min(left, kept), accounts.activations_peak_bytes(given)

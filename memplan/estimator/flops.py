@@ -1,10 +1,9 @@
 """The FLOPs of a training setup, from the tape that its memory is read off."""
 
-from dataclasses import replace
-
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.recording import tape_options
+from memplan.fast_dataclass import replace
 from memplan.graph.model import record_model
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec

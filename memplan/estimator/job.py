@@ -1,6 +1,5 @@
 """A job: a walked model trained in one way on one kind of GPU, and what its ranks hold."""
 
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from memplan.estimator.recording import (
     walked_forward,
     walked_on_card,
 )
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.attention.masks import attentions
 from memplan.graph.counts import trainable_parameters
 from memplan.graph.options import TapeOptions

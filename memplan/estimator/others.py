@@ -1,6 +1,5 @@
 """A job's other models laid out: which there are, over which rows they run, and on top of what."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from memplan.estimator.recording import (
     tape_options,
     walked_on_card,
 )
+from memplan.fast_dataclass import replace
 from memplan.graph.attention.masks import attentions
 from memplan.graph.counts import total_parameters
 from memplan.graph.joint_losses import check_objective

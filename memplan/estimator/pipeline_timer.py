@@ -5,7 +5,6 @@ schedule, find nothing to do.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from memplan.compute.lanes import Interval, Lane
@@ -13,6 +12,7 @@ from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
 from memplan.compute.roofline import segment_work
 from memplan.estimator.timer import Case, Run, Timer
+from memplan.fast_dataclass import replace
 from memplan.hardware.network import Network
 from memplan.memory.accounts import step_visits
 from memplan.memory.ledger import Part

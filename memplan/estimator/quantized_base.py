@@ -1,9 +1,9 @@
 """The quantized base of a job: asked for, or as the model's own config has it; refused where it cannot be."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.memory.engine_options import says_quantization
 from memplan.model.layers import LayerSpec
 from memplan.model.spec import ModelSpec

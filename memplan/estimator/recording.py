@@ -1,11 +1,10 @@
 """A model recorded and walked: what all engines, and all cards that run the same kernels, share."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape

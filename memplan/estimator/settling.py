@@ -1,8 +1,7 @@
 """Verdicts that bounds leave open, settled by a replay of the run through torch's allocator."""
 
-from dataclasses import replace
-
 from memplan.estimator.estimate import Estimate, Verdict
+from memplan.fast_dataclass import replace
 from memplan.memory.required import Replays, RunSource
 from memplan.training.choices import AllocatorKind
 

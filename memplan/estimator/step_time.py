@@ -4,7 +4,7 @@ Three cases are told: what is expected, and a low and a high end between which w
 """
 
 from collections import OrderedDict
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,7 @@ from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
 from memplan.estimator.timer import EXPECTED, FAST, SLOW, Resource, Timer
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits

@@ -127,7 +127,7 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
     bias = variation.attention_bias
     tied = reader.flag("tie_word_embeddings", default=True)
     if tied and variation.two_vocabularies:
-        _require_equal(reader, "src_vocab_size", "tgt_vocab_size")
+        require_equal(reader, "src_vocab_size", "tgt_vocab_size")
     return Shape(
         hidden_size=hidden_size,
         stacks=(_stack(reader, variation, 0), _stack(reader, variation, 1)),
@@ -142,7 +142,7 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
     )
 
 
-def _require_equal(reader: ConfigReader, key: str, other: str) -> None:
+def require_equal(reader: ConfigReader, key: str, other: str) -> None:
     """Two tables can only be one where they have the same number of rows."""
     if reader.integer(key) != reader.integer(other):
         problem = f"cannot tie unequal {key} and {other}"

@@ -8,13 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families import counted_encoders
-from memplan.families.encoders import TASKS, Variation, read_encoder
+from memplan.families.encoders import ROBERTA, TASKS, Variation, read_encoder
+from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionForm, AttentionSpec, BlockSparseSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LayerSpec
-from memplan.model.mixers import ChannelsFirstNetworkSpec, ChannelsFirstSpec, FourierSpec
+from memplan.model.layers import LanguageAdaptersSpec, LayerSpec
+from memplan.model.mixers import (
+    ChannelsFirstNetworkSpec,
+    ChannelsFirstSpec,
+    ConvolvedHeadsSpec,
+    FourierSpec,
+    GroupedNetworkSpec,
+)
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
@@ -32,7 +39,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``KIN``."""
     kin = KIN[request.model_type]
     task = reject_task(reader, request, *counted_encoders.FORMS[request.model_type].tasks)
-    if task not in kin.variation.tasks:
+    # X-MOD's norms before the parts are another layer.
+    if task not in kin.variation.tasks or reader.flag("pre_norm", default=False):
         return counted_encoders.read(reader, request)
     return kin.adjusted(reader, read_encoder(reader, request, kin.variation))
 
@@ -179,7 +187,68 @@ def _big_bird(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     return replace(model, stacks=(stack,))
 
 
+def _convbert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """Half of the heads convolve; with ``num_groups``, networks of grouped linear layers."""
+    hidden, inner = model.hidden_size, reader.integer("intermediate_size")
+    heads = max(reader.integer("num_attention_heads") // reader.integer("head_ratio"), 1)
+    size = reader.divide("hidden_size", hidden, "num_attention_heads", heads) // 2
+    if 2 * size * heads != hidden:
+        key = "hidden_size"
+        raise reader.fail(key, f"{hidden} is odd, but its heads are halved")
+    groups = reader.integer("num_groups")
+    for name, number in (("hidden_size", hidden), ("intermediate_size", inner)):
+        reader.divide(name, number, "num_groups", groups)
+
+    def adjusted(layer: LayerSpec) -> LayerSpec:
+        scores = layer.attention
+        assert isinstance(scores, AttentionSpec)
+        assert isinstance(layer.feed_forward, FeedForwardSpec)
+        halved = ConvolvedHeadsSpec(
+            scores=replace(scores, num_heads=heads, num_kv_heads=heads, head_dim=size),
+            kernel=reader.integer("conv_kernel_size"),
+        )
+        if groups == 1:
+            return replace(layer, attention=halved)
+        network = GroupedNetworkSpec(
+            intermediate_size=inner, activation=layer.feed_forward.activation, groups=groups
+        )
+        return replace(layer, attention=halved, feed_forward=network)
+
+    model = with_layers(model, adjusted)
+    stack = replace(model.stacks[0], spare_mask=True)
+    return replace(model, stacks=(stack,), eager_attention_only=True)
+
+
+def _xmod(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """Every layer has an adapter for each language; the norms as three flags say."""
+    factor = reader.integer("adapter_reduction_factor")
+    width = model.hidden_size // factor
+    if not width:
+        key = "adapter_reduction_factor"
+        raise reader.fail(key, f"leaves nothing of {model.hidden_size} dimensions")
+    own = reader.flag("adapter_layer_norm")
+    adapters = LanguageAdaptersSpec(
+        num_languages=len(counted_encoders.languages(reader)),
+        width=width,
+        activation=read_activation(reader, "hidden_act"),
+        own_norm=own,
+        norm_reused=not own and reader.flag("adapter_reuse_layer_norm"),
+        norm_first=reader.flag("ln_before_adapter"),
+    )
+    return with_layers(model, lambda layer: replace(layer, adapters=adapters))
+
+
 KIN: dict[str, Kin] = {
+    "xmod": Kin(variation=ROBERTA, adjusted=_xmod),
+    "convbert": Kin(
+        variation=Variation(
+            pooler_tasks=(),
+            classifier_dense=Activation.GELU,
+            classifier_first_dropout=True,
+            spare_bias=False,
+        ),
+        adjusted=_convbert,
+    ),
     "big_bird": Kin(
         variation=Variation(
             head_activation=None,

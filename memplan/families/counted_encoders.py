@@ -204,19 +204,20 @@ def _xmod(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
         encoder_layer(table, hidden, sizes.inner_size)
         if reader.flag("adapter_layer_norm"):
             table.norm("adapter_layer_norm", hidden)
-    with table.block("encoder.adapters", count=sizes.num_layers * len(_languages(reader))):
+    with table.block("encoder.adapters", count=sizes.num_layers * len(languages(reader))):
         feed_forward(table, hidden, narrow, name="adapter")
     with table.block("encoder.norm"):
         if reader.flag("pre_norm"):
             table.norm("layer_norm", hidden)
 
 
-def _languages(reader: ConfigReader) -> list[str]:
-    languages = reader.texts("languages")
-    if not languages:
+def languages(reader: ConfigReader) -> list[str]:
+    """X-MOD's languages; each has an adapter in every layer."""
+    found = reader.texts("languages")
+    if not found:
         key = "languages"
         raise reader.fail(key, "is empty; name at least one")
-    return languages
+    return found
 
 
 # -- LUKE and LiLT ---------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Transformers over the patches of an image or a video: ViT and its kin, and ViLT with a text."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.request import ReadRequest
 from memplan.families.towers.bert import bert_embeddings
-from memplan.families.towers.layers import perceptron
+from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
 from memplan.families.towers.parts import attention, fused_attention, transformer_layer
 from memplan.families.towers.sizes import pair
 from memplan.families.towers.vit import (
@@ -17,7 +18,10 @@ from memplan.families.towers.vit import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.pooling import ClassifierBody, TowerPooling
+from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.pooling import ClassifierBody, PoolerBody, TowerPooling
 
 IMAGES = "ForImageClassification"
 TEACHER = "ForImageClassificationWithTeacher"
@@ -88,15 +92,28 @@ def _videomae(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     mean_pooling = reader.flag("use_mean_pooling", default=True)
 
     def declare(table: ParameterTable, ending: str) -> None:
-        with table.block("embed"):
+        # Pretraining hides patches: what is left of them is not written down.
+        written = ending != PRETRAINING
+        clips = ClipBody(
+            size=size, channels=reader.integer("num_channels"), image=pair(reader, "image_size"),
+            patch=pair(reader, "patch_size"), frames=reader.integer("num_frames"), span=tubelet,
+            projection="patch_embeddings",
+        )  # fmt: skip
+        with table.block("embed", body=clips if written else None):
             patch_projection(table, reader, size, tubelet)
-        with table.block("layers", count=reader.layers("num_hidden_layers")):
+        body = _videomae_body(reader, size) if written else None
+        with table.block("layers", count=reader.layers("num_hidden_layers"), body=body):
             _videomae_layer(table, reader, size, reader.integer("intermediate_size"))
+        pooled = ending == VIDEOS and mean_pooling
         if not mean_pooling or ending == VIDEOS:
-            with table.block("norm"):
+            mean = PoolerBody(pooling=TowerPooling.MEAN, size=size, norm="layernorm")
+            with table.block(
+                "norm", body=mean if pooled else NormBody(module="layernorm", size=size)
+            ):
                 table.norm("layernorm", size)
         if ending == VIDEOS:
-            classifier(table, "classifier", size, request.labels(reader))
+            labels, first = request.labels(reader), None if pooled else TowerPooling.FIRST
+            classifier(table, "classifier", size, labels, pooling=first, known=True)
         if ending == PRETRAINING:
             _videomae_decoder(table, reader, size, tubelet)
 
@@ -104,6 +121,22 @@ def _videomae(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return whole_model(
         reader, request, (VIDEOS, BARE, PRETRAINING), declare,
         hidden_size=size, context_length=max(1, num_patches(reader) * frames),
+    )  # fmt: skip
+
+
+def _videomae_body(reader: ConfigReader, size: int) -> LayerBody:
+    """``VideoMAELayer``: ViT's, whose keys have no bias."""
+    bias = reader.flag("qkv_bias", "qv_bias", default=True)
+    drop = reader.number("attention_probs_dropout_prob", default=0.0)
+    attention = encoder_attention(reader, size, bias=bias, dropout=drop)
+    return LayerBody(
+        size=size, inner_size=reader.integer("intermediate_size"),
+        attention=replace(attention, key_bias=False),
+        activation=tower_activation(reader, "hidden_act"),
+        dropout=reader.number("hidden_dropout_prob", default=0.0),
+        names=LayerNames(
+            output="o_proj", first_norm="layernorm_before", second_norm="layernorm_after"
+        ),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""LED: BART's layers for long documents, whose encoders attend to windows.
+"""LED and BigBird-Pegasus: BART's layers for long documents, whose encoders attend to windows or blocks.
 
-transformers 5.23, models/led/modeling_led.py. Layers that ``layerdrop`` may skip are counted as run. A
+transformers 5.23, models/led and models/bigbird_pegasus. Layers that ``layerdrop`` may skip are counted as run. A
 task whose class gives tokens global attention by itself is counted (``memplan.families.bart_variants``).
 """
 
@@ -12,12 +12,13 @@ from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
+    BlockSparseSpec,
     QueryScaling,
     SlidingChunksSpec,
 )
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
-from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlacement, StackSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -25,10 +26,16 @@ TASKS = (Task.SEQ2SEQ_LM, Task.BASE)
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """Read a config of LED."""
-    task = reject_task(reader, request, *TASKS, *bart_variants.VARIATIONS["led"].tasks)
+    """Read a config of LED or BigBird-Pegasus."""
+    others = bart_variants.VARIATIONS[request.model_type].tasks
+    task = reject_task(reader, request, *TASKS, *others)
     if task not in TASKS:
         return bart_variants.read(reader, request)
+    readers = {"led": _led, "bigbird_pegasus": _bigbird_pegasus}
+    return readers[request.model_type](reader, request, task)
+
+
+def _led(reader: ConfigReader, request: ReadRequest, task: Task) -> ModelSpec:
     tied = reader.flag("tie_word_embeddings", default=True)
     return ModelSpec(
         name=request.name,
@@ -110,3 +117,66 @@ def _folded(layer: LayerSpec) -> LayerSpec:
         attention=replace(attention, form=form, query_scaling=scaling),
         cross_attention=replace(cross, form=form, query_scaling=scaling),
     )
+
+
+def _bigbird_pegasus(reader: ConfigReader, request: ReadRequest, task: Task) -> ModelSpec:
+    """Pegasus's placement of norms, learned positions, and an encoder in BigBird's blocks."""
+    variation = bart.Variation(
+        placement=NormPlacement.PRE,
+        embedding_norm=False,
+        position_offset=0,
+        batched_positions=False,
+    )
+    tied = reader.flag("tie_word_embeddings", default=True)
+    encoder, decoder = (
+        _biased(reader, bart.read_stack(reader, variation, name, tied=tied))
+        for name in ("encoder", "decoder")
+    )
+    return ModelSpec(
+        name=request.name,
+        family=request.model_type,
+        task=task,
+        vocab_size=reader.integer("vocab_size"),
+        hidden_size=reader.integer("d_model"),
+        context_length=reader.integer("max_position_embeddings"),
+        stacks=(_in_blocks(reader, encoder), decoder),
+        head=HeadSpec(tied=tied, logits_bias=True),
+        num_labels=request.labels(reader),
+        checkpoint_dtype=checkpoint_dtype(reader),
+        eager_attention_only=True,
+        source=reader.source,
+    )
+
+
+def _biased(reader: ConfigReader, stack: StackSpec) -> StackSpec:
+    """Biases of attention as ``use_bias`` says; tokens are scaled as ``scale_embedding`` does."""
+    bias = reader.flag("use_bias")
+
+    def biased(spec: AttentionSpec) -> AttentionSpec:
+        return replace(spec, query_bias=bias, key_bias=bias, value_bias=bias, output_bias=bias)
+
+    layer = stack.runs[0].layer
+    assert isinstance(layer.attention, AttentionSpec)
+    cross = layer.cross_attention
+    layer = replace(
+        layer,
+        attention=biased(layer.attention),
+        cross_attention=None if cross is None else biased(cross),
+    )
+    return replace(stack, runs=(replace(stack.runs[0], layer=layer),))
+
+
+def _in_blocks(reader: ConfigReader, stack: StackSpec) -> StackSpec:
+    """The encoder in blocks, or with all pairs of tokens as ``attention_type`` says."""
+    key, run = "attention_type", stack.runs[0]
+    kind = reader.choice(key, reader.text(key), ("block_sparse", "original_full"))
+    if kind == "original_full":
+        return replace(stack, spare_mask=True)
+    assert isinstance(run.layer.attention, AttentionSpec)
+    blocks = BlockSparseSpec(
+        full=run.layer.attention,
+        block_size=reader.integer("block_size"),
+        num_random_blocks=reader.integer("num_random_blocks"),
+        integer_masks=True,
+    )
+    return replace(stack, runs=(replace(run, layer=replace(run.layer, attention=blocks)),))

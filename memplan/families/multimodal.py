@@ -32,7 +32,12 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     part = read_part(reader, request, kind.text)
     text = read_text(part, request)
     tied = _tied(reader, part, kind, text)
-    head = replace(text.head, tied=tied, num_rows=0 if tied else _output_rows(reader, part, kind))
+    head = replace(
+        text.head,
+        tied=tied,
+        num_rows=0 if tied else _output_rows(reader, part, kind),
+        attended_loss=kind.attended_loss,
+    )
     whole = Whole(reader=reader, request=request, text=text)
     towers = declared(kind.declare, whole)
     base = text.tables if text.base_tables is None else text.base_tables

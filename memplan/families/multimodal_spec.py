@@ -55,6 +55,8 @@ class Multimodal:
     """What is counted without its activations."""
     join: TowerJoin | None = None
     """Where the towers meet the text model, if all that they compute is known."""
+    attended_loss: bool = False
+    """Its loss reads attended tokens alone, picked by index."""
     block_masks: bool = False
     """Tokens of a picture see one another: the text model is given masks of every pair (Gemma 3)."""
     head_in_base: bool = False

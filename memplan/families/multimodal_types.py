@@ -129,7 +129,13 @@ MULTIMODALS: dict[str, Multimodal] = {
         head_in_base=True,
         left_out=QUERIED,
     ),
-    "qwen2_audio": Multimodal(declare=sounds.qwen2_audio, text=QWEN2, left_out=SOUND),
+    "qwen2_audio": Multimodal(
+        declare=sounds.qwen2_audio,
+        text=QWEN2,
+        left_out=SOUND,
+        join=TowerJoin(joining=Joining.PICKED),
+        attended_loss=True,
+    ),
     "voxtral": Multimodal(
         declare=sounds.voxtral,
         text=PartSpec(key=TEXT, model_type="llama", fills=VOXTRAL_TEXT, always_fills=True),

@@ -8,11 +8,13 @@ from memplan.families.towers.wav2vec2 import (
     output_size,
     wav2vec2_bert_tower,
     wav2vec2_tower,
+    weighs_layers,
 )
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.sounds import TranscriptBody
+from memplan.model.towers.speech import FrameClassesBody
 
 CTC = "ForCTC"
 SEQUENCES = "ForSequenceClassification"
@@ -52,7 +54,13 @@ _WITHOUT_FRAMES = frozenset({"hubert", "unispeech"})
 
 def _head(table: ParameterTable, reader: ConfigReader, request: ReadRequest, ending: str) -> None:
     size = reader.integer("hidden_size")
-    body = None
+    body: TranscriptBody | FrameClassesBody | None = None
+    if ending == FRAMES and not reader.flag("add_adapter"):
+        # With one class its loss would be another.
+        body = FrameClassesBody(
+            module="classifier", size=size, classes=request.labels(reader),
+            weights="model.layer_weights" if weighs_layers(reader) else "",
+        )  # fmt: skip
     if ending == CTC and not reader.flag("add_adapter"):
         body = TranscriptBody(
             size=size, rows=reader.integer("vocab_size"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.nesting import PartSpec, read_part, unknown_part
 from memplan.families.request import ReadRequest
-from memplan.families.towers.bert import bert_text
+from memplan.families.towers.bert import bert_text, roberta_text
 from memplan.families.towers.clip import (
     clip_text,
     clip_vision,
@@ -26,9 +26,10 @@ from memplan.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.contrast import Contrast, ContrastBody
-from memplan.model.towers.parts import LinearBody
-from memplan.model.towers.pooling import TowerPooling
+from memplan.model.towers.parts import LinearBody, NormBody
+from memplan.model.towers.pooling import PoolerBody, TowerPooling
 
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
 
@@ -109,14 +110,22 @@ def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def _unpooled_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     bert_text(table, name, reader, pooled=False)
+    first = PoolerBody(pooling=TowerPooling.FIRST, size=reader.integer("hidden_size"))
+    with table.block(f"{name}.pooler", body=first):
+        pass
 
 
 def _transformed_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``AltCLIPTextModel``: a norm and a linear layer to the width that is projected."""
-    bert_text(table, name, reader, pooled=False)
-    size = reader.integer("hidden_size")
-    with table.block(f"{name}.pooler"):
-        table.linear("transformation", size, reader.integer("project_dim"))
+    bert_text(table, name, reader, pooled=False, counted=True)
+    size, width = reader.integer("hidden_size"), reader.integer("project_dim")
+    projected: tuple[TowerBody, ...] = (
+        NormBody(module="pre_norm", size=size),
+        LinearBody(module="transformation", inputs=size, outputs=width),
+        PoolerBody(pooling=TowerPooling.FIRST, size=width),
+    )
+    with table.block(f"{name}.pooler", body=ChainBody(parts=projected)):
+        table.linear("transformation", size, width)
         table.norm("pre_norm", size)
 
 
@@ -329,6 +338,12 @@ def _dual_encoder(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     def declare(table: ParameterTable, _ending: str) -> None:
         declare_vision(table, "vision_model", vision)
+        kind = VIT_TOWERS.get(vision_part.model_type)
+        if kind is not None and not kind.pooled:
+            size = vision.integer("hidden_size")
+            first = PoolerBody(pooling=TowerPooling.FIRST, size=size)
+            with table.block("vision_model.pooler", body=first):
+                pass
         declare_text(table, "text_model", text)
         _contrast(table, reader, text.integer("hidden_size"), vision.integer("hidden_size"))
 
@@ -337,9 +352,7 @@ def _dual_encoder(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 _ANY_TEXT: dict[str, DeclareTower] = {
     "bert": bert_text,
-    "roberta": bert_text,
-    "xlm-roberta": bert_text,
-    "camembert": bert_text,
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), roberta_text),
     "clip_text_model": clip_text,
 }
 _ANY_VISION: dict[str, DeclareTower] = {

@@ -6,6 +6,7 @@ the labels, which the class shifts right into the decoder's ids.
 """
 
 from dataclasses import replace
+from typing import Protocol
 
 from memplan.dtypes import DType, promote
 from memplan.graph.attention.head_layout import Shape
@@ -27,6 +28,7 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
+    BlockSparseSpec,
     LocalBlocksSpec,
     PositionBias,
     QueryScaling,
@@ -45,6 +47,11 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     if model.tables:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks
+    if isinstance(encoder.runs[0].layer.attention, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import settled  # only for BigBird-Pegasus
+
+        encoder = settled(encoder, options.seq_len)
+        model = replace(model, stacks=(encoder, decoder))
     source, target = options.seq_len, options.target_seq_len
     labels = 1 if model.task is Task.SEQUENCE_CLASSIFICATION else target
     t.inputs_bytes = sum(
@@ -101,11 +108,17 @@ def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
     """Begin with the table that both stacks look their tokens up in."""
     begin_embedding(t, stack)
     width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
+    if stack.embedding is not None and stack.embedding.num_rows:
+        rows = stack.embedding.num_rows
+        return t.parameter("embed_tokens.weight", rows, width, role=WeightRole.TABLE)
     return t.parameter("shared.weight", model.vocab_size, width, role=WeightRole.TABLE)
 
 
 def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
     """The shared table, or the stack's own, beside which the shared one serves nothing."""
+    if stack.embedding is not None and stack.embedding.num_rows and stack.name == "decoder":
+        rows = stack.embedding.num_rows
+        return t.parameter("embed_tokens.weight", rows, shared.shape[1], role=WeightRole.TABLE)
     if stack.embedding is None or not stack.embedding.own_table:
         return shared
     shared.unused = True
@@ -129,6 +142,10 @@ def record_stack(
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
     attention_of = stack.runs[0].layer.attention
+    if isinstance(attention_of, BlockSparseSpec):
+        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird-Pegasus
+
+        context.mask = band_mask(t, attention_of, context)
     if isinstance(attention_of, LocalBlocksSpec):
         from memplan.graph.attention.local_blocks import local_mask  # only for LongT5
 
@@ -306,16 +323,17 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     matched = WeightRole.QUERY_KEY
-    query = linear(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
+    product = _products(kind, cross=cross)
+    query = product(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
     if kind.query_scaling is QueryScaling.AT_ONCE:
         query = t.scale(query)
-    key = linear(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
-    value = linear(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
+    key = product(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
+    value = product(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
     bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
     shape = Shape(context.batch, context.seq_len, length, kind)
     mask = None if cross else context.mask
     held: tuple[Tensor, ...] = (query, key, value, *(() if bias is None else (bias,)))
-    if kind.form is AttentionForm.FOLDED:
+    if kind.form in FOLDED_FORMS:
         from memplan.graph.attention.folded import folded_attention  # only for LED
 
         out, held = folded_attention(t, query, key, value, shape, mask)
@@ -326,6 +344,37 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     t.block = LayerBlock.NETWORK
     t.touch(*held)
     return out
+
+
+class Product(Protocol):
+    """A linear layer on hidden states."""
+
+    def __call__(
+        self,
+        t: Tape,
+        x: Tensor,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = ...,
+        role: WeightRole = ...,
+    ) -> Tensor:
+        """Write it down."""
+
+
+def _products(spec: AttentionSpec, *, cross: bool) -> Product:
+    """How queries, keys and values are projected."""
+    if spec.form is AttentionForm.FOLDED_COPIES and not cross:
+        from memplan.graph.attention.turned import turned_linear  # only for FSMT
+
+        return turned_linear
+    return linear
+
+
+FOLDED_FORMS = frozenset(
+    {AttentionForm.FOLDED, AttentionForm.FOLDED_VIEWS, AttentionForm.FOLDED_COPIES}
+)
 
 
 def position_bias(
@@ -365,6 +414,8 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         loss = classification(t, model, x, None)
     elif model.task is Task.SEQ2SEQ_LM:
+        if decoder.tokens_first and t.options.batch_size > 1:
+            x = t.scale(x, OperationKind.CLONE)
         scaled = t.scale(x) if model.head.scaled else x
         logits = output_matrix(t, model, replace(model.head, scaled=False), scaled, table)
         if model.head.logits_bias:

@@ -13,6 +13,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     LocalBlocksSpec,
+    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.networks import FeedForwardSpec
@@ -75,6 +76,7 @@ def _other_mixer(
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixers import (
         ChannelsFirstSpec,
+        ConvolvedHeadsSpec,
         DeltaRuleSpec,
         DifferentialSpec,
         FourierSpec,
@@ -134,6 +136,14 @@ def _other_mixer(
         )
 
         return channels_first_attention(t, x, spec, context)
+    if isinstance(spec, ConvolvedHeadsSpec):
+        from memplan.graph.mixers.convolved_heads import convolved_heads  # only for ConvBERT
+
+        return convolved_heads(t, x, spec, context)
+    if isinstance(spec, RelativeSpec):
+        from memplan.graph.attention.relative import relative_attention  # only for XLNet
+
+        return relative_attention(t, x, spec, context)
     if isinstance(spec, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import block_sparse  # only for BigBird
 
@@ -211,6 +221,7 @@ def _other_network(
     from memplan.model.mixers import (  # only for rarer models
         ChannelMixingSpec,
         ChannelsFirstNetworkSpec,
+        GroupedNetworkSpec,
     )
     from memplan.model.mixtures import (
         BesideDenseSpec,
@@ -237,6 +248,10 @@ def _other_network(
         )
 
         return channels_first_network(t, x, spec, context)
+    if isinstance(spec, GroupedNetworkSpec):
+        from memplan.graph.mixers.convolved_heads import grouped_network  # only for ConvBERT
+
+        return grouped_network(t, x, spec, context)
     if isinstance(spec, CapacityMixtureSpec):
         from memplan.graph.experts.capacity import (
             capacity_mixture,  # only for Switch Transformers

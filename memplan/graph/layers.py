@@ -26,6 +26,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         from memplan.graph.hyper_connections import streams_layer  # only for DeepSeek-V4
 
         return streams_layer(t, x, layer, layer.streams, context)
+    if layer.adapters is not None:
+        from memplan.graph.language_adapters import adapted_layer  # only for X-MOD
+
+        return adapted_layer(t, x, layer, layer.adapters, context)
     placement = layer.placement
     if placement is NormPlacement.PRE:
         return pre_norm_layer(t, x, layer, context)

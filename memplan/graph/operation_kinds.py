@@ -75,6 +75,7 @@ class OperationKind(StrEnum):
     GT = "gt"
     GUMBEL = "gumbel"
     HISTC = "histc"
+    IM2COL = "im2col"
     INDEX = "index"
     INDEX_ADD_IN_PLACE = "index_add_"
     INDEX_SELECT = "index_select"

@@ -44,6 +44,7 @@ from memplan.model.attention import (
     AttentionForm,
     BlockSparseSpec,
     PositionBias,
+    RelativeSpec,
     RotarySpec,
 )
 from memplan.model.layers import StackSpec
@@ -243,6 +244,10 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
 
         context.mask = band_mask(t, first, context)
+    if isinstance(first, RelativeSpec):
+        from memplan.graph.attention.relative import position_states  # only for XLNet
+
+        context.bias = position_states(t, first, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -370,6 +375,8 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
         width = stack.embedding.embedding_size
         x = linear(t, x, "project_out", context.hidden_size, width)
     x = dropout(t, x, stack.final_dropout)
+    if stack.tokens_first and context.batch > 1:
+        x = t.scale(x, OperationKind.CLONE)
     kept = [tensor.storage for tensor, _ in t.cached]
     kept += [leaf.storage for leaf in t.leaves]
     kept += [storage for segment in t.segments for storage in segment.releases]
@@ -436,6 +443,10 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         router_loss(t, model.stacks[0])
     if model.head.plain_loss:
         return cross_entropy(t, output_matrix(t, model, model.head, x, table))
+    if model.head.attended_loss:
+        from memplan.graph.attended_loss import attended_loss  # only for Qwen2-Audio
+
+        return attended_loss(t, output_matrix(t, model, model.head, x, table), model.num_outputs)
     if takes_matrix(t):
         weight = t.own_copy(table, "lm_head") if model.head.tied else table
         if not model.head.tied:

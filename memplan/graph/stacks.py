@@ -99,7 +99,10 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
     if spec.upcast:
         x = t.cast(x, t.compute)
     if spec.tied:
-        bias = t.parameter("lm_head.bias", model.vocab_size) if spec.bias else None
+        bias = None
+        if spec.bias:
+            bias = t.parameter("lm_head.bias", model.vocab_size)
+            t.tie(table, "lm_head")
         logits = _through_table(t, x, t.own_copy(table, "lm_head"), bias)
     else:
         logits = linear(

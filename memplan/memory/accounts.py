@@ -5,10 +5,10 @@ over each batch's own passes.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import lru_cache
+from dataclasses import fields
+from functools import cached_property, lru_cache
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -63,9 +63,13 @@ def rank_account(
     if rank is not None:
         check_rank(rank, given.setup.num_gpus)
     asked = _asked(given)
-    ranks = _ranks(asked) if rank is None else [rank]
-    found = [_weigh(asked, each, capacity_bytes) for each in ranks]
-    return _account(given, max(found, key=_step_peak))
+    first, *others = _ranks(asked) if rank is None else [rank]
+    fullest = _weigh(asked, first, capacity_bytes)
+    for each in others:
+        found = _weigh(asked, each, capacity_bytes)
+        if found.exceeds(_step_peak(fullest)):
+            fullest = found
+    return _account(given, fullest)
 
 
 def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
@@ -116,35 +120,52 @@ def _asked(given: RankInput) -> _Asked:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+_STEP_PARTS = tuple(Part(name) for name in STEP_PHASES)
+_WITH_OVERFLOW = (*_STEP_PARTS, Part.OVERFLOW)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Weighed:
     """One rank's outline, laid over a batch."""
 
     rank: int
     outlined: "_Outlined"
     spots: Spots
-    moments: dict[Part, Moment]
-    """Of the parts of a step."""
     sizes: Sizes
     """Of what is beside a pipeline's passes."""
+    overflows: bool
+    """A step looks for gradients that overflowed."""
 
+    def exceeds(self, num_bytes: int) -> bool:
+        """Whether a step holds more than that; sooner told than how much."""
+        parts = _WITH_OVERFLOW if self.overflows else _STEP_PARTS
+        outline = self.outlined.outline
+        return bool(outline.moments(self.spots, parts, self.sizes, above=num_bytes))
 
-_STEP_PARTS = tuple(Part(name) for name in STEP_PHASES)
+    @cached_property
+    def moments(self) -> dict[Part, Moment]:
+        """Of the parts of a step."""
+        outline, spots, sizes = self.outlined.outline, self.spots, self.sizes
+        found = outline.moments(spots, _STEP_PARTS, sizes)
+        if self.overflows:
+            overflow = outline.moments(spots, (Part.OVERFLOW,), sizes)
+            found[Part.STEP] = max([*overflow.values(), found[Part.STEP]], key=_total)
+        return found
 
 
 def _weigh(asked: _Asked, rank: int, capacity_bytes: int | None) -> _Weighed:
-    spots = asked.spots
-    outlined = _outlined(_Question(asked, rank, capacity_bytes))
     sizes = UNCROWDED
     if asked.given.stages:
         from memplan.memory.programs.pipeline_ranks import sizes_of_rank  # only for pipelines
 
         sizes = sizes_of_rank(asked.given, rank)
-    moments = outlined.outline.moments(spots, _STEP_PARTS, sizes)
-    if looks_for_overflow(asked.given.setup):
-        overflow = outlined.outline.moments(spots, (Part.OVERFLOW,), sizes)
-        moments[Part.STEP] = max([*overflow.values(), moments[Part.STEP]], key=_total)
-    return _Weighed(rank=rank, outlined=outlined, spots=spots, moments=moments, sizes=sizes)
+    return _Weighed(
+        rank=rank,
+        outlined=_outlined(_Question(asked, rank, capacity_bytes)),
+        spots=asked.spots,
+        sizes=sizes,
+        overflows=looks_for_overflow(asked.given.setup),
+    )
 
 
 def _total(moment: Moment) -> int:
@@ -188,12 +209,11 @@ def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
     steady = _step_peak(weighed)
     outline, spots, sizes = weighed.outlined.outline, weighed.spots, weighed.sizes
-    begun = outline.moments(spots, (Part.LOAD, Part.FIRST_STEP), sizes)
+    loaded = outline.moments(spots, (Part.LOAD,), sizes)
+    begun = outline.moments(spots, (Part.FIRST_STEP,), sizes, above=steady)
     ended = outline.moments(spots, (Part.EVALUATION, Part.SAVE), sizes)
-    moments = {**begun, **weighed.moments, **ended}
+    moments = {**loaded, **begun, **weighed.moments, **ended}
     for part, moment in moments.items():
-        if part is Part.FIRST_STEP and moment.total_bytes <= steady:
-            continue
         entries = outline.entries(moment.held)
         if part is not Part.LOAD:
             entries += sizes.entries(moment.crowd)

@@ -7,11 +7,10 @@ evaluation) is one of these too, with no weights of its own.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import Enum
 from typing import TypeVar
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.memory.account import ComponentKind

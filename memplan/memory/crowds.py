@@ -75,6 +75,9 @@ class Sizes:
 
     def largest(self, crowds: Sequence[Crowd]) -> tuple[int, Crowd]:
         """Of several the one that takes most, and how much [bytes]."""
+        if len(crowds) == 1:
+            (crowd,) = crowds
+            return self.bytes_of(crowd.counts), crowd
         return max(
             ((self.bytes_of(each.counts), each) for each in crowds), key=lambda each: each[0]
         )

@@ -49,6 +49,15 @@ class Visits:
     """The points that may be the fullest of their spot, whatever the model holds there."""
     most_bytes: int = 0
     """No point is higher."""
+    spots: Sequence[tuple[Spot, int, list[Point]]] = ()
+    """Each spot with its highest point, and all of them."""
+
+    def close(self) -> None:
+        """Nothing is added any more."""
+        self.spots = [
+            (spot, max(size for _, size, _ in own), own) for spot, own in self.points.items()
+        ]
+        self.most_bytes = max(most for _, most, _ in self.spots)
 
 
 NO_CROWD = 0
@@ -75,12 +84,18 @@ class Outline:
         return sum(self.held[Part.STEP]) + sizes.largest(self.crowds[self.rest_group])[0]
 
     def moments(
-        self, spots: Spots, parts: Iterable[Part], sizes: Sizes = UNCROWDED
+        self, spots: Spots, parts: Iterable[Part], sizes: Sizes = UNCROWDED, *, above: int = -1
     ) -> dict[Part, Moment]:
-        """The fullest of each of these parts, if the run has it."""
+        """The fullest of each of these parts, if the run has it and it holds more than ``above`` [bytes]."""
         points = self.points
         beside = [sizes.largest(each) for each in self.crowds]
-        return {part: _fullest(points[part], spots, beside) for part in parts if points.get(part)}
+        found = {}
+        for part in parts:
+            if visits := points.get(part):
+                moment = _fullest(visits, spots, beside, above)
+                if moment is not None:
+                    found[part] = moment
+        return found
 
     def entries(self, held: Held) -> list[Entry]:
         """What the program holds, by purpose."""
@@ -91,21 +106,30 @@ class Outline:
         ]
 
 
-def _fullest(visits: list[Visits], spots: Spots, beside: Sequence[tuple[int, Crowd]]) -> Moment:
-    lines = spots.lines
-    best = -1
+def _fullest(
+    visits: list[Visits], spots: Spots, beside: Sequence[tuple[int, Crowd]], above: int
+) -> Moment | None:
+    """The fullest moment of these visits; None where none holds more than ``above``.
+
+    Of equally full ones the first.
+    """
+    lines, heights = spots.lines, spots.heights
+    best = above
     found: tuple[Held, Spot, int, Crowd] | None = None
     for each in visits:
-        level, crowd = max((beside[group] for group in each.groups), key=_level)
+        level, crowd = max([beside[group] for group in each.groups], key=_level)
         if level + each.most_bytes + spots.highest_bytes <= best:
             continue
-        for spot, own in each.points.items():
+        for spot, most, own in each.spots:
+            if level + most + heights[spot] <= best:
+                continue
             first, intercept, slope = lines[spot]
             for repetition, size, held in own:
                 total = level + size + (intercept + repetition * slope if repetition else first)
                 if total > best:
                     best, found = total, (held, spot, repetition, crowd)
-    assert found is not None
+    if found is None:
+        return None
     held, spot, repetition, crowd = found
     return Moment(total_bytes=best, held=held, spot=spot, repetition=repetition, crowd=crowd)
 

@@ -3,11 +3,10 @@
 Everything that only a replay needs is imported when one is asked for.
 """
 
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.rank import RankInput
 from memplan.training.choices import AllocatorKind
 from memplan.training.setup import TrainingSetup

@@ -5,10 +5,9 @@ segment begins, so between two acts of an engine there is one number to look at.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Storage
 from memplan.memory.account import ComponentKind, Entry
@@ -106,11 +105,14 @@ class Spots:
     @cached_property
     def highest_bytes(self) -> int:
         """The most that the model itself holds, whatever its engine does [bytes]."""
-        return max(
-            value
-            for (each, _), line in zip(self.levels, self.lines, strict=True)
-            for value in _ends(each, line)
-        )
+        return max(self.heights)
+
+    @cached_property
+    def heights(self) -> list[int]:
+        """The most that the model holds at each spot, in any repetition [bytes]."""
+        return [
+            max(_ends(each, line)) for (each, _), line in zip(self.levels, self.lines, strict=True)
+        ]
 
     @cached_property
     def lines(self) -> list[tuple[int, int, int]]:

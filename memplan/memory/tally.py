@@ -296,7 +296,7 @@ class Tally(Ledger):
         self.outline.held[self._part] = self._now()
         for visits in self.outline.points.values():
             for each in visits:
-                each.most_bytes = max(size for own in each.points.values() for _, size, _ in own)
+                each.close()
         return self.outline
 
 

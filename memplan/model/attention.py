@@ -107,6 +107,10 @@ class AttentionForm(Enum):
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
+    FOLDED_VIEWS = "folded_views"
+    """The same where tokens come before sequences, so that heads are views (FSMT)."""
+    FOLDED_COPIES = "folded_copies"
+    """FSMT's first layer, whose input is turned: each projection copies it."""
     CLAMPED_SCORES = "clamped_scores"
     """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
@@ -258,3 +262,15 @@ class BlockSparseSpec:
     """Heads and biases, and what sequences that are too short for blocks pass instead."""
     block_size: int
     num_random_blocks: int
+    integer_masks: bool = False
+    """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeSpec:
+    """XLNet's attention: contents and relative positions scored apart."""
+
+    num_heads: int
+    head_dim: int
+    dropout: float = 0.0
+    """Probability on the attention weights, and on the table of positions."""

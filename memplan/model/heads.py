@@ -94,6 +94,8 @@ class HeadSpec:
     """The class casts hidden states to the matrix's format, and the logits to fp32 (Mamba)."""
     plain_loss: bool = False
     """The decoder's loss takes the logits as they are, in their own dtype (CPM-Ant)."""
+    attended_loss: bool = False
+    """The decoder's loss takes the logits of attended tokens, picked by index, in their own dtype (Qwen2-Audio)."""
     unnamed_loss: bool = False
     """The class's name does not say which loss is its own: transformers warns, and torch.compile's graph
     breaks there (GPT-2: ``GPT2LMHeadModel``)."""

@@ -57,6 +57,22 @@ class OwnVectorSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageAdaptersSpec:
+    """X-MOD's adapters: one for each language, behind the feed-forward network's sum."""
+
+    num_languages: int
+    width: int
+    """Of an adapter inside."""
+    activation: Activation
+    own_norm: bool = False
+    """A norm of their own stands before them."""
+    norm_reused: bool = False
+    """The layer's last norm stands before them too, where they have none of their own."""
+    norm_first: bool = False
+    """What they give is added to the normed states."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer of a stack."""
 
@@ -83,6 +99,7 @@ class LayerSpec:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
 
+    adapters: LanguageAdaptersSpec | None = None
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
     half_clamp: HalfClamp = HalfClamp.NEVER
@@ -195,6 +212,8 @@ class EmbeddingSpec:
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None
     """Trained prompts stand before the tokens (CPM-Ant)."""
+    num_rows: int = 0
+    """Rows of the stack's own token table, where both have a vocabulary each (FSMT)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
@@ -268,6 +287,8 @@ class StackSpec:
     """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
     multiple_of: int = 1
     """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
+    tokens_first: bool = False
+    """Tokens come before sequences inside, so that the result is turned back (FSMT)."""
     spare_mask: bool = False
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     chunked_mask: bool = False

@@ -10,6 +10,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     LocalBlocksSpec,
+    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
@@ -193,6 +194,25 @@ class ChannelsFirstNetworkSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolvedHeadsSpec:
+    """ConvBERT's attention: as many heads convolve as attend."""
+
+    scores: AttentionSpec
+    """The heads that attend."""
+    kernel: int
+    """Tokens that a kernel spans."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedNetworkSpec:
+    """A feed-forward network whose channels are in groups (ConvBERT)."""
+
+    intermediate_size: int
+    activation: Activation
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -217,8 +237,10 @@ OtherMixer = (
     | SlidingChunksSpec
     | LocalBlocksSpec
     | BlockSparseSpec
+    | RelativeSpec
     | FourierSpec
     | ChannelsFirstSpec
+    | ConvolvedHeadsSpec
     | SharedKeysSpec
     | DifferentialSpec
     | CompressedAttentionSpec
@@ -237,6 +259,7 @@ OtherNetwork = (
     | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
+    | GroupedNetworkSpec
     | CountedSpec
 )
 """A feed-forward network of another kind."""

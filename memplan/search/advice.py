@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from typing import ParamSpec
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, settled, without_run
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init

@@ -1,9 +1,9 @@
 """The largest micro-batch that fits."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from memplan.estimator import Estimate, estimate
+from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.runtime import LEAST_OVER_REQUESTED, bounded_range
 from memplan.model.spec import ModelSpec

@@ -7,17 +7,23 @@ one comes out that is as good as it seemed: no other is better. That is A* (Hart
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator import walked_bytes
+from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.degrees import degrees_of
-from memplan.search.floors import activations_floor, in_flight_share, resident_floor, states_floor
+from memplan.search.floors import (
+    activations_floor,
+    in_flight_share,
+    resident_floor,
+    states_floor,
+    waiting_floor,
+)
 from memplan.search.goal import Goal, PlannedSetup
 from memplan.search.order import rank_of
 from memplan.search.sizes import ModelSizes
@@ -113,38 +119,51 @@ class BestFirst:
         if states_floor(setup, self.sizes) > room_bytes:
             self.num_ruled_out += 1
             return None
-        left = room_bytes - resident_floor(setup, self.sizes)
-        each = activations_floor(replace(setup, micro_batch_size=1), self.sizes)
-        return self._bounded(candidate, number, _Known.ARITHMETIC, left, each, sizes)
+        return self._bounded(candidate, number, _Known.ARITHMETIC, room_bytes, sizes)
 
     def _walk(self, head: _Open, sizes: Sizes, room_bytes: int) -> _Open | None:
         """The same as a walk of the model has it."""
         setup = head.candidate.setup
-        kept = self._kept(setup)
+        kept = self._kept(setup, 1)
         if kept is None and setup.sequence_parallel:
             # Some layers have no rule for shares of sequences: then between them each rank has all.
             setup = replace(setup, sequence_parallel=False)
             head = head._replace(candidate=replace(head.candidate, setup=setup))
-            kept = self._kept(setup)
+            kept = self._kept(setup, 1)
         if kept is None:
             return None
-        left = room_bytes - resident_floor(setup, self.sizes)
-        layers, whole = kept
-        share = in_flight_share(setup)
-        each = whole if setup.pipeline_parallel == 1 else layers * share
-        return self._bounded(head.candidate, head.number, _Known.WALK, left, each, sizes)
+        return self._bounded(head.candidate, head.number, _Known.WALK, room_bytes, sizes)
 
-    def _kept(self, setup: TrainingSetup) -> tuple[int, int] | None:
-        """What one sequence keeps of all layers, and the most it takes; None where it cannot be [bytes]."""
+    def at_least(self, setup: TrainingSetup) -> float:
+        """What a setup with every default filled in holds at its fullest, as a walk has it; at least [bytes]."""
+        kept = self._kept(setup, setup.micro_batch_size)
+        return 0.0 if kept is None else self._held(setup, *kept)
+
+    def _held(self, setup: TrainingSetup, layers: float, whole: float) -> float:
+        """The same, with what layers keep of a micro-batch and the most that it takes."""
+        if setup.pipeline_parallel > 1:
+            whole = layers * in_flight_share(setup, self.sizes.num_layers)
+        return resident_floor(setup, self.sizes) + waiting_floor(setup, self.sizes) + whole
+
+    def _needed(self, setup: TrainingSetup, known: _Known) -> float:
+        """What is known of it so far; at least [bytes]."""
+        if known is _Known.ARITHMETIC:
+            return resident_floor(setup, self.sizes) + activations_floor(setup, self.sizes)
+        layers, whole = self._kept(setup, 1) or (0, 0)
+        size = setup.micro_batch_size
+        return self._held(setup, size * layers, size * whole)
+
+    def _kept(self, setup: TrainingSetup, size: int) -> tuple[int, int] | None:
+        """What so many sequences keep of all layers, and the most they take; None where it cannot be [bytes]."""
         degrees = degrees_of(setup)
         key = (
             setup.engine, setup.zero_stage, setup.fsdp_strategy, setup.precision,
             setup.checkpointing, setup.sequence_parallel, degrees.tensor, degrees.context,
-            degrees.expert,
+            degrees.expert, setup.adapter, setup.quantize, size,
         )  # fmt: skip
         if key not in self._walked:
             alone = replace(
-                setup, micro_batch_size=1, gradient_accumulation_steps=1, pipeline_parallel=1,
+                setup, micro_batch_size=size, gradient_accumulation_steps=1, pipeline_parallel=1,
                 virtual_stages=1, pipeline_schedule=None, layers_per_stage=None, num_nodes=None,
                 num_gpus=setup.num_gpus // setup.pipeline_parallel,
             )  # fmt: skip
@@ -160,39 +179,46 @@ class BestFirst:
         candidate: Candidate,
         number: int,
         known: _Known,
-        left_bytes: float,
-        each_bytes: float,
+        room_bytes: int,
         sizes: Sizes,
     ) -> _Open | None:
         """The best place with a micro-batch that bounds allow."""
-        most = int(left_bytes // max(1.0, each_bytes))
-        if most < 1:
-            self.num_ruled_out += 1
-            return None
         try:
-            cut = sizes(candidate.setup)
+            asked = sizes(candidate.setup)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
-        asked = [size for size in cut if size <= most] if cut else [most]
         if not asked:
-            self.num_ruled_out += 1
-            return None
-        places = [
-            (rank, size) for size in asked if (rank := self._rank(candidate, size)) is not None
-        ]
+            one, two = (
+                self._needed(replace(candidate.setup, micro_batch_size=size), known)
+                for size in (1, 2)
+            )
+            most = 1 + int((room_bytes - one) // max(1.0, two - one))
+            asked = [most] if most >= 1 else []
+        is_ruled_out = True
+        places: list[tuple[tuple[float, ...], int]] = []
+        for size in asked:
+            cut = self._sized(candidate, size)
+            if cut is None:
+                is_ruled_out = False
+            elif self._needed(cut, known) <= room_bytes:
+                is_ruled_out = False
+                places.append((self._rank(candidate, cut), size))
+        self.num_ruled_out += is_ruled_out
         if not places:
             return None
         rank, size = min(places)
         return _Open(rank, number, known, candidate, size, None)
 
-    def _rank(self, candidate: Candidate, size: int) -> tuple[float, ...] | None:
-        """Its place with a micro-batch of that size; None where too few are left for its stages."""
+    def _sized(self, candidate: Candidate, size: int) -> TrainingSetup | None:
+        """With a micro-batch of that size; None where too few are left for its stages."""
         try:
-            setup = sized(candidate.setup, size, self.goal.global_batch_size)
+            return sized(candidate.setup, size, self.goal.global_batch_size)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
+
+    def _rank(self, candidate: Candidate, setup: TrainingSetup) -> tuple[float, ...]:
         speed = setup_speed(
             setup, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
         )

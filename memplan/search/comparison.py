@@ -1,10 +1,9 @@
 """Which setups stand side by side when no engine is named."""
 
-from dataclasses import replace
 from typing import Any
 
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.training.choices import Offload, ZeroStage
 from memplan.training.precision import Engine, engines_with
 from memplan.training.setup import TrainingSetup

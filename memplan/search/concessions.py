@@ -5,10 +5,9 @@ adding a row.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.training.adapters import ALL_LINEAR, Lora
 from memplan.training.setup import TrainingSetup
 

@@ -1,9 +1,9 @@
 """A model of the same kind with more or fewer layers."""
 
-from dataclasses import replace
 from itertools import groupby
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.model.layers import LayerRun, LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
 

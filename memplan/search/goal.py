@@ -1,12 +1,11 @@
 """What a plan is asked for, and what it answers: the goal, the ways to hold a model, what fits and what not."""
 
-from dataclasses import replace
 from enum import Enum
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
 from memplan.estimator.step_time import StepTime
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession
 from memplan.search.degrees import AskedDegrees

@@ -6,12 +6,12 @@ that contradicts itself is no error of the grid: it comes out as an ``Impossible
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from enum import Enum
 from itertools import product
 
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.text import shown
 from memplan.training.choices import Offload
 from memplan.training.precision import Engine, Precision, engines_with

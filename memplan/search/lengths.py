@@ -4,10 +4,8 @@ A batch that is padded is as long as the longest of its sequences, so a batch of
 ``L`` with the probability ``F(L)^n``. Each length that a batch can have is estimated once.
 """
 
-from dataclasses import replace
-
 from memplan.estimator import Estimate, Verdict, estimate, settled
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.lengths import Batching, Lengths

@@ -6,9 +6,9 @@ again, a few of each stage before all; then the model is split further, inside a
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.layer_choice import CheckpointedLayers

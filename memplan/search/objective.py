@@ -1,12 +1,12 @@
 """A plan ranked by time: of the setups that fit, the fastest or the cheapest, and the front of memory and time."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.run_cost import TimeQuestion
 from memplan.estimator.step_time import StepTime, step_time
+from memplan.fast_dataclass import replace
 from memplan.search.concessions import order_of
 from memplan.search.goal import Objective
 from memplan.search.order import EQUAL_SPEED, bucket

@@ -8,11 +8,11 @@ are looked for (``BestFirst``).
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
 from memplan.estimator.run_cost import TimeQuestion
+from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.runtime import LEAST_OVER_REQUESTED, overhead_range
 from memplan.model.spec import ModelSpec
@@ -21,7 +21,7 @@ from memplan.search.best_first import BestFirst, sized
 from memplan.search.concessions import Concession
 from memplan.search.degrees import Degrees, check_degrees, degrees_of, every_degree
 from memplan.search.depth import with_layers
-from memplan.search.floors import is_known, states_floor
+from memplan.search.floors import is_known, resident_floor, states_floor, waiting_floor
 from memplan.search.goal import Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
 from memplan.search.order import distance, rank_of
@@ -342,9 +342,16 @@ class Planner:
         return None
 
     def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
-        """Whether a size fits, its activations alone being looked at first."""
-        alone = least_bytes(self.model, self._sized(setup, size), self.gpu)
-        return alone <= self.limit_bytes and self._fits(self._estimate(setup, size))
+        """Whether a size fits, what it holds at least being looked at first."""
+        cut = self._sized(setup, size)
+        least: float = least_bytes(self.model, cut, self.gpu)
+        if setup.pipeline_parallel == 1:
+            least += resident_floor(cut, self.sizes) + waiting_floor(cut, self.sizes)
+        else:
+            least = max(least, self.best_first.at_least(cut))
+        if least > self._room_bytes(setup.num_gpus):
+            return False
+        return self._fits(self._estimate(setup, size))
 
     def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
         """One estimate; those of the setup at hand are kept, as a search ends where it has been."""

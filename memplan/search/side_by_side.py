@@ -1,10 +1,9 @@
 """Setups side by side on some GPUs, each as well known as its verdict needs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from memplan.estimator import Estimate, estimate, settled, without_run
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.together import all_of

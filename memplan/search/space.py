@@ -1,10 +1,9 @@
 """What a plan tries on so many GPUs: engine, stage and offload x precision x degrees x checkpointing."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.search.concessions import Concession, conceded
 from memplan.search.degrees import MICRO_BATCHES_OF_A_STAGE, Degrees, degrees_of, may_split

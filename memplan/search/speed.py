@@ -6,10 +6,8 @@ it is recomputation, small micro-batches, communication that computing cannot hi
 to the host. It ranks setups; it is no forecast of tokens per second.
 """
 
-from dataclasses import replace
-
 from memplan.estimator import Estimate
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.sizes import ModelSizes, model_sizes

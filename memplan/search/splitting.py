@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.search.degrees import LEAST_CONTEXT_TOKENS, MICRO_BATCHES_OF_A_STAGE
 from memplan.training.kernels import LossKernel
 from memplan.training.precision import Engine

@@ -1,12 +1,11 @@
 """Every setup of a grid, estimated on every GPU: lazily, in a stable order, in flat memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate, settled, without_run
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.grid import Grid, Impossible

@@ -20,13 +20,13 @@ References
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import Enum, auto
 from typing import Any
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.text import shown
 from memplan.units import ceil_div
 

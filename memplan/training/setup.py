@@ -1,11 +1,11 @@
 """A training setup: everything beside the model and the GPU that decides how much memory is held."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import Enum
 
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.text import shown
 from memplan.training.choices import FsdpStrategy, ZeroStage
 from memplan.training.expert_parallel import Imbalance
@@ -60,7 +60,11 @@ class TrainingSetup(DerivedSetup):
     def __post_init__(self) -> None:
         _spell_optimizer(self)
         for name, kind in ENUM_FIELDS.items():
-            object.__setattr__(self, name, read_choice(name, getattr(self, name), kind))
+            value = getattr(self, name)
+            if value.__class__ is not kind and value is not (
+                found := read_choice(name, value, kind)
+            ):
+                object.__setattr__(self, name, found)
         object.__setattr__(self, "checkpointing", read_checkpointing(self.checkpointing))
         object.__setattr__(self, "kernels", read_kernels(self.kernels))
         if self.freeze is None:

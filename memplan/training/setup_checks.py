@@ -17,6 +17,16 @@ MAX_TOKENS = 2**31
 MAX_PARTS = 2**17
 """Pictures of a sample, pixels along one, seconds of a clip."""
 
+_LIMITS = {
+    "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
+    "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
+    "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "num_frames": MAX_PARTS,
+    "audio_seconds": MAX_PARTS,
+    "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
+    "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
+    "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
+}  # fmt: skip
+"""Numbers, and the largest that each may be."""
 _OPTIONAL_SIZES = frozenset(
     {"num_nodes", "seq_len", "target_seq_len", "image_size", "num_frames", "audio_seconds"}
 )
@@ -27,19 +37,11 @@ _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 
 def check_sizes(setup: DerivedSetup) -> None:
     """Refuse numbers of the wrong kind, or out of bounds, and switches that are neither true nor false."""
-    limits = {
-        "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
-        "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
-        "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "num_frames": MAX_PARTS, "audio_seconds": MAX_PARTS,
-        "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
-        "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
-        "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
-    }  # fmt: skip
-    for name, limit in limits.items():
+    for name, limit in _LIMITS.items():
         value = getattr(setup, name)
         if value is None and name in _OPTIONAL_SIZES:
             continue
-        if isinstance(value, bool) or not isinstance(value, int):
+        if value.__class__ is not int and (isinstance(value, bool) or not isinstance(value, int)):
             msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
         least = 0 if name in _FITTING else 1

@@ -1,8 +1,8 @@
 """What follows from the fields of a training setup: defaults filled in, and how ranks are grouped."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import replace
 from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod

@@ -25,7 +25,7 @@ ODD_VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("family", supported_families())
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_mutated(family: str, data: st.DataObject) -> None:
     row: Any = class_defaults().get(family, {})

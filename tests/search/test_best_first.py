@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator import estimate, walked_bytes
+from memplan.estimator import Estimate, estimate, walked_bytes
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
+from memplan.search.best_first import BestFirst
 from memplan.search.degrees import (
     AskedDegrees,
     Degrees,
@@ -18,6 +21,7 @@ from memplan.search.floors import (
     in_flight_share,
     resident_floor,
     states_floor,
+    waiting_floor,
 )
 from memplan.search.goal import Goal
 from memplan.search.planner import Planner, plan
@@ -64,6 +68,56 @@ def test_floors_are_below_what_is_held(fields: dict[str, Any]) -> None:
     assert 0 < handed_on <= layers <= most
     assert max(states, resident_floor(setup, SIZES) + most) <= answer.worst_bytes
     assert states > 0.15 * answer.held_bytes  # a floor that says something
+
+
+LOOPED = {"pipeline_schedule": "interleaved-1f1b", "gradient_accumulation_steps": 12}
+PIPELINES: list[Any] = [
+    pytest.param({"engine": "ddp", "gradient_accumulation_steps": 12}, id="DDP"),
+    pytest.param({"engine": "ddp", "pipeline_schedule": "gpipe"}, id="GPipe"),
+    pytest.param({"engine": "fsdp", "tensor_parallel": 2, "sequence_parallel": True}, id="FSDP2 x TP"),
+    pytest.param({"engine": "fsdp", "virtual_stages": 2, **LOOPED}, id="looped"),
+    pytest.param({"engine": "deepspeed", "zero_stage": 1, "checkpointing": "none"}, id="DeepSpeed"),
+    pytest.param({"engine": "megatron", "checkpointing": "none", "virtual_stages": 2, **LOOPED}, id="Megatron"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", PIPELINES)
+def test_floors_of_pipelines_are_below_what_is_held(fields: dict[str, Any]) -> None:
+    fields = {
+        "num_gpus": 8, "seq_len": 1024, "pipeline_parallel": 4, "gradient_accumulation_steps": 8,
+        "checkpointing": "full", **fields,
+    }  # fmt: skip
+    setup = TrainingSetup(**fields).resolve(MODEL.context_length)
+    answer = estimate(MODEL, setup, H100)
+    least = BestFirst(Goal(), MODEL, H100, SIZES).at_least(setup)
+    assert 0.15 * answer.peak_bytes < least <= answer.peak_bytes
+
+
+def test_gradients_that_wait_are_part_of_the_floor() -> None:
+    fields: dict[str, Any] = {"num_gpus": 8, "engine": "fsdp", "seq_len": 1024}
+    options = {"sync_each_batch": False}
+    setup = TrainingSetup(**fields, gradient_accumulation_steps=4, engine_options=options).resolve()
+    waiting = waiting_floor(setup, SIZES)
+    assert waiting == 4 * SIZES.num_params
+    least = BestFirst(Goal(), MODEL, H100, SIZES).at_least(setup)
+    assert waiting < least <= estimate(MODEL, setup, H100).peak_bytes
+
+
+def test_what_cannot_fit_is_seldom_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 180 ways to split 70B over 16 GPUs, few of which fit."""
+    asked = []
+
+    def counting(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec) -> Estimate:
+        asked.append(setup)
+        return estimate(model, setup, gpu)
+
+    monkeypatch.setattr("memplan.search.planner.estimate", counting)
+    goal = Goal(
+        num_gpus=16, base=TrainingSetup(seq_len=8192), engines=("fsdp", "ddp"), precisions="bf16",  # type: ignore[arg-type]
+        global_batch_size=1024,
+    )  # fmt: skip
+    plan(load_model("llama-3.1-70b"), goal, H100)
+    assert len(asked) <= 15
 
 
 def test_nothing_is_known_of_what_is_not_plain_training() -> None:
@@ -148,7 +202,7 @@ def test_a_pipeline_idles_less_with_more_micro_batches_and_stages() -> None:
     looped = PipelineSchedule.INTERLEAVED_ONE_F_ONE_B
     assert bubble(looped, virtual_stages=2) == pytest.approx(3 / 32)
     assert bubble(PipelineSchedule.ZBV, virtual_stages=2) == 0
-    assert in_flight_share(TrainingSetup(num_gpus=8)) == 1
+    assert in_flight_share(TrainingSetup(num_gpus=8), 32) == 1
 
 
 def test_what_split_models_send_counts() -> None:

@@ -78,36 +78,36 @@ def test_there_are_many_and_of_every_family() -> None:
     assert set(supported_families()) >= families > FLAT_FAMILIES
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_entry_is_found_and_well_formed(name: str) -> None:
-    assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)
-    entry = find_builtin(name)
-    assert entry is not None
-    assert entry.name == name
-    assert re.fullmatch(r"[\w-]+/[\w.-]+", entry.hub_id)
-    assert entry.dtype in {"float32", "float16", "bfloat16"}
-    if entry.family in class_defaults():
-        assert entry.sizes.keys() <= known_keys(entry.family)
-    for written in (entry.hub_id, *entry.aliases):
-        for spelling in (written, written.lower(), f" {written.upper()} "):
-            found = find_builtin(spelling)
-            assert found is not None
-            assert found.name == name
+def test_every_entry_is_found_and_well_formed() -> None:
+    for name in NAMES:
+        assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)
+        entry = find_builtin(name)
+        assert entry is not None
+        assert entry.name == name
+        assert re.fullmatch(r"[\w-]+/[\w.-]+", entry.hub_id), name
+        assert entry.dtype in {"float32", "float16", "bfloat16"}, name
+        if entry.family in class_defaults():
+            assert entry.sizes.keys() <= known_keys(entry.family), name
+        for written in (entry.hub_id, *entry.aliases):
+            for spelling in (written, written.lower(), f" {written.upper()} "):
+                found = find_builtin(spelling)
+                assert found is not None, spelling
+                assert found.name == name, spelling
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_says_only_what_differs_from_the_class(name: str) -> None:
-    entry = find_builtin(name)
-    assert entry is not None
-    row: Any = class_defaults().get(entry.family, {})
-    defaults = row.get("defaults", {})
-    idle = {
-        key
-        for key, value in entry.sizes.items()
-        if key in defaults and value == defaults[key] and type(value) is type(defaults[key])
-    }
-    # The number of key-value heads is said even then: many a class takes it from the heads.
-    assert idle <= {"num_key_value_heads", "head_dim"}
+def test_says_only_what_differs_from_the_class() -> None:
+    for name in NAMES:
+        entry = find_builtin(name)
+        assert entry is not None
+        row: Any = class_defaults().get(entry.family, {})
+        defaults = row.get("defaults", {})
+        idle = {
+            key
+            for key, value in entry.sizes.items()
+            if key in defaults and value == defaults[key] and type(value) is type(defaults[key])
+        }
+        # The number of key-value heads is said even then: many a class takes it from the heads.
+        assert idle <= {"num_key_value_heads", "head_dim"}, name
 
 
 def test_no_two_entries_share_a_name_or_an_alias() -> None:
@@ -204,11 +204,11 @@ def test_what_stands_in_an_entry_but_names_none(written: str) -> None:
     assert find_builtin(written) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_parameters_equal_those_of_transformers(checkout: Path, name: str) -> None:
+def test_parameters_equal_those_of_transformers(checkout: Path) -> None:
     """The counts were made by transformers itself: see the file's ``source``."""
     counted = json.loads((checkout / "tests" / "data" / "builtin_params.json").read_text())
-    assert count_parameters(load_model(name)).total == counted["total_params"][name]
+    found = {name: count_parameters(load_model(name)).total for name in NAMES}
+    assert found == {name: counted["total_params"][name] for name in NAMES}
 
 
 @pytest.mark.reference

@@ -1,8 +1,11 @@
 """BERT as a tower for texts, and its embeddings for models that put others beside them."""
 
-from memplan.families.towers.layers import transformer
+from memplan.families.towers.layers import text_transformer
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.pooling import PoolerBody, TowerPooling
+from memplan.model.towers.texts import TypedTokensBody
 
 
 def bert_embeddings(table: ParameterTable, reader: ConfigReader) -> None:
@@ -15,13 +18,31 @@ def bert_embeddings(table: ParameterTable, reader: ConfigReader) -> None:
 
 
 def bert_text(
-    table: ParameterTable, name: str, reader: ConfigReader, *, pooled: bool = True
+    table: ParameterTable,
+    name: str,
+    reader: ConfigReader,
+    *,
+    pooled: bool = True,
+    counted: bool = False,
 ) -> None:
-    """``BertModel``, with its pooler or without."""
-    with table.block(f"{name}.embed"):
+    """``BertModel``, with its pooler or without; ``counted`` is RoBERTa's, whose ids count positions."""
+    size = reader.integer("hidden_size")
+    tokens = TypedTokensBody(
+        size=size, num_positions=reader.integer("max_position_embeddings"), counted=counted,
+        dropout=reader.number("hidden_dropout_prob", default=0.1),
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=tokens):
         bert_embeddings(table, reader)
-    transformer(table, f"{name}.encoder", reader)
+    text_transformer(table, f"{name}.encoder", reader)
     if pooled:
-        size = reader.integer("hidden_size")
-        with table.block(f"{name}.pooler"):
+        first = PoolerBody(
+            pooling=TowerPooling.FIRST, size=size, linear="pooler.dense", outputs=size,
+            activation=Activation.TANH,
+        )  # fmt: skip
+        with table.block(f"{name}.pooler", body=first):
             table.linear("pooler.dense", size, size)
+
+
+def roberta_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """``RobertaModel`` with its pooler."""
+    bert_text(table, name, reader, counted=True)

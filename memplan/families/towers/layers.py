@@ -57,6 +57,24 @@ def transformer(
         table.norm("layer_norm2", size)
 
 
+def text_transformer(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """BERT's layers: norms stand behind the sums."""
+    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
+    drop = reader.number("attention_probs_dropout_prob", default=0.1)
+    body = LayerBody(
+        size=size, inner_size=inner,
+        attention=encoder_attention(reader, size, dropout=drop, fp32_softmax=False),
+        activation=tower_activation(reader, "hidden_act"), norms_last=True,
+        dropout=reader.number("hidden_dropout_prob", default=0.1),
+    )  # fmt: skip
+    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
+        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            table.linear(f"self_attn.{projection}", size, size)
+        table.norm("layer_norm1", size)
+        perceptron(table, "mlp", size, inner)
+        table.norm("layer_norm2", size)
+
+
 def in_place_attention(table: ParameterTable, name: str, size: int) -> None:
     """``torch.nn.MultiheadAttention``, which owns the three projections as one weight."""
     table.parameter(name, "in_proj_weight", 3 * size, size)

@@ -6,7 +6,8 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.layers import BiasedHeads, LayerBody, LayerNames
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.sounds import (
     PositionConvolutionBody,
@@ -14,7 +15,7 @@ from memplan.model.towers.sounds import (
     SignalBody,
     SignalNorm,
 )
-from memplan.model.towers.speech import StackedPositionsBody
+from memplan.model.towers.speech import CollectedBody, DistancesBody, StackedPositionsBody
 
 SECONDS = 30
 """How long clips are cut where the setup says nothing else."""
@@ -81,14 +82,16 @@ def wav2vec2_tower(
     written = _is_written(reader, kind)
     stable = reader.flag("do_stable_layer_norm")
     placed = _position_body(reader, size, kind)
-    with table.block(f"{name}.encoder.embed", body=placed if written else None):
+    with table.block(f"{name}.encoder.embed"):
         _positions(table, reader, kind, size)
+        table.computes(_before_layers(table, reader, kind, placed) if stable else placed)
     drop = reader.number("hidden_dropout", default=0.0)
     first = NormBody(module="layer_norm", size=size, dropout=drop)
     if not stable:
-        with table.block(f"{name}.encoder.norm", body=first if written else None):
+        with table.block(f"{name}.encoder.norm"):
             table.norm("layer_norm", size)
-    body = _layer_body(reader, size, stable=stable) if written else None
+            table.computes(_before_layers(table, reader, kind, first))
+    body = _layer_body(reader, size, kind, stable=stable) if written else None
     with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers"), body=body):
         if kind.conformer:
             conformer_layer(table, reader, batch_norm=True)
@@ -98,17 +101,34 @@ def wav2vec2_tower(
         last = NormBody(module="layer_norm", size=size)
         with table.block(f"{name}.encoder.norm", body=last if written else None):
             table.norm("layer_norm", size)
-    if kind.relative_bias:
-        with table.block(f"{name}.encoder.positions"):
-            heads = reader.integer("num_attention_heads")
-            table.embedding("attn.rel_attn_embed", reader.integer("num_buckets"), heads)
     if kind.adapts and reader.flag("add_adapter"):
         _adapter(table, name, reader)
 
 
+def _before_layers(
+    table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, body: TowerBody
+) -> TowerBody:
+    """What stands before the layers, and the numbers of distances that all of them read."""
+    parts: tuple[TowerBody, ...] = (body,)
+    if kind.relative_bias:
+        heads = reader.integer("num_attention_heads")
+        table.embedding("attn.rel_attn_embed", reader.integer("num_buckets"), heads)
+        parts += (DistancesBody(table="attn.rel_attn_embed", num_heads=heads),)
+    if weighs_layers(reader):
+        parts += (CollectedBody(),)
+    return body if len(parts) == 1 else ChainBody(parts=parts)
+
+
+def weighs_layers(reader: ConfigReader) -> bool:
+    """Whether a head reads all layers' results; the class for transcripts has none that does."""
+    return reader.flag("use_weighted_layer_sum") and not any(
+        each.endswith(("ForCTC", "Model")) for each in reader.texts("architectures")
+    )
+
+
 def _is_written(reader: ConfigReader, kind: Wav2Vec2Kind) -> bool:
     """Whether the operations of the type's encoder are written down."""
-    rare = kind.conformer or kind.relative_bias
+    rare = kind.conformer
     batch_norm = kind.projection_norm_optional and reader.flag("conv_pos_batch_norm")
     return not (rare or batch_norm or reader.optional_integer("adapter_attn_dim"))
 
@@ -131,7 +151,7 @@ def _position_body(
     )  # fmt: skip
 
 
-def _layer_body(reader: ConfigReader, size: int, *, stable: bool) -> LayerBody:
+def _layer_body(reader: ConfigReader, size: int, kind: Wav2Vec2Kind, *, stable: bool) -> LayerBody:
     """``Wav2Vec2EncoderLayer``, or the one with its norms before (``StableLayerNorm``)."""
     drop = reader.number("hidden_dropout", default=0.0)
     attention = encoder_attention(
@@ -146,7 +166,13 @@ def _layer_body(reader: ConfigReader, size: int, *, stable: bool) -> LayerBody:
         activation=tower_activation(reader, "hidden_act"), dropout=drop,
         activation_dropout=reader.number("activation_dropout", default=0.0),
         norms_last=not stable, names=names,
+        heads=_GATED if kind.relative_bias else None,
     )  # fmt: skip
+
+
+_GATED = BiasedHeads(
+    gate="attn.gru_rel_pos_linear", outputs=GATE_WIDTH, factor="attn.gru_rel_pos_const"
+)
 
 
 def masks(reader: ConfigReader) -> bool:

@@ -69,7 +69,8 @@ def settled(stack: StackSpec, seq_len: int) -> StackSpec:
 def band_mask(t: Tape, spec: BlockSparseSpec, context: StackContext) -> Tensor:
     """What the model makes of its mask for the middle blocks, and holds."""
     blocks = max(context.seq_len // spec.block_size - 4, 1)
-    mask = t.tensor(context.batch * blocks * 3 * spec.block_size**2, DType.FP32)
+    dtype = DType.INT64 if spec.integer_masks else DType.FP32
+    mask = t.tensor(context.batch * blocks * 3 * spec.block_size**2, dtype)
     t.record(OperationKind.MUL, (), (mask,))
     t.hold(mask)
     return mask
@@ -82,28 +83,30 @@ def block_sparse(t: Tape, x: Tensor, spec: BlockSparseSpec, context: StackContex
         context.batch, full.num_heads, context.seq_len, spec.block_size, spec.num_random_blocks,
         full.head_dim,
     )  # fmt: skip
-    mask = None if context.mask is None else t.cast(context.mask, x.dtype)
+    mask = context.mask
+    if mask is not None and not spec.integer_masks:
+        mask = t.cast(mask, x.dtype)
     biases = (full.query_bias, full.key_bias, full.value_bias)
     projected = [
         linear(t, x, f"self_attn.{name}_proj", hidden, hidden, bias=bias)
         for name, bias in zip("qkv", biases, strict=True)
     ]
     query, key, value = (as_heads(t, each, sizes.heads) for each in projected)
-    work = _Work(t, sizes, mask)
+    work = _Work(t, sizes, mask, DType.INT64 if spec.integer_masks else DType.FP32)
     out = work.attended(query, key, value)
     t.touch(*work.held, *projected)
     rows = t.contiguous(out)
     last = WeightRole.ATTENTION_OUTPUT
     result = linear(t, rows, "self_attn.o_proj", hidden, hidden, bias=full.output_bias, role=last)
-    t.touch(rows, *(() if mask is None else (mask,)))
+    t.touch(rows, *(() if mask is None or spec.integer_masks else (mask,)))
     return result
 
 
 class _Work:
     """One call: the tape, the sizes, and what the function's variables hold until it returns."""
 
-    def __init__(self, t: Tape, sizes: Sizes, mask: Tensor | None) -> None:
-        self.t, self.sizes, self.mask = t, sizes, mask
+    def __init__(self, t: Tape, sizes: Sizes, mask: Tensor | None, mask_dtype: DType) -> None:
+        self.t, self.sizes, self.mask, self.mask_dtype = t, sizes, mask, mask_dtype
         self.held: list[Tensor] = []
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -130,10 +133,10 @@ class _Work:
         count = sizes.batch * sizes.heads * (sizes.blocks - 2) * sizes.random
         drawn = t.tensor(count, DType.INT64)
         t.record(OperationKind.INDICES, (), (drawn,))
-        mask = t.tensor(count * sizes.block**2, DType.FP32)
+        mask = t.tensor(count * sizes.block**2, self.mask_dtype)
         t.record(
             OperationKind.GATHER, (drawn,), (mask,),
-            forward_scratch_bytes=allocated_bytes(count * sizes.block, DType.FP32),
+            forward_scratch_bytes=allocated_bytes(count * sizes.block, self.mask_dtype),
         )  # fmt: skip
         self.held.append(mask)
         return drawn
@@ -160,12 +163,16 @@ class _Work:
         self.held.append(scores)
         return scores
 
-    def _masked(self, scores: Tensor, elements: int, dtype: DType) -> Tensor:
+    def _masked(
+        self, scores: Tensor, elements: int, dtype: DType, mask: Tensor | None = None
+    ) -> Tensor:
         """``+= (1 - mask) * penalty``: two temporaries of the mask's size."""
         t, size = self.t, allocated_bytes(elements, dtype)
         out = t.view(scores, scores.numel)
+        inputs = (scores,) if mask is None else (scores, mask)
         t.record(
-            OperationKind.ADD_IN_PLACE, (scores,), (out,), gradients=(Gradient.ALIAS,),
+            OperationKind.ADD_IN_PLACE, inputs, (out,),
+            gradients=(Gradient.ALIAS, Gradient.NONE)[: len(inputs)],
             forward_scratch_bytes=(size, size),
         )  # fmt: skip
         return out
@@ -195,11 +202,11 @@ class _Work:
         self.held += [near, far]
         seen = (4 + sizes.random) * sizes.block
         block = self._copied(t.slice(query, numel))
-        pad = t.tensor(sizes.rows * seen, DType.FP32)
+        pad = t.tensor(sizes.rows * seen, self.mask_dtype)
         product = batched_matmul(t, block, near, sizes.rows * seen, sizes.width)
         t.record(
             OperationKind.CAT, (), (pad,),
-            forward_scratch_bytes=allocated_bytes(sizes.rows * 4 * sizes.block, DType.FP32),
+            forward_scratch_bytes=allocated_bytes(sizes.rows * 4 * sizes.block, self.mask_dtype),
         )  # fmt: skip
         scores = t.scale(product)
         self.held += [pad, scores]
@@ -230,7 +237,7 @@ class _Work:
             for _ in range(2)
         )
         masked = 0 if self.mask is None else self.mask.numel
-        inner = self._masked(inner, masked, t.compute)
+        inner = self._masked(inner, masked, t.compute, self.mask)
         some = self._masked(some, sizes.rows * blocks * random, DType.FP32)
         band = t.concatenate(first, inner, some, last)
         self.held.append(band)

@@ -8,6 +8,7 @@ copies it, and its gradient is added up by index (torch's ``as_strided_backward`
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.projections import idle_projection
+from memplan.graph.attention.turned import turned_linear
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import dropout, linear
@@ -70,27 +71,11 @@ def sliding_chunks(t: Tape, x: Tensor, spec: SlidingChunksSpec, context: StackCo
 def _projection(
     t: Tape, x: Tensor, name: str, hidden: int, batch: int, *, last: bool = False
 ) -> Tensor:
-    """A linear layer on rows in another order: of more than one sequence a copy, the bias added apart."""
+    """A linear layer on rows in another order."""
     role = WeightRole.ATTENTION_OUTPUT if last else WeightRole.MATRIX
     if batch == 1:
         return linear(t, x, name, hidden, hidden, bias=True, role=role)
-    weight = t.matrix(f"{name}.weight", hidden, hidden, role=role)
-    bias = t.bias(f"{name}.bias", weight)
-    addend, factor = t.cast_weight(bias), t.cast_weight(weight)
-    cast = x if t.autocast is None else t.cast(x, t.autocast)
-    rows = t.contiguous(cast)
-    product = t.tensor(x.numel, rows.dtype)
-    t.record(
-        OperationKind.LINEAR, (rows, factor), (product,), saves=(factor, rows),
-        gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * x.numel * hidden,
-    )  # fmt: skip
-    out = t.tensor(x.numel, rows.dtype)
-    t.record(
-        OperationKind.ADD, (product, addend), (out,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
-    )
-    if cast is not x:
-        t.touch(cast)
-    return out
+    return turned_linear(t, x, name, hidden, hidden, bias=True, role=role)
 
 
 def _cut(t: Tape, x: Tensor, numel: int) -> Tensor:

@@ -3,6 +3,7 @@
 from memplan.graph.operations import activation, dropout, linear, norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.images import image_patches, reordered
@@ -13,8 +14,9 @@ from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens
+from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
@@ -32,7 +34,7 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody
+from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 
 
 def write_body(
@@ -47,10 +49,14 @@ def write_body(
             return x
         case PatchesBody():
             return image_patches(t, body, flow)
+        case ClipBody():
+            return clip_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
+        case TypedTokensBody():
+            return typed_tokens(t, body, flow)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():

@@ -18,12 +18,13 @@ from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock
 from memplan.model.towers.body import ChainBody
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody
+from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -73,7 +74,9 @@ def starts(block: ParameterBlock) -> bool:
         body = body.parts[0]
     if isinstance(body, SignalBody):
         return body.channels > 0
-    return isinstance(body, PatchesBody | PixelsBody | TokensBody | TargetsBody)
+    return isinstance(
+        body, PatchesBody | PixelsBody | ClipBody | TokensBody | TypedTokensBody | TargetsBody
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,10 @@ def _segment(
             x.dtype is not before.dtype or x.requires_grad is not before.requires_grad
         ):
             t.segment.repeat = 1
+        if flow.collected is not None and block.part is ModelPart.LAYERS:
+            t.segment.repeat = 1
+            t.hold(x)
+            flow.collected.append(x)
         remaining -= t.segment.repeat
     assert x is not None
     return x

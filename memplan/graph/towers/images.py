@@ -10,19 +10,20 @@ from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import RMS_NORM
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
 
 
-def picture_size(side: int | None, body: PatchesBody | PixelsBody) -> tuple[int, int]:
+def picture_size(side: int | None, body: PatchesBody | PixelsBody | ClipBody) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
     Raises ``SetupError`` for one that is smaller than a patch.
     """
     if side is None:
         return body.image
-    if isinstance(body, PatchesBody) and side < max(body.patch):
+    if not isinstance(body, PixelsBody) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
         raise SetupError(msg)
     return side, side

@@ -5,6 +5,7 @@
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.graph.attended_loss import picked_rows
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
@@ -27,6 +28,8 @@ def joined_embeddings(
     assert features is not None
     _check_room(t, model, features)
     t.begin("merge", x=features)
+    if join.joining is Joining.PICKED:
+        features = picked_rows(t, features, features.numel // model.hidden_size)
     if join.joining is Joining.COLLECTED:
         features = t.concatenate(features)
     features = t.cast(features, embedded.dtype)

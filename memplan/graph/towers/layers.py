@@ -9,6 +9,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, dropout, linear, norm, rotary, rotary_as_complex
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.heads import biased_attention
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
@@ -50,6 +51,8 @@ def _added(t: Tape, x: Tensor, body: LayerBody, scale: str, flow: Flow) -> Tenso
 
 def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = False) -> Tensor:
     """Projections, scores, the output projection."""
+    if body.heads is not None:
+        return biased_attention(t, x, body, body.heads, flow)
     spec, name, size, read = body.attention, body.names.attention, body.size, x
     if cross and body.cross_attention is not None and flow.memory is not None:
         spec, name, read = body.cross_attention, body.names.cross_attention, flow.memory

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from memplan.graph.towers.images import picture_size
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
@@ -23,9 +24,11 @@ def _is_known(model: ModelSpec) -> bool:
     return model.join is not None or not (model.stacks or model.activations_left_out)
 
 
-def pictures_of(model: ModelSpec) -> PatchesBody | PixelsBody | None:
+def pictures_of(model: ModelSpec) -> PatchesBody | PixelsBody | ClipBody | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
-    found = (each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody))
+    found = (
+        each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody | ClipBody)
+    )
     return next(found, None) if _is_known(model) else None
 
 

@@ -1,16 +1,93 @@
 """What encoders of speech compute beside wav2vec 2.0's own parts."""
 
-from memplan.graph.operations import activation, dropout, native_layer_norm
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import (
+    activation,
+    cross_entropy,
+    dropout,
+    embedding_lookup,
+    linear,
+    native_layer_norm,
+    softmax,
+)
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution
-from memplan.graph.towers.state import Flow
-from memplan.model.towers.speech import SpeechBody, StackedPositionsBody
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.towers.speech import (
+    CollectedBody,
+    DistancesBody,
+    FrameClassesBody,
+    SpeechBody,
+    StackedPositionsBody,
+)
 
 
 def write_speech(t: Tape, x: Tensor, body: SpeechBody, flow: Flow) -> Tensor:
     """The operations of one part."""
-    return _stacked_positions(t, x, body, flow)
+    match body:
+        case StackedPositionsBody():
+            return _stacked_positions(t, x, body, flow)
+        case DistancesBody():
+            _distances(t, body, flow)
+            return x
+        case CollectedBody():
+            flow.collected = [x]
+            t.hold(x)
+            return x
+        case FrameClassesBody():
+            return _frame_classes(t, x, body, flow)
+
+
+def _distances(t: Tape, body: DistancesBody, flow: Flow) -> None:
+    """``WavLMAttention.compute_bias``: rows of a small table, written out for every clip."""
+    pairs = flow.length**2
+    distances, buckets = t.tensor(pairs, DType.INT64), t.tensor(pairs, DType.INT64)
+    t.record(OperationKind.SUB, (), (distances,))
+    temporaries = 3 * allocated_bytes(pairs, DType.INT64) + 2 * allocated_bytes(pairs, DType.FP32)
+    t.record(
+        OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
+        forward_scratch_bytes=temporaries,
+    )  # fmt: skip
+    found = embedding_lookup(t, t.parameter(f"{body.table}.weight"), pairs, buckets)
+    spread = t.tensor(found.numel * flow.items, found.dtype)
+    t.record(OperationKind.REPEAT, (found,), (spread,), gradients=(Gradient.FRESH,))
+    t.touch(distances)
+    flow.share(t, spread)
+
+
+def _weighed(t: Tape, x: Tensor, weights: str, results: list[Tensor]) -> Tensor:
+    """All layers' results in one tensor, times a share each, added up.
+
+    Gradients count as a tensor each. Really they are parts of one, which goes when the first layer has
+    read its own.
+    """
+    shares = t.parameter(weights)
+    stacked = t.tensor(x.numel * shares.numel, x.dtype)
+    t.record(OperationKind.CAT, results, (stacked,), gradients=(Gradient.FRESH,) * len(results))
+    for each in results:
+        t.release(each)
+    product = t.mul(stacked, softmax(t, shares))
+    out = t.tensor(x.numel, product.dtype)
+    t.record(OperationKind.SUM, (product,), (out,), gradients=(Gradient.ALIAS,))
+    t.touch(stacked)
+    return out
+
+
+def _frame_classes(t: Tape, x: Tensor, body: FrameClassesBody, flow: Flow) -> Tensor:
+    """``Wav2Vec2ForAudioFrameClassification``; labels come as one number for each class."""
+    if body.weights and flow.collected is not None:
+        x = _weighed(t, x, body.weights, flow.collected)
+    logits = linear(t, x, body.module, body.size, body.classes, bias=True)
+    t.returned.append(logits)
+    t.give_out(logits)
+    rows = flow.items * flow.length
+    from_batch(t, rows * body.classes, DType.INT64)
+    labels = t.tensor(rows, DType.INT64)
+    t.record(OperationKind.MAX, (), (labels,))
+    return cross_entropy(t, logits, labels)
 
 
 def _stacked_positions(t: Tape, x: Tensor, body: StackedPositionsBody, flow: Flow) -> Tensor:

@@ -35,6 +35,8 @@ class Flow:
     """Cosines and sines by which heads are turned."""
     shared: list[Tensor] = field(default_factory=list)
     """What the present tower's layers all read, and nothing behind them."""
+    collected: list[Tensor] | None = None
+    """What the first layer reads, and each layer's result but the last's, where they are collected."""
     memory: Tensor | None = None
     """What the tower gave that a decoder attends to."""
 

@@ -1,11 +1,39 @@
 """A text tower's tokens (``CLIPTextEmbeddings``), and the mask that eager attention is given."""
 
 from memplan.dtypes import DType
-from memplan.graph.operations import embedding_lookup
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import dropout, embedding_lookup, layer_norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers.texts import TokensBody
+from memplan.model.towers.texts import TokensBody, TypedTokensBody
+
+
+def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
+    """``BertEmbeddings``: numbers of positions and types are buffers of the longest text."""
+    flow.items = t.options.batch_size
+    length = min(t.options.seq_len, body.num_positions)
+    rows = flow.items * length
+    ids = from_batch(t, rows, DType.INT64)
+    flow.ids, flow.mask = ids, None
+    for _ in range(2):
+        t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
+    places = rows if body.counted else length
+    numbers = [t.tensor(places, DType.INT64) for _ in range(2)] if body.counted else []
+    for each in numbers:
+        t.record(OperationKind.CUMSUM, (), (each,))
+    position, kind = numbers if numbers else (None, None)
+    found = [
+        embedding_lookup(t, t.parameter(f"{name}.weight"), count, given)
+        for name, count, given in (
+            ("word_embeddings", rows, ids), ("token_type_embeddings", rows, kind),
+            ("position_embeddings", places, position),
+        )
+    ]  # fmt: skip
+    both = t.add(found[0], found[1])
+    total = t.add(both, found[2])
+    t.touch(*found)
+    return dropout(t, layer_norm(t, total, "embed_norm", body.size), body.dropout)
 
 
 def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:

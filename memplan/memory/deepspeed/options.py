@@ -7,11 +7,10 @@ that the whole model is not gathered for saving.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.engine_options import says_quantization
 from memplan.training.choices import Offload, ZeroStage
 from memplan.training.partition import DEFAULT_METHOD, check_method

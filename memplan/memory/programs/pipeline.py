@@ -5,8 +5,8 @@ their passes in turn, several micro-batches in flight, and lets the runtime hold
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
+from memplan.fast_dataclass import replace
 from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part

@@ -1,8 +1,8 @@
 """Which ranks of a pipeline hold the same, and which may hold most."""
 
-from dataclasses import replace
 from functools import lru_cache
 
+from memplan.fast_dataclass import replace
 from memplan.memory.crowds import Sizes
 from memplan.memory.programs.pipeline_plan import level_of, sizes_of
 from memplan.memory.rank import RankInput, Stage, joined

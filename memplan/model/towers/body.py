@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
+from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
@@ -61,6 +62,7 @@ TowerBody = (
     | BranchBody
     | PartBody
     | PictureBody
+    | ClipBody
     | TextBody
     | LayerBody
     | ConvolvedBody

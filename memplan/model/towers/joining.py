@@ -12,6 +12,8 @@ class Joining(Enum):
 
     SCATTERED = "scattered"
     """It is written over the embeddings of the tokens that stand for pictures (``masked_scatter``)."""
+    PICKED = "picked"
+    """The same; before, what pads is left out, by index (Qwen2-Audio)."""
     COLLECTED = "collected"
     """The same; before, the pictures' features are joined to one tensor."""
 

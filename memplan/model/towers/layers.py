@@ -49,6 +49,21 @@ class LayerNames:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BiasedHeads:
+    """Scores get numbers of distances, times a gate of each head and position (WavLM).
+
+    Products are torch's own for whole sequences (``multi_head_attention_forward``), weights included.
+    """
+
+    gate: str
+    """A linear layer on each head's share of what is attended from."""
+    outputs: int
+    """Its width, halves of which are added up."""
+    factor: str
+    """A number for each head, as ``module.name``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBody:
     """A layer of a tower: attention and a feed-forward network, each with a norm and a sum."""
 
@@ -56,6 +71,8 @@ class LayerBody:
     inner_size: int
     attention: AttentionSpec
     activation: Activation
+    heads: BiasedHeads | None = None
+    """How the class attends, where it is not as others do."""
     norm: NormSpec = LAYER_NORM
     norms_last: bool = False
     """Norms stand behind the sums, not before the parts (wav2vec 2.0)."""

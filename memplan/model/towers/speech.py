@@ -21,4 +21,32 @@ class StackedPositionsBody:
     dropout: float = 0.0
 
 
-SpeechBody = StackedPositionsBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistancesBody:
+    """A number for each head and pair of positions, by how far they are from one another (WavLM).
+
+    All layers read it; what the block was given goes on as it is.
+    """
+
+    table: str
+    """The module of the table that buckets of distances are looked up in."""
+    num_heads: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectedBody:
+    """From here on every layer's result stays until the loss is there; this goes on as it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameClassesBody:
+    """Classes of each frame, and the loss of the likeliest."""
+
+    module: str
+    size: int
+    classes: int
+    weights: str = ""
+    """Shares of all that was collected, as ``module.name``, by which it is added up; empty: the last alone."""
+
+
+SpeechBody = StackedPositionsBody | DistancesBody | CollectedBody | FrameClassesBody

@@ -19,6 +19,17 @@ class TokensBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TypedTokensBody:
+    """Rows of three tables, of tokens, positions and types, added, and the norm of the sum (BERT)."""
+
+    size: int
+    num_positions: int
+    counted: bool = False
+    """Positions are counted in the ids, so that each sequence has its own (RoBERTa)."""
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TargetsBody:
     """A decoder's tokens: labels moved by one, a table, positions looked up for each sequence."""
 
@@ -40,4 +51,4 @@ class OutputBody:
     module: str = "lm_head"
 
 
-TextBody = TokensBody | TargetsBody
+TextBody = TokensBody | TypedTokensBody | TargetsBody

@@ -1,0 +1,40 @@
+"""Linear layers on rows that lie in another order than they are read in (Longformer, FSMT)."""
+
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import linear
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.model.parameters import WeightRole
+
+
+def turned_linear(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    role: WeightRole = WeightRole.MATRIX,
+) -> Tensor:
+    """``torch.nn.Linear`` of more than one sequence: a copy, its product, the bias added apart."""
+    if t.options.batch_size == 1 or not bias:
+        return linear(t, x, name, in_features, out_features, bias=bias, role=role)
+    weight = t.matrix(f"{name}.weight", out_features, in_features, role=role)
+    addend, factor = t.cast_weight(t.bias(f"{name}.bias", weight)), t.cast_weight(weight)
+    cast = x if t.autocast is None else t.cast(x, t.autocast)
+    rows = t.contiguous(cast)
+    numel = x.numel // in_features * out_features
+    product = t.tensor(numel, rows.dtype)
+    t.record(
+        OperationKind.LINEAR, (rows, factor), (product,), saves=(factor, rows),
+        gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * x.numel * out_features,
+    )  # fmt: skip
+    out = t.tensor(numel, rows.dtype)
+    t.record(
+        OperationKind.ADD, (product, addend), (out,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
+    )
+    if cast is not x:
+        t.touch(cast)
+    return out

@@ -1,0 +1,28 @@
+"""Clips as tokens (``VideoMAEEmbeddings``)."""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.convolutions import convolution
+from memplan.graph.towers.images import picture_size
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.towers.clips import ClipBody
+
+
+def clip_patches(t: Tape, body: ClipBody, flow: Flow) -> Tensor:
+    """Cubes of pixels as vectors; sinusoids are cast, and copied, at each step."""
+    height, width = picture_size(t.options.image_size, body)
+    pixels = flow.items * body.frames * body.channels * height * width
+    x = from_batch(t, pixels, DType.FP32 if t.autocast is not None else t.compute)
+    patches = height // body.patch[0] * (width // body.patch[1]) * (body.frames // body.span)
+    flow.patches = patches
+    x = convolution(t, x, body.projection, flow.items * patches)
+    cast, copied = (t.tensor(patches * body.size, x.dtype) for _ in range(2))
+    t.record(OperationKind.TO, (), (cast,))
+    t.record(OperationKind.TO, (cast,), (copied,))
+    out = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.ADD, (x, copied), (out,), gradients=(Gradient.ALIAS, Gradient.NONE))
+    t.touch(x)
+    return out
