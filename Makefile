@@ -34,8 +34,8 @@ help:  ## Show this list
 
 $(VENV)/.ready: pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"  # the first to know --group
-	$(VENV)/bin/python -m pip install --quiet --editable . --group dev
+	$(VENV)/bin/python -m pip install --quiet --no-compile --upgrade "pip>=25.1"  # the first to know --group
+	$(VENV)/bin/python -m pip install --quiet --no-compile --editable . --group dev  # imports compile what they need
 	@touch $@
 
 fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, generated blocks of README.md and docs/

@@ -14,7 +14,7 @@ from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
 from memplan.memory.megatron import options as megatron_states
 from memplan.training import megatron as megatron_layers
-from memplan.training import parallelism, quantization
+from memplan.training import parallelism, quantization, quantize_setting
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),
@@ -73,7 +73,7 @@ def deepspeed_rows() -> dict[str, tuple[str, str]]:
 def quantization_rows() -> dict[str, tuple[str, str]]:
     """Those that say how a base is quantized."""
     known = rows(quantization.Quantization)
-    return {name: known[field] for name, field in quantization.OPTION_FIELDS.items()}
+    return {name: known[field] for name, field in quantize_setting.OPTION_FIELDS.items()}
 
 
 def documented(kind: Any) -> dict[str, str]:

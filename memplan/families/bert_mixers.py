@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families import counted_encoders
-from memplan.families.encoders import ROBERTA, TASKS, Variation, read_encoder
+from memplan.families.encoders import LAYER_NORM, ROBERTA, TASKS, Variation, read_encoder
 from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionForm, AttentionSpec, BlockSparseSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LanguageAdaptersSpec, LayerSpec
+from memplan.model.layers import LanguageAdaptersSpec, LayerSpec, NormPlacement
 from memplan.model.mixers import (
     ChannelsFirstNetworkSpec,
     ChannelsFirstSpec,
@@ -39,8 +39,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``KIN``."""
     kin = KIN[request.model_type]
     task = reject_task(reader, request, *counted_encoders.FORMS[request.model_type].tasks)
-    # X-MOD's norms before the parts are another layer.
-    if task not in kin.variation.tasks or reader.flag("pre_norm", default=False):
+    if task not in kin.variation.tasks:
         return counted_encoders.read(reader, request)
     return kin.adjusted(reader, read_encoder(reader, request, kin.variation))
 
@@ -235,7 +234,11 @@ def _xmod(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
         norm_reused=not own and reader.flag("adapter_reuse_layer_norm"),
         norm_first=reader.flag("ln_before_adapter"),
     )
-    return with_layers(model, lambda layer: replace(layer, adapters=adapters))
+    if not reader.flag("pre_norm"):
+        return with_layers(model, lambda layer: replace(layer, adapters=adapters))
+    before = NormPlacement.PRE
+    model = with_layers(model, lambda layer: replace(layer, adapters=adapters, placement=before))
+    return replace(model, stacks=(replace(model.stacks[0], final_norm=LAYER_NORM),))
 
 
 KIN: dict[str, Kin] = {

@@ -4,8 +4,8 @@ Norms, residual sums, embeddings, heads and plain networks are operations; what 
 way of its own is weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from math import isqrt
 
 from memplan.families.hybrids import (
     Hybrid,
@@ -15,12 +15,27 @@ from memplan.families.hybrids import (
     plain_attention,
     read_hybrid,
 )
-from memplan.families.llama import Variation, read_attention, read_feed_forward
+from memplan.families.llama import (
+    Variation,
+    read_activation,
+    read_attention,
+    read_feed_forward,
+)
 from memplan.families.request import ReadRequest
-from memplan.model.attention import RotarySpec
+from memplan.model.attention import AttentionSpec, OutputGate, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
-from memplan.model.mixers import DifferentialSpec
+from memplan.model.mixers import DifferentialSpec, DynamicMaskSpec
+from memplan.model.mixtures import (
+    CrossedKeysSpec,
+    MixtureSpec,
+    Normalization,
+    RouterScore,
+    RouterSpec,
+    SortedAttentionSpec,
+    SortedExpertsSpec,
+)
+from memplan.model.networks import Activation, Clamp, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
@@ -70,52 +85,33 @@ def _diffllama_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 def _jetmoe_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """Experts for queries and output of attention, and for the network."""
-    hidden_size = reader.integer("hidden_size")
-    width = reader.integer("kv_channels") * reader.integer("num_key_value_heads")
-    inner = reader.integer("intermediate_size")
+    heads, head_dim = reader.integer("num_key_value_heads"), reader.integer("kv_channels")
     experts, active = reader.integer("num_local_experts"), reader.integer("num_experts_per_tok")
     check_experts(reader, "num_experts_per_tok", active, experts)
-
-    def attention(table: ParameterTable) -> None:
-        name = "self_attn.experts"
-        table.linear("self_attn.kv_proj", hidden_size, 2 * width, bias=False)
-        _expert_pair(table, name, (experts, active), (hidden_size, width, width))
-
-    def network(table: ParameterTable) -> None:
-        sizes = (hidden_size, 2 * inner, inner)
-        _expert_pair(table, "mlp", (experts, active), sizes, matrices=2)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
+    network = SortedExpertsSpec(
+        num_experts=experts,
+        num_chosen=active,
+        intermediate_size=reader.integer("intermediate_size"),
+        activation=read_activation(reader, "activation_function"),
+    )
+    scores = AttentionSpec(
+        num_heads=heads * active,
+        num_kv_heads=heads,
+        head_dim=head_dim,
+        rotary=RotarySpec(dim=head_dim),
+        dropout=reader.number("attention_dropout"),
+    )
+    return LayerSpec(
+        attention=SortedAttentionSpec(experts=network, scores=scores),
+        feed_forward=network,
+        norm=NORM,
+    )
 
 
 def check_experts(reader: ConfigReader, key: str, active: int, experts: int) -> None:
     """Refuse a token that would need more experts than there are."""
     if active > experts:
         raise reader.fail(key, f"{active} of {experts} experts")
-
-
-def _expert_pair(
-    table: ParameterTable,
-    name: str,
-    counts: tuple[int, int],
-    sizes: tuple[int, int, int],
-    *,
-    matrices: int = 1,
-) -> None:
-    """``JetMoeMoE``: a router, experts' first and last matrices, and one bias for all of them.
-
-    ``counts`` are the experts and those of a token; ``sizes`` the hidden size, what the first
-    matrix gives and what the last one reads.
-    """
-    experts, active = counts
-    hidden_size, first, last = sizes
-    table.parameter(name, "bias", hidden_size)
-    table.experts(
-        f"{name}.input_linear", "weight", experts, first, hidden_size,
-        active=active, matrices=matrices,
-    )  # fmt: skip
-    table.experts(f"{name}.output_linear", "weight", experts, hidden_size, last, active=active)
-    table.linear(f"{name}.router.layer", hidden_size, experts, bias=False)
 
 
 # -- DBRX ----------------------------------------------------------------------------------------
@@ -126,26 +122,50 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
     head_dim = reader.divide("d_model", hidden_size, "n_heads", num_heads)
     attention = reader.child("attn_config", "dbrx.attn_config")
     network = reader.child("ffn_config", "dbrx.ffn_config")
-    keys = attention.integer("kv_n_heads") * head_dim
+    heads = attention.integer("kv_n_heads")
+    reader.divide("n_heads", num_heads, "kv_n_heads", heads)
     inner = network.integer("ffn_hidden_size")
     experts, active = network.integer("moe_num_experts"), network.integer("moe_top_k")
     check_experts(network, "moe_top_k", active, experts)
-
-    def declare_attention(table: ParameterTable) -> None:
-        table.linear("self_attn.Wqkv", hidden_size, hidden_size + 2 * keys, bias=False)
-        table.linear("self_attn.out_proj", hidden_size, hidden_size, bias=False)
-
-    def declare_network(table: ParameterTable) -> None:
-        table.linear("mlp.router.layer", hidden_size, experts, bias=False)
-        for matrix in ("w1", "v1", "w2"):
-            rows = experts * inner
-            table.experts("mlp.experts", matrix, rows, hidden_size, active=active, count=experts)
-
+    named = network.mapping("ffn_act_fn") or {}
     return LayerSpec(
-        attention=counted(declare_attention),
-        feed_forward=counted(declare_network),
+        attention=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            projection=Projection.FUSED_SPLIT,
+            rotary=RotarySpec(dim=head_dim),
+            fused_clamped=attention.raw("clip_qkv") is not None,
+            dropout=attention.number("attn_pdrop"),
+        ),
+        feed_forward=MixtureSpec(
+            num_experts=experts,
+            num_experts_per_token=active,
+            expert=FeedForwardSpec(
+                intermediate_size=inner,
+                activation=Activation(str(named.get("name", "silu"))),
+                gated=True,
+            ),
+            router=RouterSpec(
+                own_dtype=True,
+                fp32_logits=False,
+                normalization=_dbrx_normalization(network),
+                jitter=int(network.raw("moe_jitter_eps") is not None),
+            ),
+            in_turn=True,
+            separate_stacks=True,
+        ),
         norm=WEIGHT_ONLY_LAYER_NORM,
+        dropout=reader.number("resid_pdrop"),
     )
+
+
+def _dbrx_normalization(network: ConfigReader) -> Normalization:
+    """``moe_normalize_expert_weights`` is the power of the norm; None leaves them as they are."""
+    if "moe_normalize_expert_weights" in network.config:
+        power = network.config["moe_normalize_expert_weights"]
+        return Normalization.NONE if power is None else Normalization.NORM
+    return Normalization.NORM
 
 
 # -- BitNet --------------------------------------------------------------------------------------
@@ -165,36 +185,36 @@ def _bitnet_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 
 def _doge_layer(reader: ConfigReader, _: str) -> LayerSpec:
-    """Attention with a mask that depends on the values, and scaled residuals."""
-    hidden_size = reader.integer("hidden_size")
-    bias = reader.flag("attention_bias")
-    spec = plain_attention(reader, Variation())
+    """Attention with a mask that depends on the values, and weighted residuals."""
+    spec = plain_attention(reader, Variation(query_key_norm=NormKind.RMS, norm_at_once=True))
+    dense = replace(gated_network(reader), bias=reader.flag("mlp_bias"))
+    sparse = reader.flag("is_moe")
+    if sparse and reader.flag("norm_topk_prob"):
+        error = reader.fail(
+            "norm_topk_prob",
+            "true: DogeCDMoE divides its softmax in place, which fails in backward; set it to false",
+        )
+        raise error
+    return LayerSpec(
+        attention=DynamicMaskSpec(
+            scores=replace(spec, rotary=RotarySpec(dim=spec.head_dim)),
+            kept_keys=reader.integer("keep_window_size"),
+            step_bias=reader.flag("attention_bias"),
+        ),
+        feed_forward=_doge_experts(reader, dense) if sparse else dense,
+        norm=NORM,
+        dropout=reader.number("hidden_dropout"),
+        residual_vectors=True,
+    )
 
-    def attention(table: ParameterTable) -> None:
-        name, heads = "self_attn", spec.num_kv_heads
-        table.parameter("", "input_residual", hidden_size)
-        table.parameter(name, "A", heads)
-        table.linear(f"{name}.dt_proj", heads * spec.head_dim, heads, bias=bias)
-        attention_weights(table, name, spec, hidden_size)
-        table.norm(f"{name}.q_norm", spec.head_dim, bias=False)
-        table.norm(f"{name}.k_norm", spec.head_dim, bias=False)
 
-    def network(table: ParameterTable) -> None:
-        table.parameter("", "post_attention_residual", hidden_size)
-        inner, has_bias = reader.integer("intermediate_size"), reader.flag("mlp_bias")
-        gated_weights(table, "mlp", hidden_size, inner, bias=has_bias)
-        if reader.flag("is_moe"):
-            _doge_experts(table, reader, hidden_size)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
-
-
-def _doge_experts(table: ParameterTable, reader: ConfigReader, hidden_size: int) -> None:
+def _doge_experts(reader: ConfigReader, dense: FeedForwardSpec) -> CrossedKeysSpec:
     """Experts of one row each, found by two keys whose pairs count them."""
-    experts = reader.integer("num_experts")
-    table.linear("mlp.router_gate", hidden_size, 2 * isqrt(experts), bias=False)
-    table.embedding("mlp.down_embed", experts, hidden_size)
-    table.embedding("mlp.up_embed", experts, hidden_size)
+    return CrossedKeysSpec(
+        num_experts=reader.integer("num_experts"),
+        num_chosen=reader.integer("num_experts_per_tok"),
+        dense=dense,
+    )
 
 
 # -- OpenAI's privacy filter ---------------------------------------------------------------------
@@ -225,6 +245,7 @@ def _filter_layer(reader: ConfigReader, _: str) -> LayerSpec:
 
 # -- Step 3.5 ------------------------------------------------------------------------------------
 
+STEP_NORM = NormSpec(kind=NormKind.RMS_GEMMA)
 _STEP_FIRST_SPARSE = 3
 """The first layer with experts where the config is silent (``Step3p7TextConfig``)."""
 
@@ -253,26 +274,62 @@ def _step_networks(reader: ConfigReader, count: int) -> list[str]:
 
 def _step_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     """Grouped queries with norms and a gate for each head; local layers may have other heads."""
-    hidden_size = reader.integer("hidden_size")
-    spec = plain_attention(reader, Variation())
-    if kind.startswith("sliding"):
-        spec = replace(spec, num_heads=_sliding_heads(reader, spec.num_heads))
+    local = kind.startswith("sliding")
+    spec = plain_attention(reader, Variation(query_key_norm=NormKind.RMS_GEMMA, norm_at_once=True))
+    rotated = int(spec.head_dim * _step_share(reader, local=local))
+    attention = replace(
+        spec,
+        num_heads=_sliding_heads(reader, spec.num_heads) if local else spec.num_heads,
+        rotary=RotarySpec(dim=rotated, joined=True),
+        output_gate=OutputGate.SIGMOID_PER_HEAD,
+        sliding_window=reader.optional_integer("sliding_window") if local else None,
+    )
+    dense = FeedForwardSpec(
+        intermediate_size=reader.integer("intermediate_size"),
+        activation=Activation.SILU,
+        gated=True,
+        bias=reader.flag("mlp_bias"),
+        clamp=Clamp.BEHIND,
+    )
+    sparse = kind.endswith("sparse")
+    return LayerSpec(
+        attention=attention,
+        feed_forward=_step_mixture(reader, dense) if sparse else dense,
+        norm=STEP_NORM,
+    )
 
-    def attention(table: ParameterTable) -> None:
-        attention_weights(table, "self_attn", spec, hidden_size)
-        table.norm("self_attn.q_norm", spec.head_dim, bias=False)
-        table.norm("self_attn.k_norm", spec.head_dim, bias=False)
-        table.linear("self_attn.g_proj", hidden_size, spec.num_heads, bias=False)
 
-    def network(table: ParameterTable) -> None:
-        bias = reader.flag("mlp_bias")
-        if kind.endswith("sparse"):
-            _step_experts(table, reader, hidden_size, bias=bias)
-        else:
-            inner = reader.integer("intermediate_size")
-            gated_weights(table, "mlp", hidden_size, inner, bias=bias)
+def _step_share(reader: ConfigReader, *, local: bool) -> float:
+    """The rotated share of heads, by kind of layer or, of old, by layer."""
+    kind = "sliding_attention" if local else "full_attention"
+    own = (reader.mapping("rope_parameters") or {}).get(kind)
+    if isinstance(own, Mapping):
+        share = own.get("partial_rotary_factor", 1.0)
+        return float(share) if isinstance(share, int | float) else 1.0
+    listed = reader.raw("partial_rotary_factors")
+    types = reader.texts("layer_types")
+    if isinstance(listed, list) and kind in types and types.index(kind) < len(listed):
+        found = listed[types.index(kind)]
+        return float(found) if isinstance(found, int | float) else 1.0
+    return 1.0
 
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
+
+def _step_mixture(reader: ConfigReader, dense: FeedForwardSpec) -> MixtureSpec:
+    experts, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
+    check_experts(reader, "num_experts_per_tok", active, experts)
+    inner = reader.integer("moe_intermediate_size")
+    return MixtureSpec(
+        num_experts=experts,
+        num_experts_per_token=active,
+        expert=replace(dense, intermediate_size=inner, bias=False),
+        router=RouterSpec(
+            score=RouterScore.SIGMOID, correction=True, normalization=Normalization.IN_PLACE
+        ),
+        shared=replace(dense, intermediate_size=reader.integer("share_expert_dim")),
+        shared_first=True,
+        routed_scaled=True,
+        in_turn=True,
+    )
 
 
 def _sliding_heads(reader: ConfigReader, num_heads: int) -> int:
@@ -285,33 +342,17 @@ def _sliding_heads(reader: ConfigReader, num_heads: int) -> int:
     return value if isinstance(value, int) else num_heads
 
 
-def _step_experts(
-    table: ParameterTable, reader: ConfigReader, hidden_size: int, *, bias: bool
-) -> None:
-    experts, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
-    check_experts(reader, "num_experts_per_tok", active, experts)
-    inner = reader.integer("moe_intermediate_size")
-    table.linear("mlp.gate", hidden_size, experts, bias=False)
-    first, last = (experts, 2 * inner, hidden_size), (experts, hidden_size, inner)
-    table.experts("mlp.experts", "gate_up_proj", *first, active=active, matrices=2)
-    table.experts("mlp.experts", "down_proj", *last, active=active)
-    shared = reader.integer("share_expert_dim")
-    gated_weights(table, "mlp.shared_experts", hidden_size, shared, bias=bias)
-
-
 COUNTED: dict[str, Hybrid] = {
     "diffllama": Hybrid(kinds=all_alike, layer=_diffllama_layer),
-    "jetmoe": Hybrid(kinds=all_alike, layer=_jetmoe_layer, left_out="its experts and attention"),
+    "jetmoe": Hybrid(kinds=all_alike, layer=_jetmoe_layer, recomputes=False),
     "dbrx": Hybrid(
         kinds=all_alike,
         layer=_dbrx_layer,
-        left_out="its experts and attention",
+        router_loss=True,
         final_norm=WEIGHT_ONLY_LAYER_NORM,
     ),
     "bitnet": Hybrid(kinds=all_alike, layer=_bitnet_layer),
-    "doge": Hybrid(
-        kinds=all_alike, layer=_doge_layer, left_out="its attention and feed-forward networks"
-    ),
+    "doge": Hybrid(kinds=all_alike, layer=_doge_layer, written_mask=True),
     "openai_privacy_filter": Hybrid(
         kinds=all_alike,
         layer=_filter_layer,
@@ -321,6 +362,8 @@ COUNTED: dict[str, Hybrid] = {
     "step3p5": Hybrid(
         kinds=_step_kinds,
         layer=_step_layer,
-        left_out="its attention and feed-forward networks",
+        final_norm=STEP_NORM,
+        mixed_masks=True,
+        local_rotary=True,
     ),
 }

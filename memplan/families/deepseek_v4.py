@@ -178,4 +178,4 @@ def _mixture(reader: ConfigReader, *, hashed: bool) -> MixtureSpec:
     )
 
 
-DEEPSEEK_V4 = Hybrid(kinds=_kinds, layer=_layer, final_norm=NORM)
+DEEPSEEK_V4 = Hybrid(kinds=_kinds, layer=_layer, final_norm=NORM, router_loss=True)

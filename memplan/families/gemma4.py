@@ -29,8 +29,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     stack = model.stacks[0]
     assert stack.embedding is not None
     embedding = replace(stack.embedding, layer_vectors=_layer_vectors(reader))
-    stack = replace(stack, embedding=embedding, mixed_masks=True, local_rotary=True)
-    return replace(model, stacks=(stack,))
+    return replace(model, stacks=(replace(stack, embedding=embedding),))
 
 
 def _kinds(reader: ConfigReader) -> list[str]:
@@ -164,4 +163,6 @@ GEMMA4 = Hybrid(
     embedding_scaled=True,
     softcap_key="final_logit_softcapping",
     final_norm=NORM,
+    mixed_masks=True,
+    local_rotary=True,
 )

@@ -72,6 +72,18 @@ class Hybrid:
     softcap_key: str = ""
     """Which key, above 0, caps the logits."""
     final_norm: NormSpec = NORM
+    embedding_norm: NormSpec | None = None
+    """Of what the token table looks up, inside it."""
+    recomputes: bool = True
+    """The class can checkpoint its activations."""
+    router_loss: bool = False
+    """It adds the routers' loss where ``output_router_logits`` is set."""
+    written_mask: bool = False
+    """The class writes the causal mask out whatever the kernel knows."""
+    mixed_masks: bool = False
+    """The class makes the full mask even where every layer has a window."""
+    local_rotary: bool = False
+    """Layers with a window have rotary tables of their own."""
     extra_rows: Callable[[ConfigReader], int] = lambda _: 0
     """Rows of the token table beside the vocabulary's."""
     prompts: Callable[[ConfigReader], PromptSpec] | None = None
@@ -99,15 +111,21 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         runs=join_runs(layers),
         embedding=EmbeddingSpec(
             embedding_size=hidden_size,
+            norm=kind.embedding_norm,
+            norm_in_table=kind.embedding_norm is not None,
             scaled=kind.embedding_scaled,
             extra_rows=kind.extra_rows(reader),
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
         final_norm=kind.final_norm,
         chunked_mask=kind.chunked_mask,
+        mixed_masks=kind.mixed_masks,
+        written_mask=kind.written_mask,
+        local_rotary=kind.local_rotary,
     )
     head = HeadSpec(
         scaled=kind.logits_scaled,
+        router_loss=kind.router_loss and reader.flag("output_router_logits"),
         upcast=kind.upcasts_logits,
         softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
     )
@@ -117,6 +135,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     return replace(
         model,
         head=replace(model.head, tied=tied),
+        recomputes=kind.recomputes,
         activations_left_out=f"activations of {kind.left_out}" if kind.left_out else "",
     )
 

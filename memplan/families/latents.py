@@ -19,7 +19,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.latent import IndexerSpec, LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
-from memplan.model.mixtures import RouterSpec
+from memplan.model.mixtures import Normalization, RouterSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
@@ -41,6 +41,8 @@ class Latent:
     """Attention is sparse, and its mask is always written out."""
     shares_indexer: Callable[[ConfigReader, int], bool] | None = None
     """Which layers attend to what an earlier one chose; None: none."""
+    query_scaled_by_position: bool = False
+    """Queries are multiplied by a factor of their position."""
     residual_scaled: bool = False
     head_input_scaled: bool = False
     embedding_scaled: bool = False
@@ -101,6 +103,22 @@ LATENTS: dict[str, Latent] = {
         paired=True,
         indexer=True,
         shares_indexer=_shares_indexer,
+    ),
+    "mistral4": Latent(
+        mixture=Mixture(
+            router=RouterSpec(
+                own_dtype=True,
+                fp32_logits=False,
+                correction=True,
+                grouped=True,
+                normalization=Normalization.IN_PLACE,
+                scaled=True,
+            ),
+            shared_count="n_shared_experts",
+            dense=first_dense,
+        ),
+        paired=True,
+        query_scaled_by_position=True,
     ),
     "minicpm3": Latent(residual_scaled=True, head_input_scaled=True, embedding_scaled=True),
 }
@@ -173,6 +191,7 @@ def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttention
         dropout=reader.number("attention_dropout"),
         indexer=_indexer(reader) if kind.indexer else None,
         hands_on=kind.shares_indexer is not None,
+        query_scaled_by_position=kind.query_scaled_by_position,
     )
 
 

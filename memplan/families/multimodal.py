@@ -46,8 +46,11 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     join = kind.join if written and not text.tables else None
     towers_out = "" if join is not None else f"activations of {kind.left_out}"
     left_out = [towers_out, text.activations_left_out]
-    if kind.block_masks:
-        text = replace(text, stacks=tuple(_block_masked(stack) for stack in text.stacks))
+    asked = bool(kind.window_masks_key) and part.reader.raw(kind.window_masks_key) == "vision"
+    if kind.block_masks or asked:
+        text = replace(
+            text, stacks=tuple(_block_masked(stack, window=asked) for stack in text.stacks)
+        )
     return replace(
         text,
         family=request.model_type,
@@ -60,8 +63,8 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     )
 
 
-def _block_masked(stack: StackSpec) -> StackSpec:
-    return replace(stack, block_masks=True)
+def _block_masked(stack: StackSpec, *, window: bool) -> StackSpec:
+    return replace(stack, block_masks=not window, window_block_masks=window)
 
 
 def declared(

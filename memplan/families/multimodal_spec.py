@@ -59,6 +59,8 @@ class Multimodal:
     """Its loss reads attended tokens alone, picked by index."""
     block_masks: bool = False
     """Tokens of a picture see one another: the text model is given masks of every pair (Gemma 3)."""
+    window_masks_key: str = ""
+    """The text's key that asks for such masks in windows by saying ``vision`` (Gemma 4's large sizes)."""
     head_in_base: bool = False
     """``AutoModel`` makes the class with the head (Llama 4)."""
     output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None

@@ -47,6 +47,8 @@ GEMMA_2B: Mapping[str, object] = {
 
 SCATTERED = TowerJoin(joining=Joining.SCATTERED)
 COLLECTED = TowerJoin(joining=Joining.COLLECTED)
+SCATTERED_KEPT = TowerJoin(joining=Joining.SCATTERED, returned=True)
+COLLECTED_KEPT = TowerJoin(joining=Joining.COLLECTED, returned=True)
 SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
@@ -54,39 +56,41 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=llava.llava,
         text=PartSpec(key=TEXT, model_type="llama", flat=True),
         ties=Ties.EITHER,
-        join=COLLECTED,
+        join=COLLECTED_KEPT,
     ),
     "vipllava": Multimodal(declare=llava.vip_llava, text=LLAMA),
-    "llava_next": Multimodal(declare=llava.llava_next, text=LLAMA, join=COLLECTED),
+    "llava_next": Multimodal(declare=llava.llava_next, text=LLAMA, join=COLLECTED_KEPT),
     "llava_next_video": Multimodal(
-        declare=llava.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED
+        declare=llava.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED_KEPT
     ),
     "llava_onevision": Multimodal(
-        declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED
+        declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED_KEPT
     ),
-    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED),
+    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED_KEPT),
     "mistral3": Multimodal(
         declare=llava.mistral3,
         text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
-        join=COLLECTED,
+        join=COLLECTED_KEPT,
     ),
-    "aya_vision": Multimodal(declare=joined.aya_vision, text=COHERE2, join=SCATTERED),
-    "cohere2_vision": Multimodal(declare=joined.cohere2_vision, text=COHERE2, join=SCATTERED),
-    "gemma3": Multimodal(declare=plain.gemma3, text=OWN, join=SCATTERED, block_masks=True),
+    "aya_vision": Multimodal(declare=joined.aya_vision, text=COHERE2, join=SCATTERED_KEPT),
+    "cohere2_vision": Multimodal(declare=joined.cohere2_vision, text=COHERE2, join=SCATTERED_KEPT),
+    "gemma3": Multimodal(declare=plain.gemma3, text=OWN, join=SCATTERED_KEPT, block_masks=True),
     "paligemma": Multimodal(
         declare=plain.paligemma,
         text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
-        join=SCATTERED,
+        join=SCATTERED_KEPT,
         block_masks=True,
     ),
-    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED),
-    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
-    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED),
+    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED_KEPT),
+    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
+    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
     "modernvbert": Multimodal(
         declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
     ),
-    "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED),
-    "lfm2_vl": Multimodal(declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2")),
+    "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED_KEPT),
+    "lfm2_vl": Multimodal(
+        declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2"), join=COLLECTED_KEPT
+    ),
     "qwen2_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
     "qwen2_5_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
     "qwen3_vl": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
@@ -104,7 +108,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     ),
     "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, join=COLLECTED, ties=Ties.EITHER),
     "video_llama_3": Multimodal(
-        declare=plain.video_llama3, text=QWEN2, join=COLLECTED, ties=Ties.EITHER
+        declare=plain.video_llama3, text=QWEN2, join=COLLECTED_KEPT, ties=Ties.EITHER
     ),
     "minicpmv4_6": Multimodal(
         declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
@@ -157,7 +161,10 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=convolved.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
     ),
     "janus": Multimodal(
-        declare=drawing.janus, text=LLAMA, join=SCATTERED, left_out="the vision tower and the VQGAN"
+        declare=drawing.janus,
+        text=LLAMA,
+        join=SCATTERED_KEPT,
+        left_out="the vision tower and the VQGAN",
     ),
     "glm_image": Multimodal(
         declare=drawing.glm_image,
@@ -171,7 +178,13 @@ MULTIMODALS: dict[str, Multimodal] = {
     "mllama": Multimodal(declare=plain.mllama, text=OWN),
     "step3p7": Multimodal(declare=convolved.step, text=OWN),
     "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),
-    "gemma4": Multimodal(declare=plain.gemma4, text=OWN, left_out="the towers"),
+    "gemma4": Multimodal(
+        declare=plain.gemma4,
+        text=OWN,
+        join=COLLECTED_KEPT,
+        window_masks_key="use_bidirectional_attention",
+        left_out="the towers",
+    ),
     "florence2": Multimodal(declare=plain.florence2, text=PartSpec(key=TEXT, model_type="bart")),
     "granite_speech_plus": Multimodal(
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"

@@ -13,11 +13,11 @@ from memplan.families.llama import Variation, read_activation, read_attention
 from memplan.families.request import ReadRequest
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.parts import attention
-from memplan.model.attention import OutputGate, RotarySpec
+from memplan.model.attention import OutputGate, QueryScaling, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.mixtures import EveryTokenSpec
-from memplan.model.networks import FeedForwardSpec
+from memplan.model.mixtures import EveryTokenSpec, MixtureSpec, RouterScore, RouterSpec
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec
@@ -77,12 +77,6 @@ def per_token(reader: ConfigReader, key: str, num_experts: int) -> int:
     if found > num_experts:
         raise reader.fail(key, f"{found} of {num_experts} experts")
     return found
-
-
-def _experts(table: ParameterTable, count: int, size: int, inner: int, active: int) -> None:
-    """Gated experts, their matrices stacked."""
-    table.experts("mlp.experts", "gate_up_proj", count, 2 * inner, size, active=active, matrices=2)
-    table.experts("mlp.experts", "down_proj", count, size, inner, active=active)
 
 
 # -- Llama 4 -------------------------------------------------------------------------------------
@@ -181,22 +175,42 @@ def _mllama_layer(reader: ConfigReader, kind: str) -> LayerSpec:
 # -- Muse Glimmer --------------------------------------------------------------------------------
 
 
+TURNED, PLAIN = "turned", "plain"
+MUSE_NORM = NormSpec(kind=NormKind.RMS_POWER, weight=False)
 MUSE_PERIOD = 4
 """Every how many layers, counted from the last, one has no window (``MuseGlimmerTextConfig``)."""
 
 
 def _muse_kinds(reader: ConfigReader) -> list[str]:
+    """With or without a window, with or without positions."""
     count = reader.layers("num_hidden_layers")
-    return listed_kinds(reader, lambda index: (count - 1 - index) % MUSE_PERIOD == 0)
+    kinds = listed_kinds(reader, lambda index: (count - 1 - index) % MUSE_PERIOD == 0)
+    named = reader.raw("layer_rope_theta")
+    if not isinstance(named, list):
+        return [f"{kind} {TURNED if kind == SLIDING else PLAIN}" for kind in kinds]
+    if len(named) < count:
+        error = reader.fail("layer_rope_theta", f"names {len(named)} layers of {count}")
+        raise error
+    places = [TURNED if theta else PLAIN for theta in named]
+    return [f"{kind} {place}" for kind, place in zip(kinds, places, strict=False)]
 
 
 def _muse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    window = reader.optional_integer("sliding_window") if kind == SLIDING else None
+    """Weightless norms on queries and keys; layers whose theta is 0 know no positions."""
+    mask, _, place = kind.partition(" ")
+    window = reader.optional_integer("sliding_window") if mask == SLIDING else None
     spec = read_attention(reader, Variation(), reader.integer("hidden_size"))
     return LayerSpec(
-        attention=replace(spec, sliding_window=window, output_gate=OutputGate.SIGMOID),
+        attention=replace(
+            spec,
+            sliding_window=window,
+            output_gate=OutputGate.SIGMOID_BEHIND,
+            query_key_norm=MUSE_NORM,
+            query_scaling=QueryScaling.NORMED,
+            rotary=spec.rotary if place == TURNED else None,
+        ),
         feed_forward=replace(gated_network(reader), bias=False),
-        norm=RMS,
+        norm=NormSpec(kind=NormKind.RMS_GEMMA),
         placement=NormPlacement.SANDWICH,
     )
 
@@ -206,19 +220,22 @@ def _muse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
 
 def _aria_layer(reader: ConfigReader, _: str) -> LayerSpec:
     size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
-    experts, shared = reader.integer("moe_num_experts"), reader.integer("moe_num_shared_experts")
-    active = per_token(reader, "moe_topk", experts)
-    bias = reader.flag("mlp_bias")
-
-    def declare(table: ParameterTable) -> None:
-        table.linear("mlp.router", size, experts, bias=False)
-        _experts(table, experts, size, inner, active)
-        perceptron(table, "mlp.shared_experts", size, shared * inner, gated=True, bias=bias)
-
+    experts = reader.integer("moe_num_experts")
+    shared = FeedForwardSpec(
+        intermediate_size=reader.integer("moe_num_shared_experts") * inner,
+        activation=read_activation(reader, "hidden_act"),
+        gated=True,
+        bias=reader.flag("mlp_bias"),
+    )
+    mixture = MixtureSpec(
+        num_experts=experts,
+        num_experts_per_token=per_token(reader, "moe_topk", experts),
+        expert=FeedForwardSpec(intermediate_size=inner, activation=Activation.SILU, gated=True),
+        router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, fp32_logits=False),
+        shared=shared,
+    )
     return LayerSpec(
-        attention=read_attention(reader, Variation(), size),
-        feed_forward=counted(declare),
-        norm=RMS,
+        attention=read_attention(reader, Variation(), size), feed_forward=mixture, norm=RMS
     )
 
 
@@ -267,10 +284,12 @@ DECODERS: dict[str, Hybrid] = {
     "muse_glimmer_text": Hybrid(
         kinds=_muse_kinds,
         layer=_muse_layer,
-        left_out="its norms on queries and keys",
         softcap_key="final_logit_softcapping",
+        embedding_norm=MUSE_NORM,
+        final_norm=NormSpec(kind=NormKind.RMS_POWER),
+        mixed_masks=True,
     ),
-    "aria_text": Hybrid(kinds=_alike, layer=_aria_layer, left_out="its experts"),
+    "aria_text": Hybrid(kinds=_alike, layer=_aria_layer),
     "kosmos_2_5_text_model": Hybrid(
         kinds=_alike,
         layer=_kosmos_layer,

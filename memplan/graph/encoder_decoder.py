@@ -73,6 +73,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
         seq_len=target,
         memory=memory,
         memory_len=source,
+        memory_cut=round_up(source, encoder.multiple_of) != source,
     )
     begin_embedding(t, decoder)
     if encoder.final_norm is None:
@@ -323,8 +324,9 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     matched = WeightRole.QUERY_KEY
-    product = _products(kind, cross=cross)
-    query = product(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
+    product = _products(t, kind, context, cross=cross)
+    of_queries = linear if cross else product
+    query = of_queries(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
     if kind.query_scaling is QueryScaling.AT_ONCE:
         query = t.scale(query)
     key = product(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
@@ -363,10 +365,14 @@ class Product(Protocol):
         """Write it down."""
 
 
-def _products(spec: AttentionSpec, *, cross: bool) -> Product:
-    """How queries, keys and values are projected."""
-    if spec.form is AttentionForm.FOLDED_COPIES and not cross:
-        from memplan.graph.attention.turned import turned_linear  # only for FSMT
+def _products(t: Tape, spec: AttentionSpec, context: StackContext, *, cross: bool) -> Product:
+    """How queries, keys and values are projected.
+
+    Keys and values of a part of what the encoder gave copy it, unless autocast does.
+    """
+    copies = not cross and spec.form is AttentionForm.FOLDED_COPIES
+    if copies or (cross and context.memory_cut and t.autocast is None):
+        from memplan.graph.attention.turned import turned_linear  # only for LED, FSMT and the like
 
         return turned_linear
     return linear

@@ -13,34 +13,42 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.layers import LanguageAdaptersSpec, LayerSpec
+from memplan.model.layers import LanguageAdaptersSpec, LayerSpec, NormPlacement
 
 
 def adapted_layer(
     t: Tape, x: Tensor, layer: LayerSpec, spec: LanguageAdaptersSpec, context: StackContext
 ) -> Tensor:
-    """Attention, sum, norm; feed-forward, sum, the adapters, norm."""
-    hidden = context.hidden_size
-    attended = mix_tokens(t, x, layer.attention, context)
+    """Attention and a sum; feed-forward, a sum, the adapters; each part with its norm before or behind."""
+    hidden, before = context.hidden_size, layer.placement is NormPlacement.PRE
+    given = norm(t, x, layer.norm, "self_attn_layer_norm", hidden) if before else x
+    attended = mix_tokens(t, given, layer.attention, context)
     module = "self_attn.dropout" if layer.dropout_modules else ""
     attended = dropout(t, attended, layer.attention_output_dropout, module=module)
-    middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
-    t.touch(attended, *context.attention_frame)
+    middle = t.add(attended, x)
+    if not before:
+        middle = norm(t, middle, layer.norm, "self_attn_layer_norm", hidden)
+    t.touch(attended, given, *context.attention_frame)
     context.attention_frame = ()
-    fed = feed_forward_of(t, middle, layer, context)
+    given = norm(t, middle, layer.norm, "final_layer_norm", hidden) if before else middle
+    fed = feed_forward_of(t, given, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
     module = "mlp.dropout" if layer.dropout_modules else ""
     fed = dropout(t, fed, layer.feed_forward_output_dropout, module=module)
-    summed = t.add(fed, middle)
-    adapted = _adapted(t, summed, layer, spec, hidden)
+    out = _adapted(t, t.add(fed, middle), layer, spec, hidden)
     t.touch(multiplied)
-    if spec.norm_reused:
-        with t.declared_weights():
-            out = norm(t, adapted, layer.norm, "final_layer_norm", hidden)
-    else:
-        out = norm(t, adapted, layer.norm, "final_layer_norm", hidden)
+    if not before:
+        out = _last_norm(t, out, layer, hidden)
     t.linger(middle)
     return out
+
+
+def _last_norm(t: Tape, x: Tensor, layer: LayerSpec, hidden: int) -> Tensor:
+    """The layer's last norm, which may have been there before."""
+    if all(each.name != "final_layer_norm.weight" for each in t.segment.parameters):
+        return norm(t, x, layer.norm, "final_layer_norm", hidden)
+    with t.declared_weights():
+        return norm(t, x, layer.norm, "final_layer_norm", hidden)
 
 
 def _adapted(
@@ -50,7 +58,7 @@ def _adapted(
     if spec.own_norm:
         given = norm(t, x, layer.norm, "adapter_layer_norm", hidden)
     elif spec.norm_reused:
-        given = norm(t, x, layer.norm, "final_layer_norm", hidden)
+        given = _last_norm(t, x, layer, hidden)
     if spec.norm_first:
         residual = given
     total = t.tensor(given.numel, given.dtype)

@@ -79,6 +79,7 @@ def _other_mixer(
         ConvolvedHeadsSpec,
         DeltaRuleSpec,
         DifferentialSpec,
+        DynamicMaskSpec,
         FourierSpec,
         LightningSpec,
         Mamba2Spec,
@@ -87,6 +88,7 @@ def _other_mixer(
         SideBySideSpec,
         TimeMixingSpec,
     )
+    from memplan.model.mixtures import SortedAttentionSpec
     from memplan.model.shared_keys import SharedKeysSpec
 
     if isinstance(spec, LatentAttentionSpec):
@@ -97,12 +99,20 @@ def _other_mixer(
         from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
 
         return compressed_attention(t, x, spec, context)
+    if isinstance(spec, DynamicMaskSpec):
+        from memplan.graph.attention.dynamic_mask import dynamic_mask_attention  # only for Doge
+
+        return dynamic_mask_attention(t, x, spec, context)
     if isinstance(spec, DifferentialSpec):
         from memplan.graph.attention.differential import (  # only for DiffLlama
             differential_attention,
         )
 
         return differential_attention(t, x, spec, context)
+    if isinstance(spec, SortedAttentionSpec):
+        from memplan.graph.experts.sorted_lists import sorted_attention  # only for JetMoE
+
+        return sorted_attention(t, x, spec, context)
     if isinstance(spec, SharedKeysSpec):
         from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
 
@@ -226,14 +236,24 @@ def _other_network(
     from memplan.model.mixtures import (
         BesideDenseSpec,
         CapacityMixtureSpec,
+        CrossedKeysSpec,
         EveryTokenSpec,
         MixtureSpec,
+        SortedExpertsSpec,
     )
 
     if isinstance(spec, MixtureSpec):
         from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
 
         return mixture(t, x, spec, context.hidden_size)
+    if isinstance(spec, CrossedKeysSpec):
+        from memplan.graph.experts.crossed_keys import crossed_keys  # only for Doge
+
+        return crossed_keys(t, x, spec, context.hidden_size)
+    if isinstance(spec, SortedExpertsSpec):
+        from memplan.graph.experts.sorted_lists import sorted_experts  # only for JetMoE
+
+        return sorted_experts(t, x, spec, context.hidden_size)
     if isinstance(spec, BesideDenseSpec):
         from memplan.graph.experts.beside_dense import beside_dense  # only for Gemma 4
 

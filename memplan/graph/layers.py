@@ -10,6 +10,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.parameters import WeightRole
 
 DIRECT_FORMS = frozenset({AttentionForm.DIRECT, AttentionForm.DIRECT_ALIBI})
 """Attention whose class calls torch's functions itself."""
@@ -55,7 +56,10 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         t.linger(normed)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer)
-    middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
+    if layer.residual_vectors:
+        middle = _added_to_weighted(t, x, attended, "input_residual", hidden)
+    else:
+        middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
     if layer.names_attended:
@@ -69,7 +73,10 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
-    out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    if layer.residual_vectors:
+        out = _added_to_weighted(t, middle, fed, "post_attention_residual", hidden)
+    else:
+        out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
     if layer.sums_inside:
         t.touch(multiplied, fed, normed)
     if _output_apart(layer):
@@ -77,6 +84,14 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     t.touch(middle)
     if named:
         t.touch(normed)
+    return out
+
+
+def _added_to_weighted(t: Tape, x: Tensor, added: Tensor, name: str, hidden_size: int) -> Tensor:
+    """The stream times a vector of the layer's own, plus what a part made."""
+    weight = t.parameter(name, hidden_size, role=WeightRole.OTHER)
+    out = t.add(t.mul(weight, x), added)
+    t.touch(added)
     return out
 
 

@@ -27,6 +27,10 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.traced.checks import check_traced  # only for a user's own module
 
         check_traced(model, options)
+    if model.denoises:
+        from memplan.graph.denoisers.checks import check_denoiser  # only for diffusion transformers
+
+        check_denoiser(model, options)
     if options.adapter is not None and options.adaptation is None:
         overlay = _overlay(model, options.adapter, options.adapter_dtype)
         seq_len = options.seq_len + overlay.num_prompts

@@ -501,6 +501,16 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     return after
 
 
+def clamp_between(t: Tape, x: Tensor) -> Tensor:
+    """``torch.clamp(x, low, high)`` with tensors: keeps x; masks stand beside its gradient."""
+    out = t.tensor(x.numel, x.dtype)
+    t.record(
+        OperationKind.CLAMP, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=(*(allocated_bytes(x.numel, DType.BOOL),) * 2, RESULT),
+    )  # fmt: skip
+    return out
+
+
 def dropout_probability(t: Tape, probability: float) -> float:
     """The config's probability, or what replaces all of them."""
     return probability if t.options.dropout is None else t.options.dropout

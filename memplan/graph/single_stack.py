@@ -197,6 +197,8 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         x = add_up(t, group, x)
     if spec.position_source is not None:
         return decoder_embeddings(t, model, spec, table, x), table
+    if spec.norm is not None and spec.norm_in_table:
+        x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
     if spec.unscaled_held:
         t.embedded(x, table)
         t.hold(x)
@@ -214,7 +216,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
             t, "embed_positions", spec.num_positions, model.hidden_size, rows, positions
         )
         x = t.add(x, added)
-    if spec.norm is not None:
+    if spec.norm is not None and not spec.norm_in_table:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
     x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
     return x, table

@@ -23,6 +23,8 @@ class StackContext:
     memory: Tensor | None = None
     """The encoder's output, in a decoder."""
     memory_len: int = 0
+    memory_cut: bool = False
+    """It is a part of what the encoder gave, which had padded its sequences."""
     bias: Tensor | None = None
     """The position bias of self-attention that the first layer made (T5)."""
     cross_bias: Tensor | None = None

@@ -253,7 +253,10 @@ class Tape:
         """
         if self._again is not None:
             wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
-            return next(each for each in self._again.parameters if each.name in (name, wrapped))
+            found = [each for each in self._again.parameters if each.name in (name, wrapped)]
+            if found:
+                return found[0]
+            assert of_adapter, name  # DoRA's magnitudes are declared where they are first read
         if of_adapter:
             # A module that is called twice has one adapter.
             for each in self.segment.parameters:

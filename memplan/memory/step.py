@@ -325,6 +325,11 @@ class StepWalk:
                 if segment.keeps_input:
                     return True
                 continue
+            if own and segment.checkpointed:
+                # Its operations keep what they make again.
+                if storage in segment.kept_outputs | segment.handed_in | segment.pinned:
+                    return True
+                continue
             if (own or reads) and any(storage in each.held for each in segment.operations):
                 return True
         return False

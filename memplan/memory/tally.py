@@ -85,6 +85,11 @@ class Tally(Ledger):
         self._group = group
 
     @property
+    def is_noting(self) -> bool:
+        """Whether what comes is looked at."""
+        return self._group is not None
+
+    @property
     def shares_formats(self) -> bool:
         """fp16 and bf16 take the same bytes."""
         return True
@@ -227,12 +232,16 @@ class Tally(Ledger):
             self._most, self._most_held = self._total, self._now()
         self._add(self._spot, self._repetition, self._most, self._most_held)
 
-    def rise(self, spot: Spot, repetition: int) -> None:
-        """It rises to a spot and goes on at once."""
-        held = self._snapshot
+    def rise(self, peak: Spot, end: Spot, repetition: int) -> None:
+        """It rises to one spot and goes on at once to another, where it stays."""
+        held, total = self._snapshot, self._total
         if held is None:
             held = self._snapshot = tuple(self._held)
-        self._add(spot, repetition, self._total, held)
+        self._add(peak, repetition, total, held)
+        if self._most > total:
+            self._add(self._spot, self._repetition, self._most, self._most_held)
+        self._spot, self._repetition = end, repetition
+        self._most = -1
 
     def _add(self, spot: Spot, repetition: int, total: int, held: Held) -> None:
         """Keep a point if, for some slope of the model's own bytes, none of its spot is higher."""
@@ -412,8 +421,7 @@ class TallyPlayback:
             engine.before_forward(segment, copy)
             if is_noted:
                 for peak, end, acts in pieces:
-                    ledger.rise(peak, repetition)
-                    ledger.stand(end, repetition)
+                    ledger.rise(peak, end, repetition)
                     if acts:
                         engine.reach(segment, copy, acts)
             engine.after_forward(segment, copy)
@@ -472,8 +480,7 @@ class TallyPlayback:
         for interval, pieces in zip(each.intervals, own.stretches, strict=True):
             if is_noted:
                 for peak, end, acts in pieces:
-                    ledger.rise(peak, repetition)
-                    ledger.stand(end, repetition)
+                    ledger.rise(peak, end, repetition)
                     if acts:
                         engine.reach(segment, copy, acts)
             parameter = interval.parameter

@@ -124,6 +124,8 @@ class QueryScaling(Enum):
     """As soon as they are projected, before the keys are (OPT)."""
     LAST = "last"
     """Once keys and values are there too (ESM)."""
+    NORMED = "normed"
+    """As soon as they are normed, before the keys are (Muse Glimmer)."""
 
 
 class OutputGate(Enum):
@@ -132,6 +134,10 @@ class OutputGate(Enum):
     NONE = "none"
     SIGMOID = "sigmoid"
     """Of a linear layer that runs with the queries' (AFMoE)."""
+    SIGMOID_PER_HEAD = "sigmoid_per_head"
+    """The same, one number for each head (Step 3.7)."""
+    SIGMOID_BEHIND = "sigmoid_behind"
+    """Of a linear layer that runs after attention (Muse Glimmer)."""
     SOFTPLUS = "softplus"
     """In fp32, of a linear layer that runs after attention (Laguna)."""
     SOFTPLUS_PER_HEAD = "softplus_per_head"
@@ -188,6 +194,8 @@ class AttentionSpec:
     made (GPT-BigCode)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
+    fused_clamped: bool = False
+    """What the one matrix gives is clamped, in a copy (DBRX)."""
     output_gate: OutputGate = OutputGate.NONE
     key_scaled: bool = False
     """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""

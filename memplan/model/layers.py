@@ -115,6 +115,8 @@ class LayerSpec:
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     residual_upcast: bool = False
     """The stream is held in fp32, and the norm is given a copy in its weight's format (Mamba)."""
+    residual_vectors: bool = False
+    """The stream is multiplied by a trained vector before each sum (Doge)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     names_normed: bool = False
@@ -238,6 +240,8 @@ class EmbeddingSpec:
     projection_bias: bool = True
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
+    norm_in_table: bool = False
+    """The token table norms what it looks up (Muse Glimmer)."""
     dropout: float = 0.0
     dropout_module: bool = False
     """Dropout is a module, not a call of a function."""
@@ -281,6 +285,8 @@ class StackSpec:
     """The class makes the full causal mask even where every layer has a window (Qwen2, Gemma 2)."""
     block_masks: bool = False
     """Tokens of a picture see one another: masks of every pair for every sequence (Gemma 3's towers)."""
+    window_block_masks: bool = False
+    """The same within windows alone; whole attention stays causal (Gemma 4)."""
     written_mask: bool = False
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     spare_window_mask: bool = False

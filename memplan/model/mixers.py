@@ -15,7 +15,14 @@ from memplan.model.attention import (
 )
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixtures import BesideDenseSpec, CapacityMixtureSpec, EveryTokenSpec
+from memplan.model.mixtures import (
+    BesideDenseSpec,
+    CapacityMixtureSpec,
+    CrossedKeysSpec,
+    EveryTokenSpec,
+    SortedAttentionSpec,
+    SortedExpertsSpec,
+)
 from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
@@ -124,6 +131,16 @@ class DifferentialSpec:
     (DiffLlama)."""
 
     scores: AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicMaskSpec:
+    """Attention with a mask that a projection of the values makes (Doge)."""
+
+    scores: AttentionSpec
+    kept_keys: int
+    """Of longer sequences each query keeps so many keys, those of the largest numbers."""
+    step_bias: bool = False
 
 
 class GatedNorm(Enum):
@@ -243,13 +260,22 @@ OtherMixer = (
     | ConvolvedHeadsSpec
     | SharedKeysSpec
     | DifferentialSpec
+    | DynamicMaskSpec
+    | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
 
-WITH_SCORES = (SideBySideSpec, SharedKeysSpec, CompressedAttentionSpec, DifferentialSpec)
+WITH_SCORES = (
+    SideBySideSpec,
+    SharedKeysSpec,
+    CompressedAttentionSpec,
+    DifferentialSpec,
+    DynamicMaskSpec,
+    SortedAttentionSpec,
+)
 """Those that have an attention of their own, ``scores``."""
 
 
@@ -260,6 +286,8 @@ OtherNetwork = (
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
     | GroupedNetworkSpec
+    | SortedExpertsSpec
+    | CrossedKeysSpec
     | CountedSpec
 )
 """A feed-forward network of another kind."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from memplan.model.networks import FeedForwardSpec
+    from memplan.model.attention import AttentionSpec
+    from memplan.model.networks import Activation, FeedForwardSpec
     from memplan.model.norms import NormSpec
 
 
@@ -35,6 +37,8 @@ class Normalization(Enum):
     IN_PLACE = "in_place"
     """Divided in place: autograd keeps a copy of the undivided ones."""
     COPY = "copy"
+    NORM = "norm"
+    """Divided by their norm, of whatever power (DBRX)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,8 @@ class RouterSpec:
     """Hidden states and weight are cast to fp32 before the product (DeepSeek)."""
     fp32_weight: bool = False
     """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
+    own_dtype: bool = False
+    """The softmax over all experts is in the logits' own dtype (DBRX)."""
     fp32_logits: bool = True
     """The logits are cast to fp32 before they are scored."""
     returns_fp32_logits: bool = False
@@ -110,6 +116,10 @@ class MixtureSpec:
     expert: FeedForwardSpec
     """The shape of one routed expert."""
     router: RouterSpec = RouterSpec()
+    in_turn: bool = False
+    """The class runs one expert after another, each a slice of the stacked matrices (DBRX)."""
+    separate_stacks: bool = False
+    """Gate and up are stacked apart; only with ``in_turn``."""
     clamped_gate: bool = False
     """gpt-oss's gate: both halves clamped, a scaled sigmoid, one added to the other half."""
     shared: FeedForwardSpec | None = None
@@ -138,3 +148,38 @@ class BesideDenseSpec:
     dense: FeedForwardSpec
     mixture: MixtureSpec
     norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SortedExpertsSpec:
+    """Experts that multiply sorted rows one after another, with one bias for all (JetMoE)."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of a token."""
+    intermediate_size: int
+    activation: Activation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SortedAttentionSpec:
+    """Attention whose queries and output are such experts' (JetMoE)."""
+
+    experts: SortedExpertsSpec
+    scores: AttentionSpec
+    """All query heads of a token's experts; keys and values have those of one expert."""
+
+    @property
+    def repeated(self) -> AttentionSpec:
+        """The attention that runs, with keys and values repeated for each expert."""
+        return replace(self.scores, num_kv_heads=self.scores.num_heads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossedKeysSpec:
+    """Experts of one row each, found by two keys, beside a dense network (Doge)."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of a token."""
+    dense: FeedForwardSpec

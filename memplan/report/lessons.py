@@ -345,7 +345,8 @@ def _packed(kind: str) -> Record:
 
     def record(t: Tape, sizes: Sizes) -> Tensor:
         from memplan.graph.quantized import PackedBase  # only for this lesson
-        from memplan.training.quantization import Quantization, QuantizationKind, filled_in
+        from memplan.training.quantization import Quantization, QuantizationKind
+        from memplan.training.quantize_setting import filled_in
 
         how = filled_in(Quantization(kind=QuantizationKind(kind)), {}, half=DType.BF16)
         base = PackedBase.of(how, DType.BF16, "")

@@ -1,4 +1,5 @@
-"""Fetches a model's ``config.json`` from the Hugging Face hub: that one file, through its cache.
+"""Fetches a model's ``config.json`` from the Hugging Face hub: that one file, through its cache; of a
+diffusers pipeline the one of its transformer, which its ``model_index.json`` names.
 
 huggingface_hub retries for half a minute when the hub cannot be reached, and for as long as the hub
 asks when it is rate-limited. A command that reads one small file should say so at once: the file's
@@ -39,14 +40,19 @@ class _Request:
     repo_id: str
     revision: str | None
     token: str | None
+    file_name: str = CONFIG_FILE
 
 
 def fetch_config(
-    repo_id: str, *, revision: str | None = None, token: str | None = None
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    file_name: str = CONFIG_FILE,
 ) -> tuple[dict[str, object], str]:
     """Return a model's config and the text that says where it came from.
 
-    ``revision`` is a branch, a tag or a commit; ``token`` replaces the one that ``hf auth login``
+    ``file_name`` is its path in the repository. ``revision`` is a branch, a tag or a commit; ``token`` replaces the one that ``hf auth login``
     or ``HF_TOKEN`` left. A copy in the cache serves where the hub cannot be reached or
     ``HF_HUB_OFFLINE`` is set.
 
@@ -60,11 +66,11 @@ def fetch_config(
             f"{repo_id} is no built-in name, and there is no hub client here to ask: {_INSTEAD[3:]}"
         )
         raise HubOfflineError(msg)
-    request = _Request(repo_id=repo_id, revision=revision, token=token)
+    request = _Request(repo_id=repo_id, revision=revision, token=token, file_name=file_name)
     with _silence():
         path = Path(_download_in_time(request))
-    config = read_json_mapping(path, label=f"{CONFIG_FILE} of {repo_id}")
-    commit = path.parent.name
+    config = read_json_mapping(path, label=f"{file_name} of {repo_id}")
+    commit = path.parents[file_name.count("/")].name
     known = f"@{commit[:_SHOWN_COMMIT_LENGTH]}" if len(commit) == _COMMIT_LENGTH else ""
     return config, f"{repo_id}{known} on the Hugging Face hub"
 
@@ -103,7 +109,7 @@ def _download(request: _Request) -> str:
 
     expected = _expected_errors()
     try:
-        url = hf_hub_url(request.repo_id, CONFIG_FILE, revision=request.revision)
+        url = hf_hub_url(request.repo_id, request.file_name, revision=request.revision)
         metadata = get_hf_file_metadata(url, token=request.token)
     except expected as error:
         return _read_cache(request, error)
@@ -112,7 +118,7 @@ def _download(request: _Request) -> str:
     try:
         return hf_hub_download(
             request.repo_id,
-            CONFIG_FILE,
+            request.file_name,
             revision=request.revision,
             token=request.token,
             tqdm_class=_counter(request.repo_id),
@@ -165,7 +171,7 @@ def _read_cache(request: _Request, failure: Exception) -> str:
         raise _explain(request, failure) from failure
     try:
         return hf_hub_download(
-            request.repo_id, CONFIG_FILE, revision=request.revision, local_files_only=True
+            request.repo_id, request.file_name, revision=request.revision, local_files_only=True
         )
     except LocalEntryNotFoundError:
         raise _explain(request, failure) from failure
@@ -211,7 +217,7 @@ def _explain(request: _Request, error: Exception) -> HubError:
         )
     if isinstance(error, errors.EntryNotFoundError):
         return HubNotFoundError(
-            f"{repo} holds no {CONFIG_FILE}: it is not in the format of transformers; give a "
+            f"{repo} holds no {request.file_name}: it is not in the format of transformers; give a "
             "config or a YAML spec of its shape"
         )
     if isinstance(error, errors.HFValidationError):

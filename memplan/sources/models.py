@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from memplan.model.read_log import DefaultRead, ReadLog
 
 CONFIG_FILE = "config.json"
+INDEX_FILE = "model_index.json"
+"""What a diffusers pipeline's folder holds in its place."""
+TRANSFORMER = "transformer"
+"""The folder in it of what is trained."""
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 _HUB_ID = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"
@@ -403,16 +407,31 @@ def _from_path(path: Path) -> _Found:
     if not exists:
         msg = f"{path}: there is no such file or folder"
         raise ModelNotFoundError(msg)
-    if is_folder:
-        path = path / CONFIG_FILE
+    if is_folder or path.name == INDEX_FILE:
+        path = _config_in(path if is_folder else path.parent)
         if not path.is_file():
             msg = f"{path.parent}: the folder holds no {CONFIG_FILE}; give one that does, or a file"
             raise ModelNotFoundError(msg)
     config, source = read_mapping(path), str(path)
     if path.suffix.lower() in _YAML_SUFFIXES:
         return _from_spec(config, source=source, name=path.stem)
-    name = path.absolute().parent.name if path.name == CONFIG_FILE else path.stem
-    return _Found(config=config, name=name, source=source)
+    if path.name != CONFIG_FILE:
+        return _Found(config=config, name=path.stem, source=source)
+    folder = path.absolute().parent
+    if folder.name == TRANSFORMER:
+        folder = folder.parent
+    return _Found(config=config, name=folder.name, source=source)
+
+
+def _config_in(folder: Path) -> Path:
+    """A folder's config; of a diffusers pipeline, its transformer's."""
+    index = folder / INDEX_FILE
+    if (folder / CONFIG_FILE).is_file() or not index.is_file():
+        return folder / CONFIG_FILE
+    from memplan.sources.diffusers_pipeline import transformer_config
+    from memplan.sources.files import read_mapping
+
+    return folder / transformer_config(read_mapping(index), source=str(index))
 
 
 def _from_spec(spec: Mapping[str, object], *, source: str, name: str) -> _Found:
@@ -460,10 +479,28 @@ def _from_hub(repo_id: str, *, revision: str | None, token: str | None) -> _Foun
     from memplan.sources.hub import fetch_config
 
     try:
-        config, source = fetch_config(repo_id, revision=revision, token=token)
+        try:
+            config, source = fetch_config(repo_id, revision=revision, token=token)
+        except HubNotFoundError as missing:
+            config, source = _pipeline_on_hub(repo_id, missing, revision=revision, token=token)
     except (HubNotFoundError, HubOfflineError) as error:
         if not guess:
             raise
         msg = f"{error}. Did you mean the built-in {guess}?"
         raise type(error)(msg) from error
     return _Found(config=config, name=repo_id, source=source)
+
+
+def _pipeline_on_hub(
+    repo_id: str, missing: HubNotFoundError, *, revision: str | None, token: str | None
+) -> tuple[dict[str, object], str]:
+    """The config of the transformer of a diffusers pipeline; ``missing`` where it is none either."""
+    from memplan.sources.diffusers_pipeline import transformer_config
+    from memplan.sources.hub import fetch_config
+
+    try:
+        index, source = fetch_config(repo_id, revision=revision, token=token, file_name=INDEX_FILE)
+    except HubNotFoundError:
+        raise missing from None
+    file_name = transformer_config(index, source=f"{INDEX_FILE} of {source}")
+    return fetch_config(repo_id, revision=revision, token=token, file_name=file_name)

@@ -7,14 +7,13 @@ path of a ``ds_config.json``, and ``fsdp_config`` a mapping or a path, as the Tr
 are relative to the file's folder.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
+from memplan.sources.argument_values import ArgumentValues
 from memplan.sources.trainer_keys import (
     PAIRED,
     TRL_LENGTH,
@@ -27,6 +26,7 @@ from memplan.sources.trainer_keys import (
     trl_job,
     trl_remarks,
 )
+from memplan.sources.trainer_optimizer import read_optimizer
 from memplan.text import shown
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import Recomputation
@@ -41,13 +41,9 @@ from memplan.training.kernels import (
     Packing,
     RotaryKernel,
 )
-from memplan.training.optimizers import Optimizer
-from memplan.training.optimizers.spellings import TRANSFORMERS, UNMODELLED
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
 
-OPTIMIZERS = TRANSFORMERS
-"""transformers' names of the optimizers that are modelled."""
 _PRECISIONS = {
     ("bf16", Engine.DDP): Precision.BF16_AMP,
     ("bf16", Engine.DEEPSPEED): Precision.BF16_MASTER,
@@ -199,7 +195,7 @@ def arguments_file(
     return ArgumentsFile(setup=setup, notes=tuple(dict.fromkeys(reader.notes)))
 
 
-class _Arguments:
+class _Arguments(ArgumentValues):
     """One file of arguments."""
 
     def __init__(
@@ -212,11 +208,9 @@ class _Arguments:
         source: str,
         folder: Path,
     ) -> None:
-        self.values = values
+        super().__init__(values, source=source, folder=folder)
         self.base = base
         self.given = given
-        self.source = source
-        self.folder = folder
         self.trl = loading.trainer or trl_config(values, source=source)
         self.half_weights = loading.half_weights
         self.notes = [*older_names(values), *remarks(values)]
@@ -224,12 +218,12 @@ class _Arguments:
     def setup(self, deepspeed: EngineFile | None, accelerate: EngineFile | None) -> TrainingSetup:
         """The setup that the arguments and the base make together."""
         found: dict[str, object] = {
-            "micro_batch_size": self._count("per_device_train_batch_size", default=8),
+            "micro_batch_size": self.count("per_device_train_batch_size", default=8),
             "gradient_accumulation_steps": self._accumulation(),
         }
         found["checkpointing"] = self._checkpointing()
         found |= self._offloading()
-        found |= self._optimizer()
+        found |= read_optimizer(self)
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
@@ -237,14 +231,14 @@ class _Arguments:
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:
-            config = self._nested("deepspeed")
+            config = self.nested("deepspeed")
             if config is not None:
                 deepspeed = EngineFile(values=config, source=f"{self.source}: deepspeed")
         if deepspeed is not None:
             return self._with_deepspeed(found, deepspeed)
         if accelerate is not None or self._uses_fsdp():
             return self._with_accelerate(found, accelerate or self._fsdp_file())
-        if self._nested("fsdp_config"):
+        if self.nested("fsdp_config"):
             self.notes.append("fsdp_config does nothing without fsdp")
         return self._alone(found)
 
@@ -253,12 +247,12 @@ class _Arguments:
 
         What it does not name is as Liger's function for the model's type has it by default.
         """
-        config = self._nested("liger_kernel_config") or {}
+        config = self.nested("liger_kernel_config") or {}
         self._check_options("liger_kernel_config", config, _LIGER_OPTIONS)
         for name, value in config.items():
             if not isinstance(value, bool):
-                self._refuse(f"liger_kernel_config.{name}", "write true or false")
-        if not self._flag("use_liger_kernel"):
+                self.refuse(f"liger_kernel_config.{name}", "write true or false")
+        if not self.flag("use_liger_kernel"):
             if config:
                 self.notes.append("liger_kernel_config does nothing without use_liger_kernel")
             return {}
@@ -270,20 +264,20 @@ class _Arguments:
         if config.get("fused_linear_cross_entropy", True):
             if whole:
                 advice = "Liger takes either: write fused_linear_cross_entropy: false beside it"
-                self._refuse("liger_kernel_config.cross_entropy", advice)
+                self.refuse("liger_kernel_config.cross_entropy", advice)
         else:
             found["loss"] = LossKernel.LIGER if whole else LossKernel.EAGER
         return found
 
     def _read_packing(self, found: dict[str, object]) -> None:
         """Without padding all sequences lie in one row; so they do in the packing by best fit."""
-        packed = self.trl == "SFTConfig" and self._flag("packing")
+        packed = self.trl == "SFTConfig" and self.flag("packing")
         strategy = self.values.get("packing_strategy", _BEST_FIT[0])
         if strategy not in (*_BEST_FIT, "wrapped"):
             known = ", ".join((*_BEST_FIT, "wrapped"))
             guess = did_you_mean(str(strategy), known.split(", "))
-            self._refuse("packing_strategy", f"{strategy!r} is none of {known}.{guess}")
-        if self._flag("padding_free") or (packed and strategy in _BEST_FIT):
+            self.refuse("packing_strategy", f"{strategy!r} is none of {known}.{guess}")
+        if self.flag("padding_free") or (packed and strategy in _BEST_FIT):
             found["packing"] = Packing.PADDING_FREE
 
     def _read_trl(self, found: dict[str, object]) -> None:
@@ -296,7 +290,7 @@ class _Arguments:
             job = trl_job(config, self.values, has_adapter=has_adapter)
             if job is not None:
                 found["job"] = job
-        if self._flag("disable_dropout", default=config in PAIRED):
+        if self.flag("disable_dropout", default=config in PAIRED):
             found["dropout"] = 0.0
         if config != "GRPOConfig":
             self._read_length(found)
@@ -308,13 +302,13 @@ class _Arguments:
         if key in self.values and self.values[key] is None:
             self.notes.append(f"{key} is null: sequences are not cut; give seq_len")
             return
-        length = self._count(key, default=TRL_LENGTH)
+        length = self.count(key, default=TRL_LENGTH)
         found["seq_len"] = length
         default = "" if key in self.values else f" ({self.trl}'s default)"
         said = f"max_length {length}{default} is taken for the length of every sequence"
         if self.given.get("seq_len") is not None:
             return
-        packed = self.trl == "SFTConfig" and self._flag("packing")
+        packed = self.trl == "SFTConfig" and self.flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
 
     def _read_quantization(self, found: dict[str, object], options: Mapping[str, object]) -> None:
@@ -327,18 +321,18 @@ class _Arguments:
 
         key = "model_init_kwargs.quantization_config"
         if config and not isinstance(config, Mapping):
-            self._refuse(key, f"write a mapping, not {config!r}")
+            self.refuse(key, f"write a mapping, not {config!r}")
         try:
             how = read_quantization_config(config if isinstance(config, Mapping) else flags)
         except SetupError as error:
-            self._refuse(key, str(error))
+            self.refuse(key, str(error))
         if how is None:
-            self._refuse(key, "is not modelled; bitsandbytes', GPTQ's and AWQ's are")
+            self.refuse(key, "is not modelled; bitsandbytes', GPTQ's and AWQ's are")
         found["quantize"] = replace(how, prequantized=how.format.is_calibrated)
 
     def _read_loading(self, found: dict[str, object]) -> None:
         """``model_init_kwargs``: how the trainer loads the model, where it does."""
-        options = self._nested("model_init_kwargs") or {}
+        options = self.nested("model_init_kwargs") or {}
         self._read_quantization(found, options)
         named = options.get("attn_implementation")
         if named is not None:
@@ -346,7 +340,7 @@ class _Arguments:
             if kernel is None:
                 known = ", ".join(_ATTENTIONS)
                 advice = f"{named!r} is not modelled; there are {known}"
-                self._refuse("model_init_kwargs.attn_implementation", advice)
+                self.refuse("model_init_kwargs.attn_implementation", advice)
             found["attention"] = kernel
         dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
         if dtype == "bfloat16":
@@ -379,9 +373,9 @@ class _Arguments:
         options: dict[str, object] = {}
         for key in ("find_unused_parameters", "broadcast_buffers", "static_graph"):
             if self.values.get(f"ddp_{key}") is not None:
-                options[key] = self._flag(f"ddp_{key}")
+                options[key] = self.flag(f"ddp_{key}")
         if self.values.get("ddp_bucket_cap_mb") is not None:
-            options["bucket_cap_mb"] = self._count("ddp_bucket_cap_mb", default=25)
+            options["bucket_cap_mb"] = self.count("ddp_bucket_cap_mb", default=25)
         return options
 
     def _synchronization(self) -> dict[str, object]:
@@ -391,7 +385,7 @@ class _Arguments:
             return {}
         where = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
         if not isinstance(kwargs["sync_each_batch"], bool):
-            self._refuse(where, "write true or false")
+            self.refuse(where, "write true or false")
         return {"sync_each_batch": kwargs["sync_each_batch"]}
 
     def _with_deepspeed(self, found: dict[str, object], file: EngineFile) -> TrainingSetup:
@@ -425,13 +419,13 @@ class _Arguments:
         if value is True or isinstance(value, str | list):
             return True
         key = "fsdp"
-        raise self._wrong(key, "true, or words such as full_shard auto_wrap")
+        raise self.wrong(key, "true, or words such as full_shard auto_wrap")
 
     def _fsdp_file(self) -> EngineFile:
         """``fsdp`` and ``fsdp_config`` as accelerate is told them."""
         from memplan.sources.emitters.accelerate import accelerate_values
 
-        config = dict(self._nested("fsdp_config") or {})
+        config = dict(self.nested("fsdp_config") or {})
         named = self.given.get("engine")
         if "version" not in config and "fsdp_version" not in config and named is not None:
             engine = coerce_enum("engine", named, Engine)
@@ -485,32 +479,32 @@ class _Arguments:
     # -- values ----------------------------------------------------------------------------------
 
     def _per_device(self) -> int:
-        return self._count("per_device_train_batch_size", default=8)
+        return self.count("per_device_train_batch_size", default=8)
 
     def _given(self, name: str, default: object) -> object:
         value = self.given.get(name)
         return default if value is None else value
 
     def _accumulation(self) -> int:
-        steps = self._count("gradient_accumulation_steps", default=1)
+        steps = self.count("gradient_accumulation_steps", default=1)
         more = self._accumulation_options().get("num_steps")
         if more in (None, 1, steps):
             return steps
         where = "accelerator_config.gradient_accumulation_kwargs.num_steps"
         if steps > 1 or isinstance(more, bool) or not isinstance(more, int) or more < 1:
-            self._refuse(where, "write gradient_accumulation_steps instead")
+            self.refuse(where, "write gradient_accumulation_steps instead")
         return more
 
     def _accumulation_options(self) -> Mapping[str, object]:
-        config = self._nested("accelerator_config") or {}
+        config = self.nested("accelerator_config") or {}
         self._check_options("accelerator_config", config, _ACCELERATOR_OPTIONS)
         if config.get("split_batches"):
             advice = "is not modelled; write the batch of one GPU and leave it out"
-            self._refuse("accelerator_config.split_batches", advice)
+            self.refuse("accelerator_config.split_batches", advice)
         kwargs = config.get("gradient_accumulation_kwargs") or {}
         where = "accelerator_config.gradient_accumulation_kwargs"
         if not isinstance(kwargs, Mapping):
-            self._refuse(where, "write a mapping")
+            self.refuse(where, "write a mapping")
         self._check_options(where, kwargs, _ACCUMULATION_OPTIONS)
         return kwargs
 
@@ -520,13 +514,13 @@ class _Arguments:
         for name in options:
             if name not in known:
                 guess = did_you_mean(str(name), known)
-                self._refuse(f"{where}.{name}", f"there is no such setting.{guess}")
+                self.refuse(f"{where}.{name}", f"there is no such setting.{guess}")
 
     def _compilation(self) -> Compilation:
         """The whole model, by inductor; ``eager`` and ``aot_eager`` write every tensor as eager does."""
         backend = self.values.get("torch_compile_backend") or "inductor"
         if backend not in ("inductor", "eager"):
-            self._refuse(
+            self.refuse(
                 "torch_compile_backend", f"{shown(backend)} is not modelled; inductor is, and eager"
             )
         return Compilation.MODEL if backend == "inductor" else Compilation.NONE
@@ -534,20 +528,20 @@ class _Arguments:
     def _compiles(self) -> bool:
         """Naming a backend or a mode turns it on (``__post_init__``)."""
         named = ("torch_compile_backend", "torch_compile_mode")
-        return self._flag("torch_compile") or any(self.values.get(key) for key in named)
+        return self.flag("torch_compile") or any(self.values.get(key) for key in named)
 
     def _checkpointing(self) -> Recomputation:
         """transformers 5.23 renamed it, and the new name goes first (``__post_init__``)."""
         named = "activation_checkpointing"
         key = named if self.values.get(named) is not None else "gradient_checkpointing"
-        if not self._flag(key, default=self.trl is not None):
+        if not self.flag(key, default=self.trl is not None):
             return Recomputation.NONE
         if key not in self.values:
             self.notes.append(f"gradient_checkpointing is on: {self.trl}'s default")
-        options = self._nested(f"{key}_kwargs") or {}
+        options = self.nested(f"{key}_kwargs") or {}
         self._check_options(f"{key}_kwargs", options, _CHECKPOINT_OPTIONS)
         if options.get("every_n_layers") not in (None, 1):
-            self._refuse(
+            self.refuse(
                 f"{key}_kwargs.every_n_layers", "changes memory and is not modelled; remove it"
             )
         return Recomputation.FULL
@@ -555,10 +549,10 @@ class _Arguments:
     def _offloading(self) -> dict[str, object]:
         """What goes to CPU RAM between the passes: by TRL's hooks, or inputs of checkpointed layers
         (transformers 5.23, modeling_utils.py, ``_activation_checkpointing_enable``)."""
-        if self.trl is not None and self._flag("activation_offloading"):
+        if self.trl is not None and self.flag("activation_offloading"):
             return {"offload_activations": ActivationOffload.STREAMED}
         for name in ("gradient", "activation"):
-            options = self._nested(f"{name}_checkpointing_kwargs") or {}
+            options = self.nested(f"{name}_checkpointing_kwargs") or {}
             if options.get("offload") and self._checkpointing() is not Recomputation.NONE:
                 return {"offload_activations": ActivationOffload.CHECKPOINTS}
         return {}
@@ -566,8 +560,7 @@ class _Arguments:
     def _is_reentrant(self) -> bool:
         """Whether layers are checkpointed as transformers before 5 did it where nothing was said."""
         options = [
-            self._nested(f"{name}_checkpointing_kwargs") or {}
-            for name in ("gradient", "activation")
+            self.nested(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation")
         ]
         return any(each.get("use_reentrant") is True for each in options)
 
@@ -583,9 +576,9 @@ class _Arguments:
         if chosen is not None:
             plain = chosen in (Precision.FP32, Precision.BF16)
             return [] if plain else [chosen.value[:4]]
-        halves = [name for name in ("bf16", "fp16") if self._flag(name)]
+        halves = [name for name in ("bf16", "fp16") if self.flag(name)]
         if len(halves) == 2:
-            self._refuse("fp16", "and bf16 are both true; the Trainer takes one")
+            self.refuse("fp16", "and bf16 are both true; the Trainer takes one")
         if self.trl is not None and not halves and self.values.get("bf16") is None:
             self.notes.append(f"bf16 is on: {self.trl}'s default")
             return ["bf16"]
@@ -596,111 +589,3 @@ class _Arguments:
         if self.half_weights and engine is Engine.DDP:
             return Precision.BF16_AUTOCAST if halves else Precision.BF16
         return _PRECISIONS[(halves[0], engine)] if halves else Precision.FP32
-
-    def _optimizer(self) -> dict[str, object]:
-        """``optim``, ``optim_args`` and ``optim_target_modules``."""
-        name = self.values.get("optim", "adamw_torch_fused")
-        spelling = OPTIMIZERS.get(name) if isinstance(name, str) else None
-        if spelling is None:
-            if isinstance(name, str) and name in UNMODELLED:
-                self._refuse("optim", f"{name}: {UNMODELLED[name]}")
-            known = list(OPTIMIZERS)
-            hint = did_you_mean(str(name), known)
-            msg = f"{self.source}: optim: {str(name)[:60]!r} is not modelled.{hint}"
-            raise ConfigError(msg)
-        found: dict[str, object] = {"optimizer": spelling.optimizer}
-        options = {**dict(spelling.options), **self._optimizer_options(spelling.optimizer)}
-        if options:
-            found["optimizer_options"] = options
-        if spelling.in_backward:
-            found["optimizer_in_backward"] = True
-        return found
-
-    def _optimizer_options(self, optimizer: Optimizer) -> dict[str, object]:
-        """The settings that move memory; others are passed over, as the Trainer does."""
-        from memplan.training.optimizers.table import row_of
-
-        known = row_of(optimizer).options
-        given = self._optimizer_arguments()
-        idle = [key for key in given if key not in known]
-        if idle:
-            self.notes.append(f"optim_args: {', '.join(idle)} moves no memory of {optimizer.value}")
-        found = {key: value for key, value in given.items() if key in known}
-        targets = self._targets()
-        if "target_modules" not in known:
-            if targets:
-                self.notes.append("optim_target_modules does nothing with this optimizer")
-        elif targets:
-            found["target_modules"] = targets
-        else:
-            usual = known["target_modules"]
-            self.notes.append(f"{optimizer.value} needs optim_target_modules: counted as {usual}")
-        return found
-
-    def _optimizer_arguments(self) -> dict[str, object]:
-        """``optim_args``: text, or a mapping."""
-        from memplan.training.optimizers.arguments import parse_arguments
-
-        key = "optim_args"
-        given = self.values.get(key)
-        if given in (None, "", {}):
-            return {}
-        if isinstance(given, Mapping):
-            return {str(name): value for name, value in given.items()}
-        if not isinstance(given, str):
-            raise self._wrong(key, "text such as rank=64,update_proj_gap=100")
-        try:
-            return parse_arguments(given)
-        except ValueError as error:
-            self._refuse(key, str(error))
-
-    def _targets(self) -> str:
-        """``optim_target_modules``: names, or one pattern."""
-        key = "optim_target_modules"
-        given = self.values.get(key)
-        if given in (None, "", []):
-            return ""
-        names = [given] if isinstance(given, str) else given
-        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-            raise self._wrong(key, "names, a pattern or all-linear")
-        return ",".join(names)
-
-    def _flag(self, key: str, *, default: bool = False) -> bool:
-        value = self.values.get(key, default)
-        if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
-        return value
-
-    def _count(self, key: str, *, default: int) -> int:
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._wrong(key, "a whole number from 1 up")
-        return value
-
-    def _nested(self, key: str) -> Mapping[str, object] | None:
-        """A mapping, the JSON text of one, or the file that holds it."""
-        value = self.values.get(key)
-        if value in (None, "", {}):
-            return None
-        if isinstance(value, str) and value.startswith("{"):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                raise self._wrong(key, "a mapping, JSON text or the path of a file") from None
-        if isinstance(value, str):
-            from memplan.sources.files import read_mapping
-
-            return read_mapping(self.folder / value)
-        if not isinstance(value, Mapping):
-            raise self._wrong(key, "a mapping or the path of a file")
-        return value
-
-    def _wrong(self, key: str, wanted: str) -> ConfigError:
-        shown = repr(self.values[key])
-        return ConfigError(f"{self.source}: {key}: write {wanted}, not {shown[:60]}")
-
-    def _refuse(self, key: str, problem: str) -> NoReturn:
-        msg = f"{self.source}: {key}: {problem}"
-        raise ConfigError(msg)

@@ -78,7 +78,7 @@ class TrainingSetup(DerivedSetup):
             from memplan.training.adapters import read_adapter  # only for adapters
 
             object.__setattr__(self, "adapter", read_adapter(self.adapter))
-        if self.job != PLAIN:
+        if self.job is not PLAIN:
             object.__setattr__(self, "job", read_job(self.job))
         if self.ema is not None:
             from memplan.training.averaging import Ema  # only where weights are averaged
@@ -89,7 +89,9 @@ class TrainingSetup(DerivedSetup):
 
             object.__setattr__(self, "lengths", Lengths.read(self.lengths))
         if self.quantize is not None:
-            from memplan.training.quantization import read_quantization  # only for quantized bases
+            from memplan.training.quantize_setting import (
+                read_quantization,  # only for quantized bases
+            )
 
             object.__setattr__(self, "quantize", read_quantization(self.quantize))
         if self.expert_imbalance is not None:
@@ -103,7 +105,8 @@ class TrainingSetup(DerivedSetup):
 
             counts = read_layers_per_stage(self.layers_per_stage)
             object.__setattr__(self, "layers_per_stage", counts)
-        object.__setattr__(self, "left_out", read_words(self.left_out))
+        if self.left_out != ():
+            object.__setattr__(self, "left_out", read_words(self.left_out))
         if self.optimizer_options:
             options = read_options(self.optimizer_options, "optimizer_options")
             object.__setattr__(self, "optimizer_options", options)

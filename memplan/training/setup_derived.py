@@ -96,7 +96,7 @@ class DerivedSetup(SetupFields):
         """How the base is quantized, with what ``engine_options`` say of it and its formats filled in."""
         if self.quantize is None or isinstance(self.quantize, str):
             return None
-        from memplan.training.quantization import filled_in  # only where something is quantized
+        from memplan.training.quantize_setting import filled_in  # only where something is quantized
 
         formats = PRECISIONS[self.chosen_precision]
         return filled_in(

@@ -81,17 +81,17 @@ def test_closed_streams(checkout: Path, command: str, code: int) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="runs a shell")
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 @pytest.mark.parametrize(
-    "command",
+    ("command", "encoding"),
     [
-        "memplan estimate {model}",
-        "memplan estimate {model} --format json",
-        "memplan estimate {model} --format csv",
-        "memplan explain {model} --engine fsdp --gpus 2",
-        "memplan compare {model}",
-        "memplan flops {model}",
-        "memplan models {model} --tree",
+        ("memplan estimate {model}", "cp1252"),
+        ("memplan estimate {model}", "ascii"),
+        ("memplan estimate {model} --format json", "ascii"),
+        ("memplan estimate {model} --format csv", "cp1252"),
+        ("memplan explain {model} --engine fsdp --gpus 2", "ascii"),
+        ("memplan compare {model}", "cp1252"),
+        ("memplan flops {model}", "ascii"),
+        ("memplan models {model} --tree", "ascii"),
     ],
 )
 def test_encodings_of_the_past(checkout: Path, tmp_path: Path, encoding: str, command: str) -> None:

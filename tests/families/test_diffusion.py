@@ -11,19 +11,22 @@ import memplan
 from memplan.errors import ConfigError, SetupError
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "diffusion.json").read_text())
-PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
-PEAK, ACTIVATIONS = 0.003, 0.0001
+PRECISIONS = {
+    "bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32", "autocast": "bf16-autocast",
+}  # fmt: skip
+PEAK, ACTIVATIONS = 0.002, 0.0002
 
 
 def setup_of(row: dict[str, Any]) -> memplan.TrainingSetup:
     """The setup of a recorded step; video is as large as its config says."""
-    video = row["frames"] > 1
+    adapter = None
+    if "lora" in row:
+        adapter = memplan.Lora(rank=row["lora"]["r"], targets=tuple(row["lora"]["targets"]))
     return memplan.TrainingSetup(
         engine="ddp", micro_batch_size=row["batch"], seq_len=row["prompt"],
-        precision=PRECISIONS[row["precision"]], kernel_scratch=False,
+        precision=PRECISIONS[row["precision"]], kernel_scratch=False, adapter=adapter,
         checkpointing="full" if row["checkpointed"] else "none",
-        image_size=None if video else row["height"],
-        num_frames=row["frames"] if video else None,
+        image_size=row["image_size"], num_frames=row["frames"],
     )  # fmt: skip
 
 
@@ -76,12 +79,28 @@ def test_configs_that_are_refused(config: dict[str, object], words: str) -> None
     [
         ("flux.1-dev", "num_frames", 9, "num_frames: no operations are known by which"),
         ("flux.1-dev", "image_size", 1000, "no whole number of tokens of 16 pixels"),
+        ("flux.1-dev", "compile", "layer", "torch.compile of diffusion transformers"),
+        ("flux.1-dev", "attention", "eager", "choose sdpa or flash"),
+        ("flux.1-dev", "norm", "fused", "leave `kernels` and what overrides them out"),
         ("vit-base", "num_frames", 9, "num_frames"),
     ],
 )
-def test_setups_that_are_refused(model: str, field: str, value: int, words: str) -> None:
+def test_setups_that_are_refused(model: str, field: str, value: Any, words: str) -> None:
     with pytest.raises(SetupError, match=words):
         memplan.estimate(model, replace(memplan.TrainingSetup(), **{field: value}))
+
+
+def test_a_pipelines_folder_is_its_transformers(tmp_path: Path) -> None:
+    folder = tmp_path / "my-flux" / "transformer"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"_class_name": "FluxTransformer2DModel"}')
+    index = (
+        '{"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}'
+    )
+    (folder.parent / "model_index.json").write_text(index)
+    for path in (folder.parent, folder.parent / "model_index.json", folder, folder / "config.json"):
+        model = memplan.load_model(path)
+        assert (model.name, model.num_params) == ("my-flux", 11_891_178_560)
 
 
 def test_a_task_is_refused() -> None:

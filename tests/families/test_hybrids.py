@@ -231,7 +231,7 @@ def test_written_mixers_leave_nothing_out(model_type: str, mixer: type) -> None:
     assert not model.activations_left_out
 
 
-@pytest.mark.parametrize("model_type", ["zamba2", "doge"])
+@pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
 def test_counted_parts_are_named(model_type: str) -> None:
     assert read(model_type).activations_left_out.startswith("activations of its ")
 

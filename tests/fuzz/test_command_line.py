@@ -22,7 +22,7 @@ MAX_SECONDS = 20.0
 """For one command, on a machine that has other things to do."""
 MAX_LINE = 1000
 """Characters of an error."""
-ROUNDS = 5
+ROUNDS = 3
 """Of all cases, in every run of the tests."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -26,6 +26,7 @@ from memplan.errors import (
 )
 from memplan.sources import hub as hub_module
 from memplan.sources.hub import fetch_config
+from memplan.sources.models import load_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {"model_type": "t5", "d_model": 64}
@@ -48,6 +49,8 @@ class Hub:
 
     url: str
     answer: Answer = field(default_factory=Answer)
+    files: dict[str, Answer] = field(default_factory=dict)
+    """Other answers, by how the path ends."""
     requests: list[str] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
 
@@ -73,14 +76,16 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             if "/resolve/" in self.path:  # huggingface_hub has other questions now and then
                 hub.requests.append(f"{self.command} {self.path}")
                 hub.tokens.append(self.headers.get("authorization"))
-            body = hub.answer.body
+            named = [each for end, each in hub.files.items() if self.path.endswith(end)]
+            answer = named[0] if named else hub.answer
+            body = answer.body
             headers = {
                 "X-Repo-Commit": COMMIT,
                 "ETag": '"etag"',
                 "Content-Length": str(len(body)),
-                **hub.answer.headers,
+                **answer.headers,
             }
-            self.send_response(hub.answer.status)
+            self.send_response(answer.status)
             for name, value in headers.items():
                 if value:
                     self.send_header(name, value)
@@ -411,3 +416,30 @@ def test_log_lines_of_the_client_stay_away(
         logging.getLogger("huggingface_hub.file_download").setLevel(logging.NOTSET)
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
+
+
+def test_of_a_pipeline_the_transformer_is_read(hub: Hub) -> None:
+    config = {"_class_name": "FluxTransformer2DModel", "num_layers": 2, "num_single_layers": 1}
+    index = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
+    hub.answer = Answer(status=404, headers={"X-Error-Code": "EntryNotFound"}, body=b"")
+    hub.files = {
+        "transformer/config.json": Answer(
+            body=json.dumps(config).encode(), headers={"ETag": '"another"'}
+        ),
+        "model_index.json": Answer(body=json.dumps(index).encode()),
+    }
+    model = load_model(REPO)
+    assert (model.name, model.family) == (REPO, "FluxTransformer2DModel")
+    assert model.source == "owner/model@0123456 on the Hugging Face hub"
+    assert [each.count for each in model.tables] == [1, 2, 1, 1]
+
+
+def test_a_pipeline_without_a_transformer_is_refused_by_name(hub: Hub) -> None:
+    index = {
+        "_class_name": "StableDiffusionPipeline",
+        "unet": ["diffusers", "UNet2DConditionModel"],
+    }
+    hub.answer = Answer(status=404, headers={"X-Error-Code": "EntryNotFound"}, body=b"")
+    hub.files = {"model_index.json": Answer(body=json.dumps(index).encode())}
+    with pytest.raises(ConfigError, match="its denoiser is a UNet2DConditionModel"):
+        load_model(REPO)

@@ -10,9 +10,9 @@ from memplan.training.quantization import (
     QUANTIZED_FORMATS,
     Quantization,
     QuantizationKind,
-    read_quantization,
 )
 from memplan.training.quantization_config import is_modelled, read_quantization_config
+from memplan.training.quantize_setting import read_quantization
 from memplan.training.setup import TrainingSetup
 
 

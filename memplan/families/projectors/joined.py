@@ -133,13 +133,22 @@ def _shuffled_side(reader: ConfigReader) -> int:
 def lfm2_vl(table: ParameterTable, whole: Whole) -> None:
     """SigLIP 2, whose class here has no pooling head, a norm and a perceptron."""
     reader, vision = whole.reader, whole.part(VISION, "siglip2_vision_model")
-    declare_tower(table, vision)
-    joined = width_of(vision) * reader.integer("downsample_factor") ** 2
+    declare_normed(table, vision)
+    side = reader.integer("downsample_factor")
+    joined = width_of(vision) * side**2
     inner, bias = reader.integer("projector_hidden_size"), reader.flag("projector_bias")
-    with table.block("projector"):
-        if reader.flag("projector_use_layernorm"):
+    outputs, normed = whole.text.hidden_size, reader.flag("projector_use_layernorm")
+    active = tower_activation(reader, "projector_hidden_act")
+    norm = (NormBody(module="projector.layer_norm", size=joined),) if normed else ()
+    parts: tuple[TowerBody, ...] = (
+        JoinedPatchesBody(size=width_of(vision), side=side, copies=1 if normed else 2),
+        *norm,
+        *perceptron_bodies("projector", joined, inner, outputs, active, bias=bias),
+    )
+    with table.block("projector", body=ChainBody(parts=parts)):
+        if normed:
             table.norm("projector.layer_norm", joined)
-        perceptron(table, "projector", joined, inner, whole.text.hidden_size, bias=bias)
+        perceptron(table, "projector", joined, inner, outputs, bias=bias)
 
 
 def kimi(table: ParameterTable, whole: Whole) -> None:

@@ -1,6 +1,7 @@
 """Towers behind which little stands: a matrix, a perceptron, or nothing."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from memplan.families.multimodal_spec import Whole
 from memplan.families.projectors.towers import (
@@ -14,9 +15,10 @@ from memplan.families.projectors.towers import (
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.davit import stage_widths
 from memplan.model.networks import Activation
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.parts import LinearBody
+from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 from memplan.model.towers.projecting import PooledProjectionBody
 
 SIGLIP_224: Mapping[str, object] = {
@@ -120,11 +122,25 @@ def gemma4(table: ParameterTable, whole: Whole) -> None:
     for key, name in ((VISION, "vision_tower"), (AUDIO, "audio_tower")):
         if not whole.has(key):
             continue
-        part = whole.part(key)
-        declare_tower(table, part, name)
+        part, own = whole.part(key), ParameterTable()
+        declare_tower(own, part, name)
         width = part.reader.integer("output_proj_dims", "hidden_size")
-        with table.block(f"{name}_projector"):
-            table.linear("embedding_projection", width, whole.text.hidden_size, bias=False)
+        outputs = whole.text.hidden_size
+        plain = NormSpec(kind=NormKind.RMS_POWER, weight=False)
+        body = ChainBody(
+            parts=(
+                NormBody(module="embedding_pre_projection_norm", size=width, norm=plain),
+                LinearBody(
+                    module="embedding_projection", inputs=width, outputs=outputs, bias=False
+                ),
+            )
+        )
+        with own.block(f"{name}_projector", body=body):
+            own.linear("embedding_projection", width, outputs, bias=False)
+        # A sample has pictures, no sound.
+        heard = key == AUDIO
+        idle = (replace(block, body=SpareBody()) for block in own.blocks())
+        table.add(*(idle if heard else own.blocks()))
 
 
 def florence2(table: ParameterTable, whole: Whole) -> None:

@@ -118,7 +118,7 @@ def declare_features(
         if count <= 0 or count >= block.count:
             table.add(block)
             continue
-        spare = replace(block, count=block.count - count, body=SpareBody())
+        spare = replace(block, count=block.count - count, body=SpareBody(runs=True))
         table.add(replace(block, count=count), spare)
 
 

@@ -1,5 +1,7 @@
 """CLIP's and SigLIP's towers for texts and images."""
 
+from math import isqrt
+
 from memplan.families.towers.layers import (
     in_place_attention,
     perceptron,
@@ -9,7 +11,7 @@ from memplan.families.towers.layers import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.parts import NormBody, SpareBody
-from memplan.model.towers.patches import PatchesBody, Positions
+from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.pooling import AttentionPoolerBody, PoolerBody, TowerPooling
 from memplan.model.towers.texts import TokensBody
 
@@ -105,10 +107,16 @@ def siglip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
 def siglip2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``Siglip2VisionModel``: patches come cut out, and their greatest number is in the config."""
     size = reader.integer("hidden_size")
-    features = reader.integer("num_channels") * reader.integer("patch_size") ** 2
-    with table.block(f"{name}.embed"):
+    patch, rows = reader.integer("patch_size"), reader.integer("num_patches")
+    features, side = reader.integer("num_channels") * patch**2, 2 * isqrt(rows) * patch
+    patches = PatchesBody(
+        size=size, channels=reader.integer("num_channels"), image=(side, side),
+        patch=(patch, patch), projection="patch_embedding", cut=Cut.FLAT,
+        positions=Positions.RESIZED, position_module="position_embedding",
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         table.linear("patch_embedding", features, size)
-        table.embedding("position_embedding", reader.integer("num_patches"), size)
+        table.embedding("position_embedding", rows, size)
     _siglip_layers(table, name, reader)
 
 

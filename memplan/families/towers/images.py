@@ -8,6 +8,7 @@ Classes of transformers 5.23: ``PixtralVisionModel``, ``InternVLVisionModel``, `
 """
 
 from dataclasses import replace
+from math import isqrt
 
 from memplan.families.towers.blocks import (
     TowerLayer,
@@ -22,11 +23,13 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import PICTURE, pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.layers import Turning
-from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody
+from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
+from memplan.model.towers.pooling import SquaresBody
 from memplan.model.towers.projecting import CopiedBody, CropBody, JoinedPatchesBody
 
 COLOURS = 3
@@ -115,7 +118,7 @@ def internvl_vision(table: ParameterTable, name: str, reader: ConfigReader) -> N
     )
     active = tower_activation(reader, "hidden_act")
     heads = reader.integer("num_attention_heads")
-    body = replace(layer_body(layer, heads, active), head_norm_rms=True)
+    body = replace(layer_body(layer, heads, active), head_norm_kind=RMS_NORM)
     count = reader.layers("num_hidden_layers")
     declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
     if not reader.flag("use_mean_pooling"):
@@ -373,11 +376,19 @@ def kosmos_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
 def gemma4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Gemma 4's: a table for each axis, four norms a layer, norms on heads."""
     size, head_size = reader.integer("hidden_size"), reader.integer("head_dim")
-    patch = COLOURS * reader.integer("patch_size") ** 2
-    with table.block(f"{name}.embed"):
-        rows = reader.integer("position_embedding_size")
-        table.parameter("patch_embedder", "position_embedding_table", 2, rows, size)
-        table.linear("patch_embedder.input_proj", patch, size, bias=False)
+    side, pooled = reader.integer("patch_size"), reader.integer("pooling_kernel_size")
+    rows = SOFT_TOKENS * pooled**2
+    across = isqrt(rows) // pooled * pooled
+    patches = PatchesBody(
+        size=size, channels=COLOURS, image=(across * side, across * side), patch=(side, side),
+        projection="patch_embedder.input_proj", cut=Cut.FLAT, bias=False, rows=rows, centred=True,
+        positions=Positions.AXES, position_module="patch_embedder.position_embedding_table",
+        rotary_dim=head_size,
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
+        count = reader.integer("position_embedding_size")
+        table.parameter("patch_embedder", "position_embedding_table", 2, count, size)
+        table.linear("patch_embedder.input_proj", COLOURS * side**2, size, bias=False)
     layer = TowerLayer(
         hidden_size=size,
         intermediate_size=reader.integer("intermediate_size"),
@@ -389,10 +400,31 @@ def gemma4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
         gated=True,
         bias=False,
     )
-    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers")):
+    active = tower_activation(reader, "hidden_activation", default="gelu_pytorch_tanh")
+    body = layer_body(layer, reader.integer("num_attention_heads"), active)
+    body = replace(
+        body, norm=RMS_POWER, value_norm=True, masked=True, turning=Turning.AXES,
+        clipped=reader.flag("use_clipped_linears"),
+        names=replace(
+            body.names, first_post_norm="post_attention_layernorm",
+            second_post_norm="post_feedforward_layernorm",
+        ),
+    )  # fmt: skip
+    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
         declare_layer(table, layer)
         table.norm("post_attention_layernorm", size, bias=False)
         table.norm("post_feedforward_layernorm", size, bias=False)
+    squares = SquaresBody(
+        size=size, side=pooled, tokens=(across // pooled) ** 2,
+        standardized=reader.flag("standardize"),
+    )  # fmt: skip
+    with table.block(f"{name}.pooler", body=squares):
+        pass
+
+
+SOFT_TOKENS = 280
+"""The most tokens that Gemma 4's processor makes of a picture; it pads each to so many."""
+RMS_POWER = NormSpec(kind=NormKind.RMS_POWER)
 
 
 def unplaced_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:

@@ -8,6 +8,7 @@ tensor beside their own parts. Query and value heads differ in size, so flash at
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
+from memplan.graph.attention.rotary import scaled_by_position
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, norm, rotary, rotary_as_complex
 from memplan.graph.segments import Gradient
@@ -40,6 +41,8 @@ def latent_attention(
     turned_query, turned_key = _turned(t, turning_query, turning_key, spec.rotary, context)
     query_states = t.concatenate(plain_query, turned_query)
     query_states.by_head = True
+    if spec.query_scaled_by_position:
+        query_states = scaled_by_position(t, query_states, context)
     key, value = keys_and_values(t, latent, turned_key, spec, tokens)
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec.scores)
     mask = context.mask

@@ -134,13 +134,15 @@ def attention_masks(
     elif stack.written_mask:
         full = causal_pattern(t, length, length)
         t.hold(full)
-    if (windows or stack.spare_window_mask) and (eager or length >= min(windows, default=0)):
-        if stack.chunked_mask:
+    needed = eager or stack.window_block_masks or length >= min(windows, default=0)
+    if (windows or stack.spare_window_mask) and needed:
+        own = stack.chunked_mask or stack.window_block_masks
+        if own:
             sliding = packed_pattern(t, context.batch * length**2, window=True)
         else:
             sliding = sliding_pattern(t, length, length)
         if eager:
-            copies = 1 if stack.chunked_mask else context.batch
+            copies = 1 if own else context.batch
             sliding = additive_mask(t, sliding, copies, t.compute)
         t.hold(sliding)
     return full, sliding

@@ -8,11 +8,14 @@ from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.parameters import WeightRole
 
+PER_HEAD = frozenset({OutputGate.SOFTPLUS_PER_HEAD, OutputGate.SIGMOID_PER_HEAD})
+"""Gates of one number for each head."""
+
 
 def gate_states(t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int) -> Tensor:
     """The gate's linear layer, one number for each output or for each head."""
     width = spec.num_heads
-    if spec.output_gate is not OutputGate.SOFTPLUS_PER_HEAD:
+    if spec.output_gate not in PER_HEAD:
         width *= spec.head_dim
     return linear(t, x, "self_attn.gate_proj", hidden_size, width)
 
@@ -54,6 +57,9 @@ def gated_output(
     """Attention's output times its gate (``AfmoeAttention``, ``LagunaAttention``)."""
     if states is not None:
         return t.mul(out, t.elementwise(OperationKind.SIGMOID, states, saves_output=True))
+    if spec.output_gate is OutputGate.SIGMOID_BEHIND:
+        made = gate_states(t, x, spec, hidden_size)
+        return t.mul(out, t.elementwise(OperationKind.SIGMOID, made, saves_output=True))
     full = t.cast(gate_states(t, x, spec, hidden_size), DType.FP32)
     curve = t.elementwise(OperationKind.SOFTPLUS, full, saves_input=True)
     return t.mul(out, t.cast(curve, out.dtype))

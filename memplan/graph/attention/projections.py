@@ -3,6 +3,7 @@
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
 from memplan.graph.counted import idle_linear
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear, norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -88,6 +89,8 @@ def _fused_projection(
     kv_size = spec.num_kv_heads * spec.head_dim
     width = query_size + 2 * kv_size
     fused = _column(t, x, "qkv_proj", hidden, width, bias=spec.query_bias)
+    if spec.fused_clamped:
+        fused = t.elementwise(OperationKind.CLAMP, fused, saves_input=True)
     tokens = x.numel // hidden
     if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
         return _split_per_head(t, fused, spec.projection, spec.num_heads, held)

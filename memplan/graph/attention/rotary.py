@@ -230,3 +230,14 @@ def both_half_tables(t: Tape, context: StackContext, width: int) -> None:
     context.local_cos, context.local_sin = half_tables(t, context.seq_len, width, t.compute)
     for table in (context.cos, context.sin, context.local_cos, context.local_sin):
         t.hold(table)
+
+
+def scaled_by_position(
+    t: Tape, query: Tensor, context: StackContext, dtype: DType | None = None
+) -> Tensor:
+    """Queries times one factor for each position, the same for all heads (Ministral 3, Llama 4)."""
+    factors = t.tensor(context.seq_len, dtype or query.dtype)
+    t.record(OperationKind.POSITION_FACTORS, (), (factors,))
+    out = t.cast(t.mul(query, factors), query.dtype)
+    out.by_head = query.by_head
+    return out

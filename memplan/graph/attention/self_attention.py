@@ -7,7 +7,12 @@ from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
-from memplan.graph.attention.rotary import rotate, turned_in_place, turns_heads
+from memplan.graph.attention.rotary import (
+    rotate,
+    scaled_by_position,
+    turned_in_place,
+    turns_heads,
+)
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import clamp, linear, norm
 from memplan.graph.segments import Gradient
@@ -31,7 +36,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
     else:
         query, key, value = project(t, x, spec, context, shape)
-    if spec.output_gate is OutputGate.SIGMOID:
+    if spec.output_gate in (OutputGate.SIGMOID, OutputGate.SIGMOID_PER_HEAD):
         gate = gate_states(t, x, spec, context.hidden_size)
     if spec.projection_clamped:
         query, key, value = (clamp(t, part) for part in (query, key, value))
@@ -52,7 +57,8 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
     if spec.query_scaled_by_position:
-        query = _scaled_by_position(t, query, spec, context)
+        full = spec.position_factors_upcast
+        query = scaled_by_position(t, query, context, DType.FP32 if full else None)
     if spec.fills_cache and not t.options.checkpointed_layers:
         key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
     if spec.kept_cache and t.kernels.keeps_cache and t.options.checkpointed_layers:
@@ -94,16 +100,6 @@ def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:
     return joined
 
 
-def _scaled_by_position(
-    t: Tape, query: Tensor, spec: AttentionSpec, context: StackContext
-) -> Tensor:
-    """Ministral 3's and Llama 4's: one factor for each position, the same for all heads."""
-    dtype = DType.FP32 if spec.position_factors_upcast else query.dtype
-    factors = t.tensor(context.seq_len, dtype)
-    t.record(OperationKind.POSITION_FACTORS, (), (factors,))
-    return t.cast(t.mul(query, factors), query.dtype)
-
-
 def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Queries and keys through their norms, where they have some."""
     kind = spec.query_key_norm
@@ -113,10 +109,10 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     query_groups, key_groups = (
         (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
     )
-    return (
-        norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups),
-        norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups),
-    )
+    query = norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups)
+    if spec.query_scaling is QueryScaling.NORMED:
+        query = t.scale(query)
+    return query, norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups)
 
 
 def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:

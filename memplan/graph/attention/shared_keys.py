@@ -6,6 +6,7 @@ values makes queries alone. The model holds what is handed on until its layers h
 
 from dataclasses import replace
 
+from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operations import linear, norm, rotary
@@ -43,6 +44,12 @@ def _keys_and_values(
     """Of this layer, or what an earlier one of the same kind has handed on."""
     scores = spec.scores
     windowed = scores.sliding_window is not None
+    if spec.source is not KeySource.OWN and t.hooks is not None:
+        msg = (
+            "offload_activations: is not modelled where layers read an earlier one's keys and values; the "
+            "nearest that is: checkpointing full"
+        )
+        raise SetupError(msg)
     if spec.source is KeySource.EARLIER:
         return context.handed_on[windowed]
     projected = _projected(t, x, "k", scores.num_kv_heads, scores.key_bias, spec, context)

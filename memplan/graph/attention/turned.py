@@ -19,10 +19,11 @@ def turned_linear(
     role: WeightRole = WeightRole.MATRIX,
 ) -> Tensor:
     """``torch.nn.Linear`` of more than one sequence: a copy, its product, the bias added apart."""
-    if t.options.batch_size == 1 or not bias:
+    if t.options.batch_size == 1:
         return linear(t, x, name, in_features, out_features, bias=bias, role=role)
     weight = t.matrix(f"{name}.weight", out_features, in_features, role=role)
-    addend, factor = t.cast_weight(t.bias(f"{name}.bias", weight)), t.cast_weight(weight)
+    addend = t.cast_weight(t.bias(f"{name}.bias", weight)) if bias else None
+    factor = t.cast_weight(weight)
     cast = x if t.autocast is None else t.cast(x, t.autocast)
     rows = t.contiguous(cast)
     numel = x.numel // in_features * out_features
@@ -31,10 +32,12 @@ def turned_linear(
         OperationKind.LINEAR, (rows, factor), (product,), saves=(factor, rows),
         gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * x.numel * out_features,
     )  # fmt: skip
+    if cast is not x:
+        t.touch(cast)
+    if addend is None:
+        return product
     out = t.tensor(numel, rows.dtype)
     t.record(
         OperationKind.ADD, (product, addend), (out,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
     )
-    if cast is not x:
-        t.touch(cast)
     return out

@@ -16,6 +16,7 @@ from memplan.graph.denoisers.modulation import (
     modulated,
     modulations,
     plain_norm,
+    vectors,
 )
 from memplan.graph.denoisers.rotation import turned, turned_in_place, written
 from memplan.graph.denoisers.state import Denoising
@@ -32,21 +33,29 @@ def cross_layer(t: Tape, x: Tensor, body: CrossLayerBody, d: Denoising) -> Tenso
     assert d.modulations is not None
     table = t.parameter("model.scale_shift_table", 1, 6, size)
     by = t.add(table, t.cast(d.modulations, DType.FP32))
-    shift, scale, gate, *of_network = t.split(by, *(by.numel // 6,) * 6)
+    shift, scale, gate, *of_network = vectors(t, by, 6)
     normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
-    found = _attention(t, normed, normed, "attn1", body, d, rotary=True)
-    t.touch(normed)
+    first = found = _attention(t, normed, normed, "attn1", body, d, rotary=True)
     x = t.cast(t.add(_full(t, x), t.mul(found, gate)), dtype)
     given = x
     if body.normed:
         given = t.cast(full_norm(t, _full(t, x), size, "norm2"), dtype)
+    t.touch(normed)
     assert d.memory is not None
-    x = t.add(x, _attention(t, given, d.memory, "attn2", body, d, rotary=False))
+    found = _attention(t, given, d.memory, "attn2", body, d, rotary=False)
+    t.touch(first)
+    t.linger(found)
+    x = t.add(x, found)
     t.block = LayerBlock.NETWORK
     shift, scale, gate = of_network
     normed = t.cast(modulated(t, full_norm(t, _full(t, x), size), scale, shift), dtype)
+    t.touch(given)
+    t.linger(normed)
     fed = network(t, normed, "ffn", size, body.inner_size)
-    return t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
+    t.linger(fed)
+    out = t.cast(t.add(_full(t, x), t.mul(_full(t, fed), gate)), dtype)
+    t.touch(x)
+    return out
 
 
 def _full(t: Tape, x: Tensor) -> Tensor:
@@ -86,12 +95,15 @@ def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Ten
         prompt, clip = cut_row(t, x, size, d)
     gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm1", body, d)
     found_of_prompt, found = _joined_attention(t, normed, normed_prompt, body, d)
-    t.touch(normed, normed_prompt)
+    t.linger(found)
+    before = normed, normed_prompt
     clip = t.add(clip, t.mul(gate, found))
     prompt = t.add(prompt, t.mul(gate_of_prompt, found_of_prompt))
     t.block = LayerBlock.NETWORK
     gate, gate_of_prompt, normed, normed_prompt = _modulated_both(t, clip, prompt, "norm2", body, d)
+    t.touch(*before)
     row = t.concatenate(normed_prompt, normed)
+    t.linger(normed_prompt)
     fed = dropout(t, network(t, row, "ff", size, body.inner_size), body.dropout)
     of_clip = t.slice(fed, clip.numel)
     clip = t.add(clip, t.mul(gate, of_clip))

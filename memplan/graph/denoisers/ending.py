@@ -8,6 +8,7 @@ from memplan.graph.denoisers.modulation import (
     modulated,
     modulations,
     plain_norm,
+    vectors,
 )
 from memplan.graph.denoisers.state import Denoising, batch_dtype
 from memplan.graph.operation_kinds import OperationKind
@@ -46,7 +47,7 @@ def _by_linear(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
 
 def _by_table(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
     by = t.add(t.parameter("model.scale_shift_table", 1, 2, body.size), _twice(t, d.condition_of()))
-    shift, scale = t.split(by, by.numel // 2, by.numel // 2)
+    shift, scale = vectors(t, by, 2)
     full = t.cast(x, DType.FP32)
     return t.cast(modulated(t, full_norm(t, full, body.size), scale, shift), x.dtype)
 

@@ -3,7 +3,9 @@
 from memplan.graph.denoisers.attention import joint_attention, project, self_attention
 from memplan.graph.denoisers.modulation import modulated, modulations, plain_norm
 from memplan.graph.denoisers.state import Denoising
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, linear
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import HeadNorm, JointLayerBody, SingleLayerBody
@@ -27,18 +29,19 @@ def joint_layer(t: Tape, x: Tensor, body: JointLayerBody, d: Denoising) -> Tenso
         t, d, own, given, size, body.num_heads, body.head_norm,
         prompt_first=body.prompt_first, rotary=body.rotary, last=body.last,
     )  # fmt: skip
-    t.touch(own, given)
-    x = t.add(x, t.mul(gate, found))
+    x = t.add(x, _gated(t, gate, found))
     if again is not None:
         second = self_attention(t, d, again, "attn2", size, body.num_heads, body.head_norm)
         second = project(t, second, "attn2.to_out.0", size)
-        x = t.add(x, t.mul(parts[8], second))
+        x = t.add(x, _gated(t, parts[8], second))
+        t.linger(again)
     t.block = LayerBlock.NETWORK
-    x = _fed(t, x, "ff", body, scale_network, shift_network, gate_network)
+    x = _fed(t, x, own, "ff", body, (scale_network, shift_network, gate_network))
     d.prompt = None
+    t.touch(given)
     if found_of_prompt is not None:
-        prompt = t.add(prompt, t.mul(others[2], found_of_prompt))
-        d.prompt = _fed(t, prompt, "ff_context", body, others[4], others[3], others[5])
+        prompt = t.add(prompt, _gated(t, others[2], found_of_prompt))
+        d.prompt = _fed(t, prompt, given, "ff_context", body, (others[4], others[3], others[5]))
         t.hold(d.prompt)
     return x
 
@@ -46,14 +49,25 @@ def joint_layer(t: Tape, x: Tensor, body: JointLayerBody, d: Denoising) -> Tenso
 def _fed(
     t: Tape,
     x: Tensor,
+    before: Tensor,
     module: str,
     body: JointLayerBody,
-    scale: Tensor,
-    shift: Tensor,
-    gate: Tensor,
+    by: tuple[Tensor, Tensor, Tensor],
 ) -> Tensor:
-    normed = modulated(t, plain_norm(t, x, body.size), scale, shift)
-    return t.add(x, t.mul(gate, network(t, normed, module, body.size, body.inner_size)))
+    """A stream through its network; the variable that is normed into holds what attention read until then."""
+    scale, shift, gate = by
+    normed = plain_norm(t, x, body.size)
+    t.touch(before)
+    normed = modulated(t, normed, scale, shift)
+    t.linger(normed)
+    return t.add(x, _gated(t, gate, network(t, normed, module, body.size, body.inner_size)))
+
+
+def _gated(t: Tape, gate: Tensor, x: Tensor) -> Tensor:
+    """``x = gate * x``: the layer's variable holds it to the end."""
+    product = t.mul(gate, x)
+    t.linger(product)
+    return product
 
 
 def network(t: Tape, x: Tensor, module: str, size: int, inner: int) -> Tensor:
@@ -70,7 +84,7 @@ def single_layer(t: Tape, x: Tensor, body: SingleLayerBody, d: Denoising) -> Ten
     """``FluxSingleTransformerBlock``: what it returns is one row, which the next one cuts and joins."""
     size = body.size
     if d.prompt is not None:
-        row = t.concatenate(d.prompt, x)
+        row = _joined(t, d.prompt, x)
         d.prompt = None
     else:
         row = t.concatenate(*cut_row(t, x, size, d))
@@ -85,6 +99,14 @@ def single_layer(t: Tape, x: Tensor, body: SingleLayerBody, d: Denoising) -> Ten
     out = t.mul(gate, linear(t, both, "proj_out", size + body.inner_size, size, bias=True))
     t.touch(normed, found, active)
     return t.add(row, out)
+
+
+def _joined(t: Tape, prompt: Tensor, x: Tensor) -> Tensor:
+    """Both streams as one row. Their gradients are two views of the row's, which outlive this segment
+    together; here each is a tensor of its own, as large together."""
+    row = t.tensor(prompt.numel + x.numel, x.dtype)
+    t.record(OperationKind.CAT, (prompt, x), (row,), gradients=(Gradient.FRESH, Gradient.FRESH))
+    return row
 
 
 def cut_row(t: Tape, row: Tensor, size: int, d: Denoising) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,15 @@ def modulations(t: Tape, d: Denoising, module: str, size: int, parts: int) -> li
     active = activation(t, condition, Activation.SILU)
     width = condition.numel // d.batch
     made = linear(t, active, f"{module}.linear", width, parts * size, bias=True)
-    return t.split(made, *(made.numel // parts,) * parts)
+    return vectors(t, made, parts)
+
+
+def vectors(t: Tape, made: Tensor, parts: int) -> list[Tensor]:
+    """Parts of a projection, each a vector that is spread over the tokens: gradients are summed back."""
+    found = t.split(made, *(made.numel // parts,) * parts)
+    for each in found:
+        each.by_column = True
+    return found
 
 
 def plain_norm(t: Tape, x: Tensor, size: int) -> Tensor:

@@ -71,6 +71,10 @@ def run_experts(
 
     def product(given: Tensor, scores: Tensor) -> Tensor:
         experts = routed_experts
+        if spec.in_turn:
+            from memplan.graph.experts.in_turn import stacked_in_turn
+
+            return stacked_in_turn(t, given, scores, chosen, spec, hidden_size)
         if t.kernels.experts is ExpertKernel.MODULES:
             from memplan.graph.experts.modules import experts_in_turn as experts
         return experts(t, given, scores, chosen, spec, hidden_size)

@@ -19,6 +19,7 @@ from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.exchange import ExchangeKind, Group, both_ways
 from memplan.training.expert_parallel import ExpertParallel
@@ -31,11 +32,20 @@ def mixtures_of(model: ModelSpec) -> list[MixtureSpec]:
 
 
 def check_has_experts(model: ModelSpec) -> None:
-    """Refuse a whole model without experts; stages of one that has some may have none.
+    """Refuse a whole model without experts, or with other ones; stages of one that has some may have none.
 
     Raises ``SetupError``.
     """
-    if not mixtures_of(model):
+    networks = [run.layer.feed_forward for stack in model.stacks for run in stack.runs]
+    mixtures = mixtures_of(model)
+    others = [each for each in networks if not isinstance(each, MixtureSpec | FeedForwardSpec)]
+    if others or any(spec.in_turn or spec.router.table_rows for spec in mixtures):
+        msg = (
+            f"expert_parallel: is not modelled for {model.name} ({model.family}), whose class runs its experts "
+            "in a way of its own; the nearest that is: sharding over all GPUs, engine='fsdp' or zero_stage=3"
+        )
+        raise SetupError(msg)
+    if not mixtures:
         msg = f"expert_parallel: {model.name} ({model.family}) has no experts: leave it out"
         raise SetupError(msg)
 

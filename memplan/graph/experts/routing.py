@@ -100,7 +100,7 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
         curve = t.elementwise(OperationKind.SOFTPLUS, logits, saves_input=True)
         scores = t.elementwise(OperationKind.SQRT, curve, saves_output=True)
     else:
-        scores = softmax(t, logits, dtype=DType.FP32)
+        scores = softmax(t, logits, dtype=None if router.own_dtype else DType.FP32)
     if router.table_rows:
         t.buffer(router.table_rows * spec.num_experts_per_token, DType.INT64)
         chosen = t.tensor(count, DType.INT64)
@@ -155,7 +155,13 @@ def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Te
     if kind is Normalization.NONE:
         return weights
     total = t.tensor(tokens, weights.dtype)
-    t.record(OperationKind.SUM, (weights,), (total,), gradients=(Gradient.ALIAS,))
+    if kind is Normalization.NORM:
+        t.record(
+            OperationKind.VECTOR_NORM, (weights,), (total,), saves=(weights, total),
+            gradients=(Gradient.FRESH,),
+        )  # fmt: skip
+    else:
+        t.record(OperationKind.SUM, (weights,), (total,), gradients=(Gradient.ALIAS,))
     kept = t.tensor(weights.numel, weights.dtype)
     if kind is Normalization.IN_PLACE:
         out = t.view(weights, weights.numel)

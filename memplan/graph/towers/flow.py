@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counted import declare_block
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Segment
 from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
@@ -16,7 +17,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
-from memplan.model.parameters import ModelPart, ParameterBlock
+from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.layers import LayerBody
@@ -155,6 +156,17 @@ def _idle(t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tie
     t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
     t.segment.beside = block.beside
     declare_block(t, block, declared, tied=tied)
+    if (
+        isinstance(block.body, SpareBody)
+        and block.body.runs
+        and t.autocast is not None
+        and not frozen
+    ):
+        for weight in t.segment.parameters:
+            if weight.role is not WeightRole.NORM:
+                copy = t.tensor(weight.numel, t.autocast)
+                copy.storage.weight_cast = True
+                t.record(OperationKind.TO, (), (copy,))
     t.end(t.tensor(0, DType.FP32))
 
 

@@ -23,6 +23,12 @@ def picture_size(side: int | None, body: PatchesBody | PixelsBody | ClipBody) ->
     """
     if side is None:
         return body.image
+    if isinstance(body, PatchesBody) and body.rows:
+        msg = (
+            f"image_size: {side} pixels a side are as good as any: pictures are resized to {body.image[0]} "
+            "before this model sees them; leave it out"
+        )
+        raise SetupError(msg)
     if not isinstance(body, PixelsBody) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
         raise SetupError(msg)
@@ -33,16 +39,20 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     """A convolution, tokens before its vectors, positions added."""
     height, width = picture_size(t.options.image_size, body)
     flow.items *= body.crops
-    pixels = flow.items * body.frames * body.channels * height * width
+    flow.grid = height // body.patch[0], width // body.patch[1]
+    patches = flow.patches = body.rows or flow.grid[0] * flow.grid[1]
+    pixels = height * width
+    if body.rows:
+        pixels = body.rows * body.patch[0] * body.patch[1]
+    pixels *= flow.items * body.frames * body.channels
     cast = body.casts_pictures or t.autocast is not None
     x = from_batch(t, pixels, DType.FP32 if cast else t.compute)
+    if body.centred:
+        x = t.scale(t.shift(x))
     if body.casts_pictures:
         x = t.cast(x, t.compute)
     if body.picked:
         x = _picked(t, x, flow.items)
-    patches = (height // body.patch[0]) * (width // body.patch[1])
-    flow.patches = patches
-    flow.grid = height // body.patch[0], width // body.patch[1]
     x = _vectors(t, x, body, flow.items * patches)
     if body.tokens:
         others = [_spread(t, name, flow.items, body.size) for name in body.tokens]
@@ -65,11 +75,14 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
             flow.mask = t.tensor((flow.items * patches) ** 2, x.dtype)
             t.record(OperationKind.MASK, (), (flow.mask,))
             flow.share(t, flow.mask)
+    if body.rows:
+        flow.hold_padding(t, flow.items, body.rows)
     if body.rotary_dim and body.cut is Cut.UNFOLDED:
         # Llama 4's one table of complex numbers is a buffer.
         flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
     elif body.rotary_dim:
-        _tables(t, body, flow, flow.items * patches, DType.FP32 if not body.masked else x.dtype)
+        own = body.masked or body.rows
+        _tables(t, body, flow, flow.items * patches, x.dtype if own else DType.FP32)
     return dropout(t, x, body.dropout)
 
 

@@ -34,6 +34,8 @@ def joined_embeddings(
         features = t.concatenate(features)
     features = t.cast(features, embedded.dtype)
     rows = t.options.batch_size * t.options.seq_len
+    if join.returned:
+        t.cache(features)
     mask = t.tensor(rows, DType.BOOL)
     t.record(OperationKind.EQ, (), (mask,))
     out = t.tensor(embedded.numel, embedded.dtype)

@@ -6,14 +6,21 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout, linear, norm, rotary, rotary_as_complex
+from memplan.graph.operations import (
+    activation,
+    clamp_between,
+    dropout,
+    linear,
+    norm,
+    rotary,
+    rotary_as_complex,
+)
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.heads import biased_attention
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
-from memplan.model.towers.parts import RMS_NORM
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -23,7 +30,8 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     normed = norm(t, x, body.norm, names.first_norm, size) if before else x
     attended = attention(t, normed, body, flow)
     t.touch(normed)
-    middle = t.add(_added(t, attended, body, names.first_scale, flow), x)
+    added = _added(t, attended, body, names.first_scale, flow, names.first_post_norm)
+    middle = t.add(added, x)
     if not before:
         middle = norm(t, middle, body.norm, names.first_norm, size)
     if body.cross_attention is not None:
@@ -33,12 +41,18 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
         middle = t.add(_added(t, attended, body, "", flow), middle)
     normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
     fed = network(t, normed, body)
-    out = t.add(_added(t, fed, body, names.second_scale, flow), middle)
+    out = t.add(_added(t, fed, body, names.second_scale, flow, names.second_post_norm), middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
 
 
-def _added(t: Tape, x: Tensor, body: LayerBody, scale: str, flow: Flow) -> Tensor:
-    """What a part adds to the stream: scaled number by number, dropped in part or by the sample."""
+def _added(
+    t: Tape, x: Tensor, body: LayerBody, scale: str, flow: Flow, post_norm: str = ""
+) -> Tensor:
+    """What a part adds to the stream: normed, scaled by number, dropped in part or by the sample."""
+    if post_norm:
+        given = x
+        x = norm(t, given, body.norm, post_norm, body.size)
+        t.touch(given)
     if scale:
         x = t.mul(x, t.parameter(scale))
     x = dropout(t, x, body.dropout)
@@ -67,7 +81,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         shape = replace(shape, batch=1, queries=rows, keys=rows)
 
     def project(source: Tensor, part: str, heads: int, *, bias: bool) -> Tensor:
-        made = linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, bias=bias)
+        made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
         if not body.copies_heads:
             return as_heads(t, made, heads) if shape.heads_split else made
         if part == "q_proj":
@@ -83,23 +97,44 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         key = project(read, "k_proj", spec.num_kv_heads, bias=spec.key_bias)
         value = project(read, "v_proj", spec.num_kv_heads, bias=spec.value_bias)
     if body.head_norm:
-        kind = RMS_NORM if body.head_norm_rms else body.norm
+        kind = body.head_norm_kind or body.norm
         query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)
         key = norm(t, key, kind, f"{name}.k_norm", body.head_norm)
+        if body.value_norm:
+            plain = replace(kind, weight=False)
+            value = norm(t, value, plain, f"{name}.v_norm", body.head_norm)
     if flow.tables is not None:
         query, key = _turned(t, query, key, body.turning, flow.tables)
-    masked = spec.causal or body.one_row
+    masked = spec.causal or body.one_row or body.masked
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
     else:
         out = attend(t, query, key, value, shape, flow.mask if masked else None)
-    out = linear(
-        t, out, f"{name}.{body.names.output}", width, size, bias=spec.output_bias,
+    out = _linear(
+        t, out, f"{name}.{body.names.output}", width, size, body, bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,
     )  # fmt: skip
     t.touch(query, key, value)
     t.block = LayerBlock.NETWORK
     return out
+
+
+def _linear(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    inputs: int,
+    outputs: int,
+    body: LayerBody,
+    *,
+    bias: bool,
+    role: WeightRole = WeightRole.MATRIX,
+) -> Tensor:
+    """A linear layer, perhaps between two clamps (``Gemma4ClippableLinear``)."""
+    if not body.clipped:
+        return linear(t, x, name, inputs, outputs, bias=bias, role=role)
+    made = linear(t, clamp_between(t, x), name, inputs, outputs, bias=bias, role=role)
+    return clamp_between(t, made)
 
 
 def _fused(
@@ -126,6 +161,8 @@ def _turned(
             return rotary(t, query, *tables), rotary(t, key, *tables)
         case Turning.FULL:
             return _turned_in_full(t, query, *tables), _turned_in_full(t, key, *tables)
+        case Turning.AXES:
+            return _turned_by_axis(t, query, *tables), _turned_by_axis(t, key, *tables)
         case Turning.COMPLEX:
             return rotary_as_complex(t, query, key, tables[0])
 
@@ -136,6 +173,14 @@ def _turned_in_full(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out = t.cast(rotary(t, full, cos, sin), x.dtype)
     t.touch(full)
     return out
+
+
+def _turned_by_axis(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``apply_multidimensional_rope``: halves turned, then joined."""
+    half = x.numel // 2
+    cosines, sines = t.view(cos, cos.numel // 2), t.view(sin, sin.numel // 2)
+    parts = [rotary(t, part, cosines, sines) for part in t.split(x, half, half)]
+    return t.concatenate(*parts)
 
 
 def _in_stretches(
@@ -164,7 +209,7 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
     names, inner = body.names, body.inner_size
 
     def up(name: str) -> Tensor:
-        return linear(t, x, f"{names.network}.{name}", body.size, inner, bias=body.bias)
+        return _linear(t, x, f"{names.network}.{name}", body.size, inner, body, bias=body.bias)
 
     if names.gate:
         gate = up(names.gate)
@@ -176,6 +221,8 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
         middle = activation(t, raised, body.activation)
         t.touch(raised)
     middle = dropout(t, middle, body.activation_dropout)
-    out = linear(t, middle, f"{names.network}.{names.down}", inner, body.size, bias=body.bias)
+    out = _linear(
+        t, middle, f"{names.network}.{names.down}", inner, body.size, body, bias=body.bias
+    )
     t.touch(x)
     return out

@@ -3,7 +3,7 @@
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import embedding_backward_scratch, embedding_lookup
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.towers.patches import PatchesBody, Positions
@@ -21,6 +21,10 @@ def positions(t: Tape, body: PatchesBody, items: int, patches: int, dtype: DType
             return t.cast(_weighed(t, body, rows), dtype)
         case Positions.SAMPLED:
             return _sampled(t, body, rows)
+        case Positions.AXES:
+            return _by_axis(t, body, rows)
+        case Positions.RESIZED:
+            return _resized(t, body, rows)
         case Positions.BAGGED:
             return t.cast(_bagged(t, body, rows), dtype)
         case Positions.TABLE | Positions.NONE:
@@ -58,6 +62,30 @@ def _weighed(t: Tape, body: PatchesBody, rows: int) -> Tensor:
     return out
 
 
+def _by_axis(t: Tape, body: PatchesBody, rows: int) -> Tensor:
+    """``Gemma4VisionPatchEmbedder``: two look-ups in halves of one weight, zeros where there is padding."""
+    table = t.parameter(body.position_module)
+    numbers = _numbers(t, 2 * rows)
+    found = []
+    for _ in range(2):
+        out = t.tensor(rows * body.size, table.dtype)
+        t.record(
+            OperationKind.EMBEDDING, (table, numbers), (out,), saves=(numbers,),
+            gradients=(Gradient.FRESH, Gradient.NONE),
+            backward_scratch_bytes=(table.storage.num_bytes // 2, RESULT),
+        )  # fmt: skip
+        found.append(out)
+    both = t.add(*found)
+    padding = t.tensor(rows, DType.BOOL)
+    t.record(OperationKind.EQ, (), (padding,))
+    out = t.tensor(both.numel, both.dtype)
+    t.record(
+        OperationKind.WHERE, (both, padding), (out,), saves=(padding,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return out
+
+
 def _sampled(t: Tape, body: PatchesBody, rows: int) -> Tensor:
     """``Glm4vVisionEmbeddings``: ``grid_sample`` of the table in fp32, cast back."""
     table = t.parameter(f"{body.position_module}.weight")
@@ -70,6 +98,17 @@ def _sampled(t: Tape, body: PatchesBody, rows: int) -> Tensor:
         backward_scratch_bytes=points.storage.num_bytes,
     )  # fmt: skip
     return t.cast(out, table.dtype)
+
+
+def _resized(t: Tape, body: PatchesBody, rows: int) -> Tensor:
+    """``Siglip2VisionEmbeddings``: ``interpolate`` for each picture; nothing of it is kept."""
+    table = t.parameter(f"{body.position_module}.weight")
+    made = t.tensor(rows * body.size, table.dtype)
+    t.record(
+        OperationKind.INDEX, (table,), (made,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=made.storage.num_bytes,
+    )  # fmt: skip
+    return made
 
 
 BAG_ROWS = 16

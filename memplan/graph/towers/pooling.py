@@ -15,6 +15,7 @@ from memplan.model.towers.pooling import (
     ClassifierBody,
     PoolerBody,
     PoolingBody,
+    SquaresBody,
     TowerPooling,
 )
 
@@ -65,6 +66,48 @@ def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
     return out
 
 
+def squares(t: Tape, x: Tensor, body: SquaresBody, flow: Flow) -> Tensor:
+    """``Gemma4VisionPooler``, and what ``Gemma4VisionModel`` makes of its result."""
+    dtype, size = x.dtype, body.size
+    places = flow.patches // body.side**2
+    padding = t.tensor(flow.items * flow.patches, DType.BOOL)
+    t.record(OperationKind.EQ, (), (padding,))
+    filled = t.tensor(x.numel, dtype)
+    t.record(
+        OperationKind.WHERE, (x, padding), (filled,), saves=(padding,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    whole = t.tensor(flow.items * flow.patches * places, DType.INT64)
+    t.record(OperationKind.EYE, (), (whole,))
+    counted = t.tensor(whole.numel, DType.FP32)
+    t.record(OperationKind.TO, (whole,), (counted,))
+    shares = t.scale(counted, OperationKind.DIV)
+    given = t.cast(filled, DType.FP32)
+    if t.autocast is not None:
+        shares, given = t.cast(shares, t.autocast), t.cast(given, t.autocast)
+    pooled_rows = t.tensor(flow.items * places * size, given.dtype)
+    t.record(
+        OperationKind.MATMUL, (shares, given), (pooled_rows,), saves=(shares,),
+        gradients=(Gradient.NONE, Gradient.FRESH),
+        flops=2 * shares.numel * size,
+    )  # fmt: skip
+    full = t.scale(t.cast(t.cast(pooled_rows, dtype), DType.FP32))
+    rows = flow.items * body.tokens
+    numbers = t.tensor(2 * rows, DType.INT64)
+    t.record(OperationKind.ARANGE, (), (numbers,))
+    out = t.tensor(rows * size, DType.FP32)
+    t.record(
+        OperationKind.INDEX, (full, numbers), (out,), saves=(numbers,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    if body.standardized:
+        out = t.shift(out)
+        factors = t.tensor(size, DType.FP32)
+        t.record(OperationKind.TO, (), (factors,))
+        out = t.mul(out, factors)
+    return t.cast(out, dtype)
+
+
 def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) -> Tensor:
     """``SiglipMultiheadAttentionPoolingHead``: ``torch.nn.MultiheadAttention`` of one query."""
     size, items = body.size, flow.items
@@ -86,7 +129,8 @@ def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) 
             flops=2 * rows * size * out.numel // rows,
         )  # fmt: skip
     split = t.contiguous(keys)
-    key, value = t.split(split, tokens * size, tokens * size)
+    # Each half is selected: its gradient is a zero-filled tensor of both.
+    key, value = t.slice(split, tokens * size), t.slice(split, tokens * size)
     spec = AttentionSpec(
         num_heads=body.num_heads, num_kv_heads=body.num_heads, head_dim=size // body.num_heads,
         causal=False,
@@ -123,6 +167,8 @@ def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
 def write_pooling(t: Tape, x: Tensor, body: PoolingBody, flow: Flow) -> Tensor:
     """The operations of any body of ``memplan.model.towers.pooling``."""
     match body:
+        case SquaresBody():
+            return squares(t, x, body, flow)
         case PoolerBody():
             return pooler(t, x, body, flow)
         case AttentionPoolerBody():

@@ -5,6 +5,7 @@ from dataclasses import field
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Storage, Tensor, allocated_bytes
 from memplan.training.kernels import AttentionKernel
@@ -47,6 +48,18 @@ class Flow:
             pattern = causal_pattern(t, length, length)
             self.mask = additive_mask(t, pattern, self.items, t.compute)
             self.share(t, self.mask)
+
+    def hold_padding(self, t: Tape, items: int, rows: int) -> None:
+        """Make what tells padding apart: a row for each item, seen by each query (``expand``)."""
+        self.mask = None
+        if t.kernels.attention.is_package:
+            return
+        seen = t.tensor(items * rows, DType.BOOL)
+        t.record(OperationKind.EQ, (), (seen,))
+        self.mask = Tensor(items * rows * rows, DType.BOOL, seen.storage)
+        if t.kernels.attention is AttentionKernel.EAGER:
+            self.mask = additive_mask(t, self.mask, 1, t.compute)
+        self.share(t, self.mask)
 
     def share(self, t: Tape, tensor: Tensor) -> None:
         """Hold a tensor until the tower's layers are over."""

@@ -8,6 +8,7 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 ``_fsdp_state.py`` (``_root_post_backward_final_callback``).
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ class UnitUse:
     """One unit's parameters: of a run of layers there are as many as layers."""
 
     __slots__ = (
-        "all_gather", "copy", "done", "gathered", "gradient_shards", "gradients", "unit", "whole",
+        "all_gather", "copy", "done", "gathered", "gradient_shards", "gradients", "is_even", "unit", "whole",
     )  # fmt: skip
 
     def __init__(self, unit: Unit, copy: int) -> None:
@@ -65,6 +66,8 @@ class UnitUse:
         self.gradient_shards: Block | None = None
         self.done = False
         """Its backward pass is over."""
+        self.is_even: bool | None = None
+        """Every gradient is reduced in the format that it is computed in; None: nobody asked."""
 
 
 class Fsdp2Program(ShardedProgram[UnitUse]):
@@ -541,10 +544,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def _accumulate_whole(self, use: UnitUse) -> None:
         """Under ``no_sync`` gradients are cast to the format they are reduced in, and added."""
-        if self.reduces and not use.whole:
+        if not use.gradients or (self.reduces and not use.whole):
             return
         formats, ledger = self.formats, self.ledger
-        if all(formats.reduce_of(each) is formats.compute_of(each) for each in use.gradients):
+        if use.is_even is None:
+            use.is_even = self._is_even(use.unit.parameters)
+        if use.is_even or self._is_even(use.gradients):
             return
         for parameter, block in list(use.gradients.items()):
             if parameter not in use.whole:
@@ -553,6 +558,10 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 use.whole[parameter] = ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
             ledger.free(block)
         use.gradients.clear()
+
+    def _is_even(self, parameters: Iterable[Parameter]) -> bool:
+        formats = self.formats
+        return all(formats.reduce_of(each) is formats.compute_of(each) for each in parameters)
 
     def _keep_shards(self, use: UnitUse) -> None:
         """The reduced shards, cast to the kept format."""

@@ -148,7 +148,7 @@ class PipelineProgram:
 
     def _beside(self, group: int | None) -> None:
         """What follows has one of a group of crowds beside it; None: another pass tells of it."""
-        if self.tally is not None:
+        if self.tally is not None and (group is not None or self.tally.is_noting):
             self.tally.beside(group)
 
     def _gather(self, wanted: tuple[int, ...]) -> None:

@@ -23,3 +23,5 @@ class TowerJoin:
     """Where towers meet the language model."""
 
     joining: Joining
+    returned: bool = False
+    """The class returns what was written over the embeddings (``image_hidden_states``), so that it stays."""

@@ -22,6 +22,8 @@ class Turning(Enum):
     """In the dtype that they have (Pixtral)."""
     FULL = "full"
     """In fp32, cast back (Qwen-VL)."""
+    AXES = "axes"
+    """Each half of a head by an axis of its own (Gemma 4)."""
     COMPLEX = "complex"
     """As complex numbers in fp32, cast back (Llama 4)."""
 
@@ -39,6 +41,9 @@ class LayerNames:
     down: str = "fc2"
     gate: str = ""
     """The third matrix of a gated network; without one it has none."""
+    first_post_norm: str = ""
+    """A norm on what attention gives, before the sum."""
+    second_post_norm: str = ""
     first_scale: str = ""
     """A weight that multiplies what attention adds, as ``module.name``."""
     second_scale: str = ""
@@ -84,8 +89,14 @@ class LayerBody:
     """That tower, by the name that its blocks begin with."""
     head_norm: int = 0
     """Numbers under a norm on queries and one on keys; 0: none."""
-    head_norm_rms: bool = False
-    """That is an RMS norm, whatever the layer's own are."""
+    head_norm_kind: NormSpec | None = None
+    """That norm, where it is not of the layer's own kind."""
+    value_norm: bool = False
+    """Values pass such a norm too, one without a weight (Gemma 4)."""
+    clipped: bool = False
+    """What each matrix reads and gives is clamped between buffers (Gemma 4's small sizes)."""
+    masked: bool = False
+    """Padding is told apart by the mask that the first block made."""
     turning: Turning = Turning.NONE
     window: int = 0
     """Patches of a window that sees itself alone; 0: a picture does."""

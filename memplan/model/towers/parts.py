@@ -48,6 +48,9 @@ class ActivationBody:
 class SpareBody:
     """What the class owns and this task does not use."""
 
+    runs: bool = False
+    """It is computed nonetheless, and let go: autocast's copies of its matrices stay in its cache."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatedBody:

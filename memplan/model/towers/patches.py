@@ -32,8 +32,12 @@ class Positions(Enum):
     """Four rows of a table for each patch, weighed and added up (Qwen3-VL)."""
     WEIGHED_FULL = "weighed_full"
     """The same, multiplied and added up in fp32 (PaddleOCR-VL)."""
+    AXES = "axes"
+    """A row of a table for each axis, added up, and nothing for padding (Gemma 4)."""
     SAMPLED = "sampled"
     """Points of a table that is seen as a picture, in fp32 (GLM-4.1V)."""
+    RESIZED = "resized"
+    """A table that is seen as a picture and resized to each one's sides, written into one tensor (SigLIP 2)."""
     BAGGED = "bagged"
     """Sixteen rows of a table for each patch, added up by one kernel, and a frame's own (Kimi K2.5)."""
 
@@ -66,6 +70,10 @@ class PatchesBody:
     positions: Positions = Positions.NONE
     position_module: str = ""
     """The table's module, or the weight as ``module.name``."""
+    rows: int = 0
+    """Patches that a picture is padded to with a mask, whatever its size was: it is resized before."""
+    centred: bool = False
+    """The class itself moves colours from 0 to 1 to where -1 is black."""
     frames: int = 1
     """Pictures that one patch spans, the same one where there is no video (Qwen-VL)."""
     crops: int = 1

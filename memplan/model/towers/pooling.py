@@ -66,4 +66,17 @@ class ClassifierBody:
     bias: bool = True
 
 
-PoolingBody = PoolerBody | AttentionPoolerBody | ClassifierBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SquaresBody:
+    """Patches averaged in squares by a matrix of shares in fp32; rows of padding are left out (Gemma 4)."""
+
+    size: int
+    side: int
+    """Patches along a side of a square."""
+    tokens: int
+    """What a picture gives."""
+    standardized: bool = False
+    """Moved and scaled by two buffers."""
+
+
+PoolingBody = SquaresBody | PoolerBody | AttentionPoolerBody | ClassifierBody

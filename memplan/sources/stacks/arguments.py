@@ -6,7 +6,7 @@ from memplan.errors import SetupError
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.trainer_keys import known_arguments, moves_memory, trainer_names
-from memplan.sources.training_arguments import OPTIMIZERS
+from memplan.sources.trainer_optimizer import OPTIMIZERS
 from memplan.training.coercion import coerce_enum
 from memplan.training.optimizers import Optimizer
 
