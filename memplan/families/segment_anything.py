@@ -7,12 +7,22 @@ from dataclasses import replace
 from memplan.families.classes import BARE, dispatch, whole_model
 from memplan.families.nesting import PartSpec, read_part
 from memplan.families.request import ReadRequest
+from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sam import sam2_vision, sam_vision
-from memplan.families.towers.sizes import few
+from memplan.families.towers.sizes import few, pair
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.parts import SpareBody
+from memplan.model.towers.segmenting import (
+    LastLookBody,
+    MasksBody,
+    PlacesBody,
+    PromptBody,
+    TwoWayLayerBody,
+    UpscalingBody,
+)
 
 MASK_CHANNELS = 16
 """``mask_input_channels`` where the config has none (``SamPromptEncoderConfig``)."""
@@ -40,7 +50,15 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
 
     def declare(table: ParameterTable, _ending: str) -> None:
+        if request.model_type == "sam":
+            places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
+            with table.block("shared_image_embedding", body=places):
+                features = vision.integer("num_pos_feats")
+                table.parameter("shared_image_embedding", "positional_embedding", 2, features)
         sam_vision(table, "vision_encoder", vision)
+        if request.model_type == "sam":
+            _written_parts(table, prompts, masks)
+            return
         with table.block("prompt_encoder"):
             features = vision.integer("num_pos_feats")
             table.parameter("shared_image_embedding", "positional_embedding", 2, features)
@@ -56,6 +74,48 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         reader, request, (BARE,), declare,
         hidden_size=vision.integer("hidden_size"), context_length=1,
     )  # fmt: skip
+
+
+def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigReader) -> None:
+    """Behind SAM's encoder, in the order in which it runs; a prompt is one point, and no mask."""
+    size, heads = masks.integer("hidden_size"), masks.integer("num_attention_heads", default=8)
+    tokens = masks.integer("num_multimask_outputs") + 1
+    narrow = size // masks.integer("attention_downsample_rate")
+    with table.block("prompt_encoder", body=PromptBody(size=size, num_tokens=tokens)):
+        _prompt_encoder(table, prompts)
+        table.embedding("iou_token", 1, size)
+        table.embedding("mask_tokens", tokens, size)
+    points = prompts.integer("num_point_embeddings")
+    with table.block("prompt_encoder.points", count=points, body=SpareBody()):
+        table.embedding("point_embed", 1, prompts.integer("hidden_size"))
+    layer = TwoWayLayerBody(
+        size=size, narrow=narrow, inner_size=masks.integer("mlp_dim"), num_heads=heads,
+        network="mlp", activation=tower_activation(masks, "hidden_act", default="relu"),
+    )  # fmt: skip
+    for _ in range(masks.layers("num_hidden_layers")):
+        # No layers that are run again: ``SamTwoWayAttentionBlock`` is a plain module.
+        with table.block("mask_decoder.two_way", body=layer):
+            _two_way_layer(table, masks, "mlp", 2)
+    with table.block(
+        "mask_decoder.final", body=LastLookBody(size=size, narrow=narrow, num_heads=heads)
+    ):
+        attention(table, "final_attn_token_to_image", size, inner=narrow)
+        table.norm("layer_norm_final_attn", size)
+    with table.block("mask_decoder.upscaling", body=UpscalingBody(size=size)):
+        _upscaling(table, size)
+    inner, depth = masks.integer("iou_head_hidden_dim"), few(masks, "iou_head_depth")
+    with table.block("mask_decoder.quality", body=SpareBody()):
+        _deep(table, "iou_prediction_head", size, inner, tokens, depth)
+    with table.block("mask_decoder.masks", body=MasksBody(size=size, num_tokens=tokens)):
+        for number in range(tokens):
+            _deep(table, f"output_hypernetworks_mlps.{number}", size, size, size // 8, 3)
+
+
+def _upscaling(table: ParameterTable, size: int) -> None:
+    # Torch's transposed convolutions have their inputs first: the same numbers.
+    table.convolution("upscale_conv1", size, size // 4, 2, 2)
+    table.convolution("upscale_conv2", size // 4, size // 8, 2, 2)
+    table.norm("upscale_layer_norm", size // 4)
 
 
 def _prompt_encoder(table: ParameterTable, reader: ConfigReader) -> None:
@@ -89,15 +149,23 @@ def _two_way_transformer(
     size = reader.integer("hidden_size")
     narrow = size // reader.integer("attention_downsample_rate")
     with table.block("mask_decoder.layers", count=reader.layers("num_hidden_layers")):
-        attention(table, "self_attn", size)
-        attention(table, "cross_attn_token_to_image", size, inner=narrow)
-        attention(table, "cross_attn_image_to_token", size, inner=narrow)
-        _deep(table, network, size, reader.integer("mlp_dim"), size, network_layers)
-        for index in range(4):
-            table.norm(f"layer_norm{index + 1}", size)
+        _two_way_layer(table, reader, network, network_layers)
     with table.block("mask_decoder.final"):
         attention(table, "final_attn_token_to_image", size, inner=narrow)
         table.norm("layer_norm_final_attn", size)
+
+
+def _two_way_layer(
+    table: ParameterTable, reader: ConfigReader, network: str, network_layers: int
+) -> None:
+    size = reader.integer("hidden_size")
+    narrow = size // reader.integer("attention_downsample_rate")
+    attention(table, "self_attn", size)
+    attention(table, "cross_attn_token_to_image", size, inner=narrow)
+    attention(table, "cross_attn_image_to_token", size, inner=narrow)
+    _deep(table, network, size, reader.integer("mlp_dim"), size, network_layers)
+    for index in range(4):
+        table.norm(f"layer_norm{index + 1}", size)
 
 
 def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
@@ -106,9 +174,7 @@ def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
     with table.block("mask_decoder"):
         table.embedding("iou_token", 1, size)
         table.embedding("mask_tokens", tokens, size)
-        table.convolution("upscale_conv1", size, size // 4, 2, 2)
-        table.convolution("upscale_conv2", size // 4, size // 8, 2, 2)
-        table.norm("upscale_layer_norm", size // 4)
+        _upscaling(table, size)
         inner, depth = reader.integer("iou_head_hidden_dim"), few(reader, "iou_head_depth")
         _deep(table, "iou_prediction_head", size, inner, tokens, depth)
     with table.block("mask_decoder.hypernetworks", count=tokens):

@@ -137,10 +137,15 @@ _TEXT_TOWERS: dict[str, tuple[DeclareTower, str]] = {
 """For each type, its text tower and the key for the width that comes out of it."""
 
 
+def _siglip2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """As many patches as the table has, which is what its processor cuts (``max_num_patches``)."""
+    siglip2_vision(table, name, reader, times=1)
+
+
 def _siglip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """SigLIP: no projections, but a temperature and a bias."""
     text, vision = towers(reader, request)
-    read_vision = siglip_vision if request.model_type == "siglip" else siglip2_vision
+    read_vision = siglip_vision if request.model_type == "siglip" else _siglip2_vision
 
     def declare(table: ParameterTable, ending: str) -> None:
         read_vision(table, "vision_model", vision)
@@ -405,7 +410,7 @@ def _num_patches(reader: ConfigReader) -> int:
 _VISION_TOWERS: dict[str, DeclareTower] = {
     "clip_vision_model": clip_vision,
     "siglip_vision_model": siglip_vision,
-    "siglip2_vision_model": siglip2_vision,
+    "siglip2_vision_model": _siglip2_vision,
 }
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "clip": _clip,

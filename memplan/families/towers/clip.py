@@ -104,11 +104,16 @@ def siglip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
     _siglip_layers(table, name, reader)
 
 
-def siglip2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """``Siglip2VisionModel``: patches come cut out, and their greatest number is in the config."""
+def siglip2_vision(
+    table: ParameterTable, name: str, reader: ConfigReader, *, times: int = 2
+) -> None:
+    """``Siglip2VisionModel``: patches come cut out, and the table's number of them is in the config.
+
+    Pictures have ``times`` as many across as the table, where the setup says nothing else.
+    """
     size = reader.integer("hidden_size")
     patch, rows = reader.integer("patch_size"), reader.integer("num_patches")
-    features, side = reader.integer("num_channels") * patch**2, 2 * isqrt(rows) * patch
+    features, side = reader.integer("num_channels") * patch**2, times * isqrt(rows) * patch
     patches = PatchesBody(
         size=size, channels=reader.integer("num_channels"), image=(side, side),
         patch=(patch, patch), projection="patch_embedding", cut=Cut.FLAT,

@@ -11,6 +11,7 @@ from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
+from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
@@ -32,6 +33,7 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
@@ -49,6 +51,8 @@ def write_body(
             return x
         case PatchesBody():
             return image_patches(t, body, flow)
+        case PlacesBody():
+            return places(t, body, flow)
         case ClipBody():
             return clip_patches(t, body, flow)
         case PixelsBody():
@@ -90,6 +94,8 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, SegmentingBody):
+        return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):
         return write_pooling(t, x, body, flow)
     if isinstance(body, ProjectingBody):

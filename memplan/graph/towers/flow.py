@@ -24,6 +24,7 @@ from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
 
@@ -76,7 +77,14 @@ def starts(block: ParameterBlock) -> bool:
     if isinstance(body, SignalBody):
         return body.channels > 0
     return isinstance(
-        body, PatchesBody | PixelsBody | ClipBody | TokensBody | TypedTokensBody | TargetsBody
+        body,
+        PatchesBody
+        | PixelsBody
+        | ClipBody
+        | PlacesBody
+        | TokensBody
+        | TypedTokensBody
+        | TargetsBody,
     )
 
 

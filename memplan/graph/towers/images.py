@@ -14,9 +14,12 @@ from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import RMS_NORM
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
+from memplan.model.towers.segmenting import PlacesBody
 
 
-def picture_size(side: int | None, body: PatchesBody | PixelsBody | ClipBody) -> tuple[int, int]:
+def picture_size(
+    side: int | None, body: PatchesBody | PixelsBody | ClipBody | PlacesBody
+) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
     Raises ``SetupError`` for one that is smaller than a patch.

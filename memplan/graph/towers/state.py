@@ -38,6 +38,16 @@ class Flow:
     """What the present tower's layers all read, and nothing behind them."""
     collected: list[Tensor] | None = None
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
+    tokens_seen: Tensor | None = None
+    """Tokens that a decoder of masks hands on beside the picture."""
+    places: Tensor | None = None
+    """Positions of a picture, as the model made them."""
+    placed: Tensor | None = None
+    """Positions of the picture, added to it each time it is looked at."""
+    found: list[Tensor] = field(default_factory=list)
+    """What the model's own variables hold of a picture until its masks are there."""
+    asked: Tensor | None = None
+    """The same as they were asked, added each time again."""
     memory: Tensor | None = None
     """What the tower gave that a decoder attends to."""
 

@@ -13,6 +13,7 @@ from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
@@ -69,6 +70,8 @@ TowerBody = (
     | NetBody
     | SoundBody
     | SpeechBody
+    | PlacesBody
+    | SegmentingBody
     | PoolingBody
     | ContrastBody
     | ProjectingBody

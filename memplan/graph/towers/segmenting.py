@@ -1,0 +1,310 @@
+"""Segment Anything, as ``SamModel`` runs it: one point a picture, masks and no loss of its own."""
+
+from memplan.dtypes import DType
+from memplan.graph.attention.head_layout import Shape, batched_matmul
+from memplan.graph.attention.paths import attend, sdpa
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations import activation, dropout, layer_norm, linear, softmax
+from memplan.graph.segments import Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor
+from memplan.graph.towers.convolutions import convolution
+from memplan.graph.towers.images import picture_size
+from memplan.graph.towers.state import Flow
+from memplan.model.attention import AttentionSpec
+from memplan.model.networks import Activation
+from memplan.model.towers.segmenting import (
+    LastLookBody,
+    MaskNeckBody,
+    MasksBody,
+    PlacesBody,
+    PromptBody,
+    SegmentingBody,
+    TwoWayLayerBody,
+    UpscalingBody,
+    WindowedLayerBody,
+)
+from memplan.training.kernels import AttentionKernel
+
+POINTS = 2
+"""Tokens of a prompt of one point: the point, and one that pads it."""
+
+
+def write_segmenting(t: Tape, x: Tensor, body: SegmentingBody, flow: Flow) -> Tensor:
+    """The operations of one part."""
+    match body:
+        case WindowedLayerBody():
+            return _windowed_layer(t, x, body, flow)
+        case MaskNeckBody():
+            return _neck(t, x, body)
+        case PromptBody():
+            return _prompt(t, x, body, flow)
+        case TwoWayLayerBody():
+            return _two_way(t, x, body, flow)
+        case LastLookBody():
+            return _last_look(t, x, body, flow)
+        case UpscalingBody():
+            return _upscaled(t, x, body, flow)
+        case MasksBody():
+            return _masks(t, x, body, flow)
+
+
+def _windowed_layer(t: Tape, x: Tensor, body: WindowedLayerBody, flow: Flow) -> Tensor:
+    normed = layer_norm(t, x, "layer_norm1", body.size)
+    height, width = flow.grid
+    side, items, given = (height, width), flow.items, normed
+    if body.window:
+        down, across = (-(-each // body.window) for each in flow.grid)
+        side = body.window, body.window
+        items = flow.items * down * across
+        numel = items * body.window**2 * body.size
+        padded = t.tensor(numel, normed.dtype)
+        t.record(OperationKind.PAD, (normed,), (padded,), gradients=(Gradient.FRESH,))
+        given = t.contiguous(padded)
+        t.touch(normed, padded)
+    attended = _with_distances(t, given, body, items, side)
+    if body.window:
+        whole = t.contiguous(attended)
+        attended = t.contiguous(t.slice(whole, x.numel))
+        t.touch(given)
+    middle = t.add(x, attended)
+    t.touch(attended)
+    second = layer_norm(t, middle, "layer_norm2", body.size)
+    raised = linear(t, second, "mlp.lin1", body.size, body.inner_size, bias=True)
+    active = activation(t, raised, body.activation)
+    t.touch(raised)
+    out = t.add(middle, linear(t, active, "mlp.lin2", body.inner_size, body.size, bias=True))
+    t.touch(second)
+    return out
+
+
+def _with_distances(
+    t: Tape, x: Tensor, body: WindowedLayerBody, items: int, side: tuple[int, int]
+) -> Tensor:
+    """``SamVisionSdpaAttention``, or the class with its scores written out."""
+    head_dim = body.size // body.num_heads
+    spec = AttentionSpec(
+        num_heads=body.num_heads, num_kv_heads=body.num_heads, head_dim=head_dim, causal=False,
+    )  # fmt: skip
+    rows = side[0] * side[1]
+    shape = Shape(items, rows, rows, spec)
+    both = linear(t, x, "attn.qkv", body.size, 3 * body.size, bias=body.bias)
+    copied = t.contiguous(both)
+    query, key, value = t.split(copied, x.numel, x.numel, x.numel)
+    t.touch(both)
+    eager = t.kernels.attention is AttentionKernel.EAGER
+    scores: Tensor | None = None
+    if eager:
+        scores = batched_matmul(t, t.scale(query), key, shape.scores, head_dim)
+    bias = _distances(t, query, body, items, side) if body.relative else None
+    if scores is None:
+        out = sdpa(t, query, key, value, shape, bias)
+    else:
+        total = scores if bias is None else t.add(scores, bias)
+        weights = t.cast(softmax(t, total, dtype=DType.FP32), query.dtype)
+        out = batched_matmul(t, dropout(t, weights, body.dropout), value, x.numel, rows)
+        out = t.contiguous(out)
+    if bias is not None:
+        t.touch(bias)
+    t.touch(query)
+    return linear(t, out, "attn.proj", body.size, body.size, bias=True)
+
+
+def _distances(
+    t: Tape, query: Tensor, body: WindowedLayerBody, items: int, side: tuple[int, int]
+) -> Tensor:
+    """``get_decomposed_rel_pos``: products of queries with rows of two tables, added across."""
+    head_dim = body.size // body.num_heads
+    products = []
+    for name, extent in (("attn.rel_pos_h", side[0]), ("attn.rel_pos_w", side[1])):
+        table = t.parameter(name)
+        resized = t.tensor(table.numel, table.dtype)
+        t.record(OperationKind.REPEAT, (table,), (resized,), gradients=(Gradient.FRESH,))
+        numbers = t.tensor(extent**2, DType.INT64)
+        t.record(OperationKind.ARANGE, (), (numbers,))
+        rows = t.tensor(extent**2 * head_dim, table.dtype)
+        t.record(
+            OperationKind.INDEX, (resized, numbers), (rows,), saves=(numbers,),
+            gradients=(Gradient.FRESH, Gradient.NONE),
+        )  # fmt: skip
+        # Down the picture queries are copied into another order; across they lie as they are asked for.
+        read = t.contiguous(query) if name.endswith("h") else query
+        numel = query.numel // head_dim * extent
+        products.append(batched_matmul(t, read, rows, numel, head_dim))
+    pairs = items * body.num_heads * (side[0] * side[1]) ** 2
+    total = t.tensor(pairs, products[0].dtype)
+    t.record(OperationKind.ADD, products, (total,), gradients=(Gradient.SUMMED, Gradient.SUMMED))
+    out = t.contiguous(total)
+    t.touch(*products, total)
+    return out
+
+
+def _neck(t: Tape, x: Tensor, body: MaskNeckBody) -> Tensor:
+    positions = x.numel // body.size
+    first = convolution(t, x, "neck.conv1", positions, bias=False)
+    normed = layer_norm(t, first, "neck.layer_norm1", body.outputs)
+    second = convolution(t, normed, "neck.conv2", positions, bias=False)
+    return layer_norm(t, second, "neck.layer_norm2", body.outputs)
+
+
+def _prompt(t: Tape, x: Tensor, body: PromptBody, flow: Flow) -> Tensor:
+    """Tokens, and the picture with what stands for no mask; positions of the picture stay."""
+    # The model's own variables hold what it found of the picture; its decoder has copies.
+    assert flow.places is not None
+    flow.placed = _for_each_prompt(t, flow.places)
+    flow.found = [x, flow.placed]
+    for each in flow.found:
+        t.hold(each)
+    pictures = _for_each_prompt(t, t.add(x, t.parameter("no_mask_embed.weight")))
+    joined = t.concatenate(t.parameter("iou_token.weight"), t.parameter("mask_tokens.weight"))
+    repeated = t.tensor(flow.items * joined.numel, joined.dtype)
+    t.record(OperationKind.REPEAT, (joined,), (repeated,), gradients=(Gradient.FRESH,))
+    point = t.tensor(flow.items * POINTS * body.size, joined.dtype)
+    given = t.parameter("not_a_point_embed.weight")
+    t.record(OperationKind.WHERE, (given,), (point,), gradients=(Gradient.FRESH,))
+    flow.tokens_seen = t.concatenate(repeated, point)
+    flow.asked = flow.tokens_seen
+    t.hold(flow.asked)
+    return pictures
+
+
+def _for_each_prompt(t: Tape, x: Tensor) -> Tensor:
+    """``repeat_interleave``: a copy, be there one prompt."""
+    out = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.REPEAT_INTERLEAVE, (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def places(t: Tape, body: PlacesBody, flow: Flow) -> Tensor:
+    """Sines and cosines of products of places with a trained matrix, once for each picture."""
+    height, width = picture_size(t.options.image_size, body)
+    cells = height // body.patch[0] * (width // body.patch[1])
+    matrix = t.parameter("shared_image_embedding.positional_embedding")
+    half = t.tensor(cells * matrix.shape[1], t.autocast or matrix.dtype)
+    t.record(OperationKind.MATMUL, (t.cast_weight(matrix),), (half,), gradients=(Gradient.FRESH,))
+    turned = t.scale(half)
+    waves = []
+    for kind in (OperationKind.SIN, OperationKind.COS):
+        read = turned if t.autocast is None else t.cast(turned, DType.FP32)
+        waves.append(t.elementwise(kind, read, saves_input=True))
+    once = t.concatenate(*waves)
+    t.touch(half, turned)
+    flow.places = t.tensor(flow.items * once.numel, once.dtype)
+    t.record(OperationKind.REPEAT, (once,), (flow.places,), gradients=(Gradient.FRESH,))
+    return flow.places
+
+
+def _seen(
+    t: Tape,
+    name: str,
+    parts: tuple[Tensor, Tensor, Tensor],
+    widths: tuple[int, int],
+    num_heads: int,
+    items: int,
+) -> Tensor:
+    """``SamAttention``: projections to a width, scores, and the way back."""
+    query, key, value = parts
+    size, narrow = widths
+    made = [
+        linear(t, each, f"{name}.{part}", size, narrow, bias=True)
+        for each, part in ((query, "q_proj"), (key, "k_proj"), (value, "v_proj"))
+    ]
+    spec = AttentionSpec(
+        num_heads=num_heads, num_kv_heads=num_heads, head_dim=narrow // num_heads, causal=False,
+    )  # fmt: skip
+    shape = Shape(items, query.numel // size // items, key.numel // size // items, spec)
+    out = attend(t, made[0], made[1], made[2], shape, None)
+    result = linear(t, out, f"{name}.o_proj", narrow, size, bias=True)
+    t.touch(*made)
+    return result
+
+
+def _look(
+    t: Tape, picture: Tensor, name: str, body: TwoWayLayerBody | LastLookBody, flow: Flow
+) -> Tensor:
+    """Tokens see the picture; what is added to them."""
+    tokens, asked = flow.tokens_seen, flow.asked
+    assert tokens is not None
+    assert asked is not None
+    query, key = t.add(tokens, asked), t.add(picture, _placed(flow))
+    widths = body.size, body.narrow
+    out = _seen(t, name, (query, key, picture), widths, body.num_heads, flow.items)
+    t.touch(query, key)
+    return t.add(tokens, out)
+
+
+def _placed(flow: Flow) -> Tensor:
+    assert flow.placed is not None
+    return flow.placed
+
+
+def _two_way(t: Tape, x: Tensor, body: TwoWayLayerBody, flow: Flow) -> Tensor:
+    size = body.size
+    tokens, asked = flow.tokens_seen, flow.asked
+    assert tokens is not None
+    assert asked is not None
+    before, query = tokens, t.add(tokens, asked)
+    out = _seen(t, "self_attn", (query, query, tokens), (size, size), body.num_heads, flow.items)
+    flow.tokens_seen = layer_norm(t, t.add(tokens, out), "layer_norm1", size)
+    tokens = layer_norm(
+        t, _look(t, x, "cross_attn_token_to_image", body, flow), "layer_norm2", size
+    )
+    raised = linear(t, tokens, f"{body.network}.proj_in", size, body.inner_size, bias=True)
+    active = activation(t, raised, body.activation)
+    fed = linear(t, active, f"{body.network}.proj_out", body.inner_size, size, bias=True)
+    tokens = layer_norm(t, t.add(tokens, fed), "layer_norm3", size)
+    query, key = t.add(tokens, asked), t.add(x, _placed(flow))
+    widths = size, body.narrow
+    name = "cross_attn_image_to_token"
+    out = _seen(t, name, (key, query, tokens), widths, body.num_heads, flow.items)
+    picture = t.add(x, out)
+    t.touch(key, out)
+    if before is not asked:
+        t.release(before)
+    flow.tokens_seen = tokens
+    t.hold(tokens)
+    return layer_norm(t, picture, "layer_norm4", size)
+
+
+def _last_look(t: Tape, x: Tensor, body: LastLookBody, flow: Flow) -> Tensor:
+    seen = _look(t, x, "final_attn_token_to_image", body, flow)
+    for each in (flow.tokens_seen, flow.asked):
+        assert each is not None
+        t.release(each)
+    flow.tokens_seen = layer_norm(t, seen, "layer_norm_final_attn", body.size)
+    t.hold(flow.tokens_seen)
+    return t.alias(x)
+
+
+def _upscaled(t: Tape, x: Tensor, body: UpscalingBody, flow: Flow) -> Tensor:
+    positions = 4 * flow.items * flow.grid[0] * flow.grid[1]
+    wide = convolution(t, x, "upscale_conv1", positions)
+    normed = layer_norm(t, wide, "upscale_layer_norm", body.size // 4)
+    active = activation(t, normed, Activation.GELU)
+    t.touch(wide, normed)
+    wider = convolution(t, active, "upscale_conv2", 4 * positions)
+    out = activation(t, wider, Activation.GELU)
+    t.touch(wider, active)
+    return out
+
+
+def _masks(t: Tape, x: Tensor, body: MasksBody, flow: Flow) -> Tensor:
+    """Of all masks but the first, which only the class asked for a single one returns."""
+    tokens = flow.tokens_seen
+    assert tokens is not None
+    size, out = body.size, body.size // 8
+    made = []
+    for number in range(body.num_tokens):
+        name = f"output_hypernetworks_mlps.{number}"
+        found = t.slice(tokens, flow.items * size)
+        for layer, outputs in (("proj_in", size), ("layers.0", size), ("proj_out", out)):
+            found = linear(t, found, f"{name}.{layer}", size, outputs, bias=True)
+            if layer != "proj_out":
+                found = activation(t, found, Activation.RELU)
+        made.append(found)
+    stacked = t.concatenate(*made)
+    for each in (tokens, *flow.found):
+        t.release(each)
+    positions = x.numel // out
+    masks = batched_matmul(t, stacked, x, positions * body.num_tokens, out)
+    return t.slice(masks, positions * (body.num_tokens - 1))
