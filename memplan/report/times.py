@@ -175,7 +175,7 @@ def _step_text(answer: "Estimate", time: StepTime) -> str:
     return (
         f"Step on {_card_name(answer)}: {seconds_text(time.expected_s)}{span}, "
         f"{_rate_text(answer, time)}"
-        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, {_utilisation(time)}"
+        f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, {_utilisation(time)}"
     )
 
 
