@@ -126,6 +126,9 @@ class Tape:
         """Finish the segment; ``output`` is what the next one reads."""
         self.touch(*self.segment.lingering)
         self.segment.output = output
+        if not output.requires_grad:
+            # No operation keeps anything, so nothing holds the checkpoint, nor the input that it was given.
+            self.segment.checkpointed, self.segment.input_away = False, None
         if not self.segment.checkpointed:
             made = output.storage
             kept = any(made in operation.saved for operation in self.segment.operations)
