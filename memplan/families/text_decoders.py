@@ -1,8 +1,8 @@
-"""Text models of one multimodal type each, whose layers are partly counted.
+"""Text models of one multimodal type each.
 
-Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
-experts work as no other family's do. Such parts are counted, the others written down
-(``modeling_*.py`` of each type, transformers 5.23).
+Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or experts work as
+no other family's do. Kosmos-2.5's layers are counted, all others written down (``modeling_*.py`` of each
+type, transformers 5.23).
 """
 
 from collections.abc import Callable

@@ -282,7 +282,7 @@ def mllama_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
     between = ChainBody(
         parts=(
             NormBody(module="layernorm_post", size=size),
-            TilePlacesBody(module=_tile_module("post"), size=size, tiles=tiles),
+            TilePlacesBody(module=_tile_module("post")),
         )
     )
     with table.block(f"{name}.global_embed", body=between):
@@ -298,6 +298,13 @@ def mllama_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
         for gate in gates:
             table.parameter("global_transformer.layer", gate, 1)
     chosen = tuple(reader.integers("intermediate_layers_indices"))
+    depth = reader.layers("num_hidden_layers")
+    for number in chosen:
+        if not -depth <= number < depth:
+            error = reader.fail(
+                "intermediate_layers_indices", f"{number}: there are {depth} layers"
+            )
+            raise error
     with table.block(f"{name}.states", body=LayersJoinedBody(size=size, layers=chosen)):
         pass
 

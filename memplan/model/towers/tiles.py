@@ -27,8 +27,6 @@ class TilePlacesBody:
     """Each tile's place in its picture, times a gate, is added to all its tokens."""
 
     module: str
-    size: int
-    tiles: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +35,7 @@ class LayersJoinedBody:
 
     size: int
     layers: tuple[int, ...]
-    """Which ones, from 0."""
+    """Which ones, from 0, or from the last as negative numbers."""
 
 
 TileBody = TilePlacesBody | LayersJoinedBody
