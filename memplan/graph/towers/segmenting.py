@@ -185,11 +185,8 @@ def places(t: Tape, body: PlacesBody, flow: Flow) -> Tensor:
     half = t.tensor(cells * matrix.shape[1], t.autocast or matrix.dtype)
     t.record(OperationKind.MATMUL, (t.cast_weight(matrix),), (half,), gradients=(Gradient.FRESH,))
     turned = t.scale(half)
-    waves = []
-    for kind in (OperationKind.SIN, OperationKind.COS):
-        read = turned if t.autocast is None else t.cast(turned, DType.FP32)
-        waves.append(t.elementwise(kind, read, saves_input=True))
-    once = t.concatenate(*waves)
+    kinds = OperationKind.SIN, OperationKind.COS
+    once = t.concatenate(*(t.elementwise(kind, turned, saves_input=True) for kind in kinds))
     t.touch(half, turned)
     flow.places = t.tensor(flow.items * once.numel, once.dtype)
     t.record(OperationKind.REPEAT, (once,), (flow.places,), gradients=(Gradient.FRESH,))
