@@ -14,6 +14,7 @@ from memplan.families.towers.sizes import few, pair
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.body import ChainBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.segmenting import (
     LastLookBody,
@@ -96,12 +97,10 @@ def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigRe
         # No layers that are run again: ``SamTwoWayAttentionBlock`` is a plain module.
         with table.block("mask_decoder.two_way", body=layer):
             _two_way_layer(table, masks, "mlp", 2)
-    with table.block(
-        "mask_decoder.final", body=LastLookBody(size=size, narrow=narrow, num_heads=heads)
-    ):
+    last = LastLookBody(size=size, narrow=narrow, num_heads=heads)
+    with table.block("mask_decoder.final", body=ChainBody(parts=(last, UpscalingBody(size=size)))):
         attention(table, "final_attn_token_to_image", size, inner=narrow)
         table.norm("layer_norm_final_attn", size)
-    with table.block("mask_decoder.upscaling", body=UpscalingBody(size=size)):
         _upscaling(table, size)
     inner, depth = masks.integer("iou_head_hidden_dim"), few(masks, "iou_head_depth")
     with table.block("mask_decoder.quality", body=SpareBody()):

@@ -272,7 +272,7 @@ def _last_look(t: Tape, x: Tensor, body: LastLookBody, flow: Flow) -> Tensor:
         t.release(each)
     flow.tokens_seen = layer_norm(t, seen, "layer_norm_final_attn", body.size)
     t.hold(flow.tokens_seen)
-    return t.alias(x)
+    return x
 
 
 def _upscaled(t: Tape, x: Tensor, body: UpscalingBody, flow: Flow) -> Tensor:
