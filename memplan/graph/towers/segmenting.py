@@ -1,4 +1,4 @@
-"""Segment Anything, as ``SamModel`` runs it: one point a picture, masks and no loss of its own."""
+"""Segment Anything, as ``SamModel`` runs it: one point or box a picture, masks, no loss of its own."""
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul
@@ -27,7 +27,7 @@ from memplan.model.towers.segmenting import (
 from memplan.training.kernels import AttentionKernel
 
 POINTS = 2
-"""Tokens of a prompt of one point: the point, and one that pads it."""
+"""Tokens of a prompt: a point and one that pads it, or two corners of a box."""
 
 
 def write_segmenting(t: Tape, x: Tensor, body: SegmentingBody, flow: Flow) -> Tensor:
@@ -93,6 +93,8 @@ def _with_distances(
     # Heads of one picture or window are told apart by strides alone.
     apart = both if items == 1 else t.contiguous(both)
     query, key, value = t.split(apart, x.numel, x.numel, x.numel)
+    for each in (query, key, value):
+        each.by_head = items > 1
     eager = t.kernels.attention is AttentionKernel.EAGER
     scores: Tensor | None = None
     if eager:
