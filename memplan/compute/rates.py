@@ -8,6 +8,7 @@ gets, and what it takes the host to ask for a kernel.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from memplan.compute.host import HOST, HostPrices
 from memplan.dtypes import DType
@@ -45,6 +46,43 @@ class AttentionRate:
     """Of that with heads of 64."""
 
 
+class Cache(NamedTuple):
+    """The second-level cache, which all multiprocessors share."""
+
+    num_bytes: int
+    bytes_per_s: float
+    """Of kernels whose tensors lie in it."""
+
+
+CACHE_PER_MULTIPROCESSOR = 38e9
+"""What kernels read from and write to the cache on each multiprocessor [bytes/s]: 5.0 TB/s on an H100, whose copies of
+16 MiB take 8.7 microseconds with the launch's two (``d2d`` of ``tests/measured/h100_rates.json``); elsewhere an assumption."""
+_MIB = 2**20
+_CACHES: tuple[tuple[tuple[int, int], int], ...] = (
+    ((12, 0), 96 * _MIB), ((10, 0), 126 * _MIB), ((9, 0), 50 * _MIB), ((8, 9), 72 * _MIB),
+    ((8, 1), 6 * _MIB), ((8, 0), 40 * _MIB), ((7, 5), 4 * _MIB), ((0, 0), 6 * _MIB),
+)  # fmt: skip
+"""By architecture, from NVIDIA's white papers: H100 50 MiB (of both halves), A100 40, GA10x 6, Turing's T4 4."""
+_ADA: Mapping[int, int] = {58: 48, 60: 48, 76: 64, 128: 72, 142: 96}
+"""Ada's cards by their multiprocessors [MiB]: L4, 4070 Ti, 4080, 4090, and L40, L40S and 6000 Ada (arXiv:2606.22588:
+an L40 has 96)."""
+
+
+def cache_of(gpu: GpuSpec | None) -> Cache:
+    """A GPU's second-level cache, by its architecture.
+
+    >>> from memplan.sources.catalog import load_gpu
+    >>> [cache_of(load_gpu(each)).num_bytes >> 20 for each in ("h100", "l40s", "rtx3090")]
+    [50, 96, 6]
+    """
+    capability = (gpu.compute_capability if gpu is not None else None) or (8, 0)
+    count = num_multiprocessors(gpu)
+    size = next(found for least, found in _CACHES if capability >= least)
+    if capability == (8, 9):
+        size = _ADA.get(count, 72) * _MIB
+    return Cache(size, CACHE_PER_MULTIPROCESSOR * count)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rates:
     """What one GPU reaches."""
@@ -54,6 +92,7 @@ class Rates:
     bytes_per_s: float
     """Of kernels that read and write large tensors."""
     num_multiprocessors: int
+    cache: Cache
     attention: Mapping[OperationKind, AttentionRate]
     third_flash: AttentionRate
     kernel_s: float = KERNEL_S
@@ -139,6 +178,7 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
         },
         bytes_per_s=BANDWIDTH_SHARE * (bandwidth or DEFAULT_BANDWIDTH),
         num_multiprocessors=num_multiprocessors(gpu),
+        cache=cache_of(gpu),
         attention={kind: _attention(found, peak) for kind, found in shares.items()},
         third_flash=_attention(THIRD_FLASH, peak),
     )

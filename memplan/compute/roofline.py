@@ -148,6 +148,12 @@ class _Reader:
         self.share = float(causal_share(segment.layer, tape, model))
         """Of the scores, what attention's kernels compute."""
         self.is_compiled = segment.compiled is not Compilation.NONE
+        self.near: dict[Storage, None] = {}
+        """What the cache holds, the least recent first."""
+        self.near_bytes = 0
+        cache = rates.cache
+        self.saved_share = max(0.0, 1 - rates.bytes_per_s / cache.bytes_per_s)
+        """Of the time to read bytes from memory, what the cache saves."""
 
     def read(self) -> SegmentWork:
         operations = self.segment.operations
@@ -223,7 +229,7 @@ class _Reader:
                 self._send(work, operation, _SENT[kind][0])
             self._move(work, 2 * scratch)
         elif not operation.flops:
-            moved = _read_bytes(operation) + _made_bytes(operation)
+            moved = _read_bytes(operation) + _made_bytes(operation) - self._spared(operation)
             self._move(work, moved / slow + 2 * scratch)
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
@@ -233,8 +239,36 @@ class _Reader:
             work.products_s += self._product(operation, _shape(operation))
             self._norm_within(work, operation, NORM_BYTES[0], 0)
             self._move(work, 2 * scratch)
+        self._keep(operation)
         if sends:
             self._send_within(work, sends, work.device_s - before_s)
+
+    def _spared(self, operation: Operation) -> float:
+        """Of the bytes it reads, as many as would take what the cache saves: what was touched last lies there."""
+        near = self.near
+        if not near:
+            return 0.0
+        found = sum(_num_bytes(each) for each in operation.inputs if each.storage in near)
+        return self.saved_share * min(found, _read_bytes(operation))
+
+    def _keep(self, operation: Operation) -> None:
+        """What an operation touches drives what was touched longest ago out of the cache."""
+        near, size = self.near, self.rates.cache.num_bytes
+        for tensor in (*operation.inputs, *operation.outputs):
+            storage, num_bytes = tensor.storage, tensor.storage.num_bytes
+            if storage in near:
+                del near[storage]
+                self.near_bytes -= num_bytes
+            if num_bytes <= size:
+                near[storage] = None
+                self.near_bytes += num_bytes
+            else:
+                near.clear()
+                self.near_bytes = 0
+        while self.near_bytes > size:
+            oldest = next(iter(near))
+            del near[oldest]
+            self.near_bytes -= oldest.num_bytes
 
     def _norm_within(self, work: Work, operation: Operation, tensors: int, direction: int) -> None:
         """A norm that is one module with the product behind it reads and writes by itself."""
@@ -383,7 +417,11 @@ class _Reader:
             self._move(work, 2 * scratch)
         else:
             slow = SLOW_KINDS.get(kind, _PLAIN)[1]
-            self._move(work, _backward_bytes(operation) / slow + 2 * scratch)
+            moved: float = _backward_bytes(operation)
+            arriving = sum(_num_bytes(each) for each in operation.outputs if each.requires_grad)
+            if 2 * arriving <= self.rates.cache.num_bytes:
+                moved -= self.saved_share * min(arriving, moved)
+            self._move(work, moved / slow + 2 * scratch)
         if sends:
             self._send_within(work, sends, work.device_s - before_s)
 

@@ -205,6 +205,12 @@ def stages_of(
     Raises ``SetupError`` for a model that cannot be cut so.
     """
     check_stages(model)
+    if options.expert_parallel is not None:
+        from memplan.graph.experts.parallel import (
+            check_has_experts,
+        )  # only where experts are spread
+
+        check_has_experts(model)
     counts = layer_counts(model, pipeline)
     return _stages(model, options, counts, pipeline)
 

@@ -58,8 +58,13 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 
         check_shared(model)
     if options.expert_parallel is not None:
-        from memplan.graph.experts.parallel import check_spread  # only where experts are spread
+        from memplan.graph.experts.parallel import (  # only where experts are spread
+            check_has_experts,
+            check_spread,
+        )
 
+        if options.stage is None:
+            check_has_experts(model)
         check_spread(model, options.expert_parallel)
     tape = _record(model, options)
     if options.kernels.mlp_tiles != WHOLE:

@@ -28,12 +28,13 @@ HOP_S = 3.4e-6
 NODE_HOP_S = 14e-6
 """From one node to the next [2]."""
 HOST_MEMORY_BYTES_PER_S = 200_000_000_000
-"""What a node's CPUs reach in their memory with an optimizer's step: an assumption; DeepSpeed's CPU Adam
-steps 4 billion parameters in a second on 48 cores of 2018 (arXiv:2101.06840, table 4), 115 GB/s."""
+"""What a node's CPUs reach in their memory with an optimizer's step: an assumption, half of two sockets' data sheet.
+DeepSpeed's CPU Adam is remembered at 4 billion parameters in a second on 48 cores of 2018 (arXiv:2101.06840, table 4,
+not read again), 115 GB/s."""
 STORAGE_BYTES_PER_S = 3_200_000_000
-"""Each GPU's share of a node's NVMe drives, to read and to write: DGX A100 reads 25 GB/s from its drives together
-(data sheet), DGX-2 as much for twice the GPUs (arXiv:2104.07857, figure 2b); a drive of its own gives a GPU as much or
-twice that."""
+"""Each GPU's share of a node's NVMe drives, to read and to write: a drive for each. DeepSpeed reads 3.7 GB/s from one drive
+of PCIe 4 and writes 3.2 (DeepSpeed docs/_tutorials/deepnvme.md), and from four drives of an A100 machine with four GPUs
+10 and 5 together (blogs/deepnvme/08-2024)."""
 
 _BY_CAPABILITY: tuple[tuple[tuple[int, int], int], ...] = (
     ((10, 3), 100_000_000_000),

@@ -321,6 +321,8 @@ def advice_text(advice: Advice) -> str:
             f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, split, offload or "
             "GPUs gives that"
         )
+    from memplan.report.times import factor_text, time_factor  # which most answers do without
+
     change = describe_change(advice.answer.setup, better.setup)
     if not advice.missing_bytes and advice.answer.host_verdict is Verdict.OOM:
         before, after = (format_gib(each.host_bytes, digits=1) for each in (advice.answer, better))
@@ -332,6 +334,9 @@ def advice_text(advice: Advice) -> str:
     text = f"{at_least}{saving}"
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
+    factor = time_factor(advice.answer, better)
+    if factor is not None:
+        text += f"; {factor_text(factor)}"
     aim = "nearest" if better.verdict is Verdict.TIGHT else "to fit"
     return f"{aim}: {change_flags(advice.answer.setup, better.setup)} ({text})"
 

@@ -31,7 +31,10 @@ def hint_rows(rows: Rows, hints: Hints) -> list[dict[str, object]]:
 
 
 def _hint(advice: Advice, flat: Sequence[Estimate]) -> dict[str, object]:
+    from memplan.report.times import time_factor  # which most answers do without
+
     answer, better = advice.answer, advice.better
+    factor = time_factor(answer, better) if better is not None else None
     # The answer may have been replayed since, for the advice's sake.
     asked = (answer.setup, answer.gpu)
     row = next(number for number, each in enumerate(flat) if (each.setup, each.gpu) == asked)
@@ -43,4 +46,5 @@ def _hint(advice: Advice, flat: Sequence[Estimate]) -> dict[str, object]:
         "options": change_flags(answer.setup, better.setup) if better is not None else None,
         "saved_bytes": advice.saved_bytes if better is not None else None,
         "verdict": better.verdict.value if better is not None and better.verdict else None,
+        "time_factor": round(factor, 3) if factor is not None else None,
     }

@@ -77,5 +77,6 @@ HINT_MEANINGS: dict[str, str] = {
     "options": "the same as options of the command line",
     "saved_bytes": "what that saves",
     "verdict": "of the changed setup: fits, tight or states fit",
+    "time_factor": "how many times as long a token takes then; null where that is not known",
 }
 """What each of the ``hints`` of ``memplan estimate`` says."""

@@ -150,6 +150,26 @@ def speed_lines(answer: "Estimate") -> list[str]:
     return [] if time is None or answer.gpu is None else [_step_text(answer, time)]
 
 
+def time_factor(before: "Estimate", after: "Estimate") -> float | None:
+    """How many times as long a token takes after a change; None where it is not known."""
+    question = TimeQuestion()
+    old, new = timed(before, question).time, timed(after, question).time
+    return None if old is None or new is None else old.tokens_per_s / new.tokens_per_s
+
+
+def factor_text(factor: float) -> str:
+    """In words.
+
+    >>> factor_text(1.312), factor_text(0.5), factor_text(1.004)
+    ('a token then takes 1.31 times as long', 'tokens then come 2.00 times as fast', 'no slower')
+    """
+    if factor >= 1 + LEAST_SHARE:
+        return f"a token then takes {_digits(factor)} times as long"
+    if factor <= 1 - LEAST_SHARE:
+        return f"tokens then come {_digits(1 / factor)} times as fast"
+    return "no slower"
+
+
 def _step_text(answer: "Estimate", time: StepTime) -> str:
     span = f" ({_span(time.low_s, time.high_s)})" if time.low_s < time.high_s else ""
     return (

@@ -65,8 +65,8 @@ def _ends(text: str) -> tuple[float, float] | None:
 
 
 USUAL_IMBALANCE = Imbalance(1.0, 1.25)
-"""From balanced to the capacity factor with which Switch Transformers are trained, at which hardly a token
-finds its expert full (Fedus et al., arXiv:2101.03961, sections 2.2 and 5)."""
+"""From balanced to the larger of the two capacity factors with which Switch Transformers do best, 1 and 1.25
+(Fedus et al., arXiv:2101.03961, section 2.2 and table 1)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ HINT = re.compile(
     r"^ +(?:(?:to fit|nearest): (?P<flags>.+) \()?(?P<bounded>at least )?"
     r"(?P<missing>[\d.,]+) GiB more needed: "
     r"(?:no change .* gives that|(?P<change>.+) saves? (?P<saved>[\d.,]+) GiB"
-    r"(?P<outcome>, [\w ]+)?\))$",
+    r"(?P<outcome>, [\w ]+)?(?P<time>; [\w .]+)?\))$",
     re.MULTILINE,
 )
 GIB = 2**30

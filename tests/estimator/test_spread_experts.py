@@ -65,6 +65,23 @@ def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
         memplan.estimate(model, TrainingSetup(**{**SPREAD, **fields}))
 
 
+def test_a_stage_may_have_no_experts() -> None:
+    """DeepSeek-V2-Lite's first layer is dense, and a stage of its own here; a model without experts is refused all the same."""
+    stages = {
+        **SPREAD,
+        "num_gpus": 216,
+        "pipeline_parallel": 27,
+        "expert_parallel": 2,
+        "gradient_accumulation_steps": 28,
+    }
+    answer = memplan.estimate("deepseek-v2-lite", TrainingSetup(**stages))
+    assert answer.setup.expert_parallel == 2
+    with pytest.raises(SetupError, match="has no experts"):
+        memplan.estimate(
+            "llama-3.2-3b", TrainingSetup(**{**stages, "num_gpus": 224, "pipeline_parallel": 28})
+        )
+
+
 def test_a_range_of_shares_is_a_range_of_bytes() -> None:
     model = memplan.load_model("mixtral-8x7b")
     gpu = load_gpu("h200")

@@ -1,4 +1,4 @@
-"""Published throughput against memplan's: llm-foundry, fms-acceleration, torchtitan, prime-rl, Megatron-LM."""
+"""Published throughput against memplan's: llm-foundry, fms-acceleration, torchtitan, prime-rl, Megatron-LM, NeMo, DeepSpeed."""
 
 import sys
 from pathlib import Path
@@ -18,6 +18,9 @@ SOURCES = {
     "tt-": "torchtitan, Llama 8B",
     "prime-": "prime-rl, Qwen3 and GLM",
     "mg-": "Megatron-LM, GPT 1.7B-1T",
+    "zero3-": "DeepSpeed 2021-22, ZeRO-3, GPT 175B-2T",
+    "nemo-dense-": "NeMo, Llama and Qwen",
+    "nemo-moe-": "NeMo, mixtures whose tokens DeepEP sends",
     "peft-": "PEFT's comparison, Llama 3B",
 }
 

@@ -2,6 +2,11 @@
 
 Settings come from the translators of the memory records (``tests/measured/stacks``); what a source's hardware or
 kernels were beside them is here, each with where it is stated. Nothing was inferred from a measured rate.
+
+NeMo's LoRA rows run with adapters in the base's format (``lora_dtype`` is None) and Liger's kernels (``use_liger_kernel``
+is True by default, nemo_automodel/_transformers/auto_model.py), read there after peft's own defaults had given -42 %; its
+Triton kernels of LoRA are not modelled. Rows of TFLOP/s are turned into tokens by their source's formula (equation 3 of
+arXiv:2104.04473).
 """
 
 from collections.abc import Iterable, Mapping

@@ -35,10 +35,10 @@ def experts_in_turn(
 
 
 def _add_rows(t: Tape, total: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """``index_add_``: keeps where; the rows' gradient is taken out of the sum's."""
+    """``index_add_``: keeps the rows and where; the rows' gradient is taken out of the sum's."""
     out = t.view(total, total.numel)
     t.record(
-        OperationKind.INDEX_ADD_IN_PLACE, (total, rows, tokens), (out,), saves=(tokens,),
+        OperationKind.INDEX_ADD_IN_PLACE, (total, rows, tokens), (out,), saves=(rows, tokens),
         gradients=(Gradient.ALIAS, Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out

@@ -25,13 +25,19 @@ from memplan.training.exchange import ExchangeKind, Group, both_ways
 from memplan.training.expert_parallel import ExpertParallel
 
 
-def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
-    """Refuse models without experts, and such as do not divide.
+def mixtures_of(model: ModelSpec) -> list[MixtureSpec]:
+    """The mixtures of a model's layers."""
+    networks = [run.layer.feed_forward for stack in model.stacks for run in stack.runs]
+    return [each for each in networks if isinstance(each, MixtureSpec)]
+
+
+def check_has_experts(model: ModelSpec) -> None:
+    """Refuse a whole model without experts, or with other ones; stages of one that has some may have none.
 
     Raises ``SetupError``.
     """
     networks = [run.layer.feed_forward for stack in model.stacks for run in stack.runs]
-    mixtures = [each for each in networks if isinstance(each, MixtureSpec)]
+    mixtures = mixtures_of(model)
     others = [each for each in networks if not isinstance(each, MixtureSpec | FeedForwardSpec)]
     if others or any(spec.in_turn or spec.router.table_rows for spec in mixtures):
         msg = (
@@ -42,7 +48,14 @@ def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
     if not mixtures:
         msg = f"expert_parallel: {model.name} ({model.family}) has no experts: leave it out"
         raise SetupError(msg)
-    for spec in mixtures:
+
+
+def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
+    """Refuse experts that do not divide, or are not modelled.
+
+    Raises ``SetupError``.
+    """
+    for spec in mixtures_of(model):
         share, rest = divmod(spec.num_experts, group.degree)
         if rest:
             msg = (
