@@ -2,8 +2,8 @@
 
 All are counted: what sets them apart, attention to windows, blocks or several future tokens, is
 not written down as operations; of LED only its class for questions, whose tokens attend globally
-(``memplan.families.long_documents`` has the others). A row of ``VARIATIONS`` says which weights each
-type has.
+(``memplan.families.long_documents`` has the others), of ProphetNet its decoder alone and label
+smoothing (``memplan.families.prophetnet``). A row of ``VARIATIONS`` says which weights each type has.
 """
 
 from memplan.families.counted import (
@@ -138,7 +138,7 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
         num_future_tokens=reader.integer("ngram") if future else 0,
         future_width=reader.integer("num_buckets") * heads if future else 0,
         cross_attention=not future or reader.flag("add_cross_attention", default=True),
-        decoder_alone=request.task is None and _names_decoder(reader),
+        decoder_alone=request.task is None and names_decoder(reader),
     )
 
 
@@ -150,7 +150,8 @@ def require_equal(reader: ConfigReader, key: str, other: str) -> None:
         raise reader.fail(tying, problem)
 
 
-def _names_decoder(reader: ConfigReader) -> bool:
+def names_decoder(reader: ConfigReader) -> bool:
+    """Whether the config is that of a decoder without its encoder."""
     return any(each.endswith("Decoder") for each in reader.texts("architectures"))
 
 

@@ -31,7 +31,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         hidden_size=reader.integer("d_model"),
         context_length=reader.integer("max_position_embeddings"),
         stacks=(_stack(reader, "encoder", tied=tied), _stack(reader, "decoder", tied=tied)),
-        head=HeadSpec(tied=tied),
+        head=HeadSpec(tied=tied, of_base=True),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=False,

@@ -107,7 +107,7 @@ FAMILY_MODULES: dict[str, str] = {
     "pegasus_x": "bart_variants",
     "bigbird_pegasus": "long_documents",
     "fsmt": "fsmt",
-    "prophetnet": "bart_variants",
+    "prophetnet": "prophetnet",
     "big_bird": "bert_mixers",
     "longformer": "bert_variants",
     "xmod": "bert_mixers",

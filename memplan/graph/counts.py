@@ -41,7 +41,7 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     tape = record_model(model, TapeOptions())
     total = total_parameters(tape)
     base = total
-    if model.task is not Task.BASE:
+    if model.task is not Task.BASE and not model.head.of_base:
         base = total_parameters(record_model(replace(model, task=Task.BASE), TapeOptions()))
     untied = total
     if model.head.tied and model.task in _LANGUAGE_MODELS:
@@ -110,7 +110,7 @@ def largest_layer_unfused(tape: Tape) -> int:
                 1,
                 parameter.shape[0],
             ):
-                owned[parameter.module] += parameter.num_weights
+                owned[parameter.module] += parameter.num_weights // parameter.num_modules
             else:
                 sizes.append(parameter.unfused_numel)
         for module, weight in segment.tied:
@@ -123,7 +123,7 @@ def module_parameters(segment: Segment) -> Counter[str]:
     """Parameters that each module of a segment owns itself, tied ones of earlier segments too."""
     owned: Counter[str] = Counter()
     for parameter in segment.parameters:
-        owned[parameter.module] += parameter.num_weights
+        owned[parameter.module] += parameter.num_weights // parameter.num_modules
     for module, weight in segment.tied:
         owned[module] += weight.num_weights
     return owned

@@ -29,6 +29,7 @@ from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
     BlockSparseSpec,
+    FutureTokensSpec,
     LocalBlocksSpec,
     PositionBias,
     QueryScaling,
@@ -138,11 +139,17 @@ def record_stack(
     first = t.segment.index
     t.enter(stack.name)
     spec = stack.embedding or model.stacks[0].embedding
-    x = embed(t, spec or EmbeddingSpec(embedding_size=model.hidden_size), context, table, ids)
-    context.mask, _ = attention_masks(t, model, stack, context)
+    spec = spec or EmbeddingSpec(embedding_size=model.hidden_size)
+    attention_of = stack.runs[0].layer.attention
+    if isinstance(attention_of, FutureTokensSpec):
+        from memplan.graph.attention.future_tokens import embed_streams  # only for ProphetNet
+
+        x = embed_streams(t, spec, attention_of, context, table, ids)
+    else:
+        x = embed(t, spec, context, table, ids)
+        context.mask, _ = attention_masks(t, model, stack, context)
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
-    attention_of = stack.runs[0].layer.attention
     if isinstance(attention_of, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import band_mask  # only for BigBird-Pegasus
 
@@ -252,8 +259,9 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     x = clamped(t, x) if each else x
     if spec.cross_attention is not None:
         # The same name takes both attentions' weights: the first ones go when the second come.
-        weights = t.segment.lingering
-        t.segment.lingering = []
+        weights: list[Tensor] = []
+        if not spec.names_parts:
+            weights, t.segment.lingering = t.segment.lingering, []
         x = attention_sublayer(t, x, spec, context, cross=True)
         t.touch(*weights)
         x = clamped(t, x) if each else x
@@ -286,11 +294,15 @@ def attention_sublayer(
     attended = attention(t, normed, spec, context, cross=cross)
     t.touch(normed)
     dropped = dropout(t, attended, spec.dropout, module=_dropout_name(spec))
+    if spec.names_parts:
+        t.touch(*context.attention_frame)
+        context.attention_frame = ()
+        t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
     if spec.own_modules:
         t.touch(normed, attended)
         t.leave(name)
-    return out if before else norm(t, out, spec.norm, name, context.hidden_size)
+    return out if before else _norm_behind(t, x, out, spec, name, context)
 
 
 def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
@@ -301,11 +313,23 @@ def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackCon
     normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
     fed = feed_forward_of(t, normed, spec, context)
     dropped = dropout(t, fed, spec.dropout, module=_dropout_name(spec))
+    if spec.names_parts:
+        t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
     if spec.own_modules:
         t.touch(fed)
         t.leave("feed_forward")
-    return out if before else norm(t, out, spec.norm, "final_layer_norm", context.hidden_size)
+    return out if before else _norm_behind(t, x, out, spec, "final_layer_norm", context)
+
+
+def _norm_behind(
+    t: Tape, x: Tensor, summed: Tensor, spec: LayerSpec, name: str, context: StackContext
+) -> Tensor:
+    """The norm of a sum; where parts are named, so is what entered the sum, until it is there."""
+    out = norm(t, summed, spec.norm, name, context.hidden_size)
+    if spec.names_parts:
+        t.touch(x)
+    return out
 
 
 def _dropout_name(spec: LayerSpec) -> str:
@@ -327,8 +351,9 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     product = _products(t, kind, context, cross=cross)
     of_queries = linear if cross else product
     query = of_queries(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
+    contracted = kind.form is AttentionForm.CONTRACTED
     if kind.query_scaling is QueryScaling.AT_ONCE:
-        query = t.scale(query)
+        query = t.scale(query, OperationKind.DIV if contracted else OperationKind.MUL_SCALAR)
     key = product(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
     value = product(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
     bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
@@ -339,6 +364,11 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         from memplan.graph.attention.folded import folded_attention  # only for LED
 
         out, held = folded_attention(t, query, key, value, shape, mask)
+    elif contracted:
+        from memplan.graph.attention.contracted import contracted_attention  # only for ProphetNet
+
+        out, kept = contracted_attention(t, query, key, value, shape)
+        context.attention_frame = held = (*held, *kept)
     else:
         out = attend(t, query, key, value, shape, mask, bias)
     last = WeightRole.ATTENTION_OUTPUT
@@ -416,9 +446,13 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     decoder = model.stacks[-1]
     if decoder.final_norm is None:
         t.leave(decoder.name)
-    loss = x
+    loss, streams = x, decoder.runs[0].layer.attention
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         loss = classification(t, model, x, None)
+    elif model.task is Task.SEQ2SEQ_LM and isinstance(streams, FutureTokensSpec):
+        from memplan.graph.attention.future_tokens import stream_loss  # only for ProphetNet
+
+        loss = stream_loss(t, model, streams, x, table)
     elif model.task is Task.SEQ2SEQ_LM:
         if decoder.tokens_first and t.options.batch_size > 1:
             x = t.scale(x, OperationKind.CLONE)

@@ -12,6 +12,7 @@ from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
     BlockSparseSpec,
+    FutureTokensSpec,
     LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
@@ -155,6 +156,10 @@ def _other_mixer(
         from memplan.graph.attention.relative import relative_attention  # only for XLNet
 
         return relative_attention(t, x, spec, context)
+    if isinstance(spec, FutureTokensSpec):
+        from memplan.graph.attention.future_tokens import future_tokens  # only for ProphetNet
+
+        return future_tokens(t, x, spec, context)
     if isinstance(spec, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import block_sparse  # only for BigBird
 

@@ -33,6 +33,10 @@ class StackContext:
     """The position bias of self-attention that the first layer made (T5)."""
     cross_bias: Tensor | None = None
     """That of cross attention."""
+    stream_mask: Tensor | None = None
+    """That of streams behind the tokens, whose own is ``mask`` (ProphetNet)."""
+    stream_buckets: tuple[Tensor, Tensor] | None = None
+    """Buckets of the distances between tokens, and between them and a stream."""
     alibi: Tensor | None = None
     """Slopes times positions, for every head."""
     chosen: Tensor | None = None

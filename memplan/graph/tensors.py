@@ -117,6 +117,7 @@ class Parameter(Tensor):
         "is_distributed",
         "module",
         "name",
+        "num_modules",
         "of_adapter",
         "of_linear",
         "packed",
@@ -163,6 +164,8 @@ class Parameter(Tensor):
         """Elements of the gradient that autograd makes: more where it makes those of other ranks too."""
         self.whole_numel = 0
         """Elements of the weight on all ranks together, where their parts are not equally large."""
+        self.num_modules = 1
+        """How many modules' weights it stands for, side by side (experts in turn, several at once)."""
         self.ranks = 1
         """How many ranks have a part of the weight like this one each."""
         self.is_distributed = False

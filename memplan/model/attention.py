@@ -109,6 +109,8 @@ class AttentionForm(Enum):
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
     FOLDED_VIEWS = "folded_views"
     """The same where tokens come before sequences, so that heads are views (FSMT)."""
+    CONTRACTED = "contracted"
+    """Two ``einsum``, the softmax in the scores' own dtype; queries are scaled at once (ProphetNet)."""
     FOLDED_COPIES = "folded_copies"
     """FSMT's first layer, whose input is turned: each projection copies it."""
     CLAMPED_SCORES = "clamped_scores"
@@ -282,3 +284,23 @@ class RelativeSpec:
     head_dim: int
     dropout: float = 0.0
     """Probability on the attention weights, and on the table of positions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FutureTokensSpec:
+    """ProphetNet's self-attention: of the tokens, and of streams that each predict one of the next few."""
+
+    num_heads: int
+    head_dim: int
+    num_streams: int
+    num_buckets: int
+    """Of distances, each with a score for every head."""
+    num_positions: int
+    """All that there are: masks and buckets are made of them, then cut."""
+    dropout: float = 0.0
+    """Probability on the attention weights."""
+
+    @property
+    def bias_width(self) -> int:
+        """Outputs of the layer that scores buckets."""
+        return self.num_buckets * self.num_heads

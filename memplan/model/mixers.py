@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
+    FutureTokensSpec,
     LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
@@ -263,6 +264,7 @@ OtherMixer = (
     | LocalBlocksSpec
     | BlockSparseSpec
     | RelativeSpec
+    | FutureTokensSpec
     | FourierSpec
     | ChannelsFirstSpec
     | ConvolvedHeadsSpec

@@ -174,10 +174,20 @@ def _step_text(answer: "Estimate", time: StepTime) -> str:
     span = f" ({_span(time.low_s, time.high_s)})" if time.low_s < time.high_s else ""
     return (
         f"Step on {_card_name(answer)}: {seconds_text(time.expected_s)}{span}, "
-        f"{time.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
-        + (f", {time.tokens_per_s:,.0f} in all" if time.num_gpus > 1 else "")
-        + f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, {_utilisation(time)}"
+        f"{_rate_text(answer, time)}"
+        f"; {time.flops_per_s_per_gpu / 1e12:,.0f} TFLOP/s, {_utilisation(time)}"
     )
+
+
+def _rate_text(answer: "Estimate", time: StepTime) -> str:
+    """Of a model without a stack of text layers people count pictures, recordings and clips, not tokens."""
+    setup, model = answer.setup, answer.model
+    of_text = bool(model.stacks) or model.traced is not None
+    samples = setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
+    rate = time.tokens_per_s if of_text else samples / time.expected_s
+    what, digits = ("tokens", ",.0f") if of_text else ("samples", ",.3g" if rate < 1000 else ",.0f")
+    each = f"{rate / time.num_gpus:{digits}} {what}/s per GPU"
+    return each + (f", {rate:{digits}} in all" if time.num_gpus > 1 else "")
 
 
 def _utilisation(time: StepTime) -> str:

@@ -114,10 +114,10 @@ def test_bad_input_is_one_line(
 def test_lower_bounds_make_no_plan(run: Run, tmp_path: Path) -> None:
     """Activations that are not counted: a plan would promise what nobody knows."""
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "doge", "num_hidden_layers": 2}', encoding="utf-8")
+    config.write_text('{"model_type": "funnel"}', encoding="utf-8")
     answer = run("plan", str(config), "--gpu", "a100", "--gpus", "8")
     assert answer.exit_code == 3
-    assert "attention and feed-forward networks: no setup can be said to fit" in answer.stderr
+    assert "activations of funnel: no setup can be said to fit" in answer.stderr
     assert answer.stdout == ""
 
 

@@ -274,9 +274,16 @@ def test_every_type_says_what_it_leaves_out(model_type: str) -> None:
     config: dict[str, object] = {"model_type": model_type}
     if model_type == "glm4v_moe":
         config["text_config"] = {"head_dim": 128}
+    if model_type == "gemma4":  # without it the class has no tower
+        config["vision_config"] = {"model_type": "gemma4_vision"}
     model = read(config)
     assert (model.join is None) is model.activations_left_out.startswith("activations of ")
     assert model.family == model_type
+
+
+def test_without_a_tower_it_is_its_text() -> None:
+    model = read({"model_type": "gemma4"})
+    assert (model.join, model.tables, model.activations_left_out) == (None, (), "")
 
 
 def test_only_the_outer_flag_ties() -> None:

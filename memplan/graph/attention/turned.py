@@ -1,4 +1,4 @@
-"""Linear layers on rows that lie in another order than they are read in (Longformer, FSMT)."""
+"""Linear layers on rows that lie in another order than they are read in (Longformer, FSMT, ProphetNet)."""
 
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import linear
@@ -21,6 +21,20 @@ def turned_linear(
     """``torch.nn.Linear`` of more than one sequence: a copy, its product, the bias added apart."""
     if t.options.batch_size == 1:
         return linear(t, x, name, in_features, out_features, bias=bias, role=role)
+    return copied_linear(t, x, name, in_features, out_features, bias=bias, role=role)
+
+
+def copied_linear(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    role: WeightRole = WeightRole.MATRIX,
+) -> Tensor:
+    """The same of any number of sequences."""
     weight = t.matrix(f"{name}.weight", out_features, in_features, role=role)
     addend = t.cast_weight(t.bias(f"{name}.bias", weight)) if bias else None
     factor = t.cast_weight(weight)

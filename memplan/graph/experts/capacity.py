@@ -148,6 +148,7 @@ def _product(
     """A linear layer of one expert, or those of several side by side."""
     weight = t.matrix(f"{name}.weight", count * outputs, inputs)
     weight.experts = ExpertShare(spec.num_experts, 1)
+    weight.num_modules = count
     if count == 1:
         return matmul_weight(t, x, weight)
     factor = t.cast_weight(weight)

@@ -8,8 +8,12 @@ from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.segmenting import PromptBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.tiles import TilesBody
+
+SEGMENTING = "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss"
+"""The step that is meant where a class, ``SamModel``, has no loss of its own."""
 
 
 def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
@@ -70,6 +74,8 @@ def media_words(
         words.append(f"clips of {seconds} s{'' if audio_seconds else ' (default)'}")
     elif sound is not None:
         words.append("clips of 30 s, to which all are padded")
+    if any(isinstance(each, PromptBody) for each in _bodies(model)):
+        words.append(SEGMENTING)
     if words:
         words.append("workspaces of convolutions not counted")
     return tuple(words)
