@@ -63,5 +63,7 @@ class Multimodal:
     """The text's key that asks for such masks in windows by saying ``vision`` (Gemma 4's large sizes)."""
     head_in_base: bool = False
     """``AutoModel`` makes the class with the head (Llama 4)."""
+    plain_logits: bool = False
+    """It leaves its logits as they are, though the text model's own class casts them (Llama 3.2 Vision)."""
     output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None
     """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""

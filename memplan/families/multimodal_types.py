@@ -46,6 +46,7 @@ GEMMA_2B: Mapping[str, object] = {
 }  # fmt: skip
 
 SCATTERED = TowerJoin(joining=Joining.SCATTERED)
+CROSSED = TowerJoin(joining=Joining.CROSSED)
 COLLECTED = TowerJoin(joining=Joining.COLLECTED)
 SCATTERED_KEPT = TowerJoin(joining=Joining.SCATTERED, returned=True)
 COLLECTED_KEPT = TowerJoin(joining=Joining.COLLECTED, returned=True)
@@ -175,7 +176,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     "llama4": Multimodal(
         declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True
     ),
-    "mllama": Multimodal(declare=plain.mllama, text=OWN),
+    "mllama": Multimodal(declare=plain.mllama, text=OWN, join=CROSSED, plain_logits=True),
     "step3p7": Multimodal(declare=convolved.step, text=OWN),
     "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),
     "gemma4": Multimodal(

@@ -14,6 +14,7 @@ from memplan.families.towers.sizes import few, pair
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.body import ChainBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.segmenting import (
     LastLookBody,
@@ -26,6 +27,8 @@ from memplan.model.towers.segmenting import (
 
 MASK_CHANNELS = 16
 """``mask_input_channels`` where the config has none (``SamPromptEncoderConfig``)."""
+TWO_WAY_RATE = 2
+"""``attention_downsample_rate`` of ``SamTwoWayAttentionBlock``, to which no config's is handed."""
 MEMORY_WIDTH = 64
 """Of what SAM 2's memory attention reads, written out in ``Sam2VideoMemoryAttentionLayer``."""
 GENERATION = "ForConditionalGeneration"
@@ -65,7 +68,7 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             _prompt_encoder(table, prompts)
         with table.block("prompt_encoder.points", count=prompts.integer("num_point_embeddings")):
             table.embedding("point_embed", 1, prompts.integer("hidden_size"))
-        _two_way_transformer(table, masks, "mlp", 2)
+        _two_way_transformer(table, masks, TWO_WAY_RATE, 2)
         _mask_decoder(table, masks)
         if request.model_type == "sam_hq":
             _high_quality(table, masks)
@@ -80,7 +83,7 @@ def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigRe
     """Behind SAM's encoder, in the order in which it runs; a prompt is one point, and no mask."""
     size, heads = masks.integer("hidden_size"), masks.integer("num_attention_heads", default=8)
     tokens = masks.integer("num_multimask_outputs") + 1
-    narrow = size // masks.integer("attention_downsample_rate")
+    last_narrow = size // masks.integer("attention_downsample_rate")
     with table.block("prompt_encoder", body=PromptBody(size=size, num_tokens=tokens)):
         _prompt_encoder(table, prompts)
         table.embedding("iou_token", 1, size)
@@ -89,19 +92,17 @@ def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigRe
     with table.block("prompt_encoder.points", count=points, body=SpareBody()):
         table.embedding("point_embed", 1, prompts.integer("hidden_size"))
     layer = TwoWayLayerBody(
-        size=size, narrow=narrow, inner_size=masks.integer("mlp_dim"), num_heads=heads,
+        size=size, narrow=size // TWO_WAY_RATE, inner_size=masks.integer("mlp_dim"), num_heads=heads,
         network="mlp", activation=tower_activation(masks, "hidden_act", default="relu"),
     )  # fmt: skip
     for _ in range(masks.layers("num_hidden_layers")):
         # No layers that are run again: ``SamTwoWayAttentionBlock`` is a plain module.
         with table.block("mask_decoder.two_way", body=layer):
-            _two_way_layer(table, masks, "mlp", 2)
-    with table.block(
-        "mask_decoder.final", body=LastLookBody(size=size, narrow=narrow, num_heads=heads)
-    ):
-        attention(table, "final_attn_token_to_image", size, inner=narrow)
+            _two_way_layer(table, masks, TWO_WAY_RATE, 2)
+    last = LastLookBody(size=size, narrow=last_narrow, num_heads=heads)
+    with table.block("mask_decoder.final", body=ChainBody(parts=(last, UpscalingBody(size=size)))):
+        attention(table, "final_attn_token_to_image", size, inner=last_narrow)
         table.norm("layer_norm_final_attn", size)
-    with table.block("mask_decoder.upscaling", body=UpscalingBody(size=size)):
         _upscaling(table, size)
     inner, depth = masks.integer("iou_head_hidden_dim"), few(masks, "iou_head_depth")
     with table.block("mask_decoder.quality", body=SpareBody()):
@@ -143,27 +144,27 @@ def _deep(
 
 
 def _two_way_transformer(
-    table: ParameterTable, reader: ConfigReader, network: str, network_layers: int
+    table: ParameterTable, reader: ConfigReader, rate: int, network_layers: int
 ) -> None:
     """Points attend to the image and the image to them, at a narrower width."""
     size = reader.integer("hidden_size")
     narrow = size // reader.integer("attention_downsample_rate")
     with table.block("mask_decoder.layers", count=reader.layers("num_hidden_layers")):
-        _two_way_layer(table, reader, network, network_layers)
+        _two_way_layer(table, reader, rate, network_layers)
     with table.block("mask_decoder.final"):
         attention(table, "final_attn_token_to_image", size, inner=narrow)
         table.norm("layer_norm_final_attn", size)
 
 
 def _two_way_layer(
-    table: ParameterTable, reader: ConfigReader, network: str, network_layers: int
+    table: ParameterTable, reader: ConfigReader, rate: int, network_layers: int
 ) -> None:
     size = reader.integer("hidden_size")
-    narrow = size // reader.integer("attention_downsample_rate")
+    narrow = size // rate
     attention(table, "self_attn", size)
     attention(table, "cross_attn_token_to_image", size, inner=narrow)
     attention(table, "cross_attn_image_to_token", size, inner=narrow)
-    _deep(table, network, size, reader.integer("mlp_dim"), size, network_layers)
+    _deep(table, "mlp", size, reader.integer("mlp_dim"), size, network_layers)
     for index in range(4):
         table.norm(f"layer_norm{index + 1}", size)
 
@@ -212,7 +213,8 @@ def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             _prompt_encoder(table, prompts)
             points = prompts.integer("num_point_embeddings")
             table.embedding("point_embed", points, prompts.integer("hidden_size"))
-        _two_way_transformer(table, masks, "mlp", few(masks, "num_hidden_layers"))
+        rate = masks.integer("attention_downsample_rate")
+        _two_way_transformer(table, masks, rate, few(masks, "num_hidden_layers"))
         _mask_decoder(table, masks)
         _object_scores(table, masks)
         _memory_attention(table, reader)

@@ -1,8 +1,8 @@
-"""Text models of one multimodal type each, whose layers are partly counted.
+"""Text models of one multimodal type each.
 
-Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or
-experts work as no other family's do. Such parts are counted, the others written down
-(``modeling_*.py`` of each type, transformers 5.23).
+Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or experts work as
+no other family's do. Kosmos-2.5's layers are counted, all others written down (``modeling_*.py`` of each
+type, transformers 5.23).
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from memplan.families.towers.parts import attention
 from memplan.model.attention import OutputGate, QueryScaling, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.mixers import MemoryAttentionSpec
 from memplan.model.mixtures import EveryTokenSpec, MixtureSpec, RouterScore, RouterSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
@@ -149,26 +150,18 @@ def _mllama_kinds(reader: ConfigReader) -> list[str]:
 
 
 def _mllama_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    """Llama's layer, or one that attends to pictures alone."""
     bare = Variation(qkv_bias=False, output_bias=False)
     spec = read_attention(reader, bare, reader.integer("hidden_size"))
-
-    def declare(table: ParameterTable) -> None:
-        size, head_size = reader.integer("hidden_size"), spec.head_dim
-        width, narrow = spec.num_heads * head_size, spec.num_kv_heads * head_size
-        for name, inputs, outputs in (
-            ("q_proj", size, width), ("k_proj", size, narrow), ("v_proj", size, narrow),
-            ("o_proj", width, size),
-        ):  # fmt: skip
-            table.linear(f"cross_attn.{name}", inputs, outputs, bias=False)
-        table.norm("cross_attn.q_norm", head_size, bias=False)
-        table.norm("cross_attn.k_norm", head_size, bias=False)
-        table.parameter("layer", "cross_attn_attn_gate", 1)
-        table.parameter("layer", "cross_attn_mlp_gate", 1)
-
+    network = replace(gated_network(reader), bias=False)
+    if kind != CROSS:
+        return LayerSpec(attention=spec, feed_forward=network, norm=RMS)
+    scores = replace(spec, rotary=None, causal=False)
     return LayerSpec(
-        attention=counted(declare) if kind == CROSS else spec,
-        feed_forward=replace(gated_network(reader), bias=False),
+        attention=MemoryAttentionSpec(scores=scores, norm=RMS),
+        feed_forward=network,
         norm=RMS,
+        placement=NormPlacement.CROSSING,
     )
 
 
@@ -278,7 +271,7 @@ DECODERS: dict[str, Hybrid] = {
     "mllama_text_model": Hybrid(
         kinds=_mllama_kinds,
         layer=_mllama_layer,
-        left_out="its cross attention",
+        upcasts_logits=True,
         extra_rows=lambda _: MLLAMA_IMAGE_ROWS,
     ),
     "muse_glimmer_text": Hybrid(

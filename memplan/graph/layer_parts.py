@@ -85,6 +85,7 @@ def _other_mixer(
         LightningSpec,
         Mamba2Spec,
         MambaSpec,
+        MemoryAttentionSpec,
         ShortConvolutionSpec,
         SideBySideSpec,
         TimeMixingSpec,
@@ -190,6 +191,7 @@ def _other_mixer(
         from memplan.graph.mixers.side_by_side import side_by_side  # only for Falcon-H1
 
         return side_by_side(t, x, spec, context)
+    assert not isinstance(spec, MemoryAttentionSpec)  # such layers are written down whole
     t.block = LayerBlock.MIXER
     return _counted(t, x, spec, context)
 

@@ -43,6 +43,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
     if placement in (NormPlacement.SINGLE, NormPlacement.NONE):
         write = single_part_layer if placement is NormPlacement.SINGLE else unnormed_layer
         return write(t, x, layer, context)
+    if placement is NormPlacement.CROSSING:
+        from memplan.graph.crossing import crossing_layer  # only for Llama 3.2 Vision
+
+        return crossing_layer(t, x, layer, context)
     return parallel_layer(t, x, layer, context)
 
 

@@ -47,9 +47,10 @@ from memplan.model.attention import (
     RelativeSpec,
     RotarySpec,
 )
-from memplan.model.layers import StackSpec
+from memplan.model.layers import NormPlacement, StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
+from memplan.model.towers.joining import Joining
 from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
@@ -94,9 +95,14 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
+    memory = None
+    if model.join is not None and model.join.joining is Joining.CROSSED:
+        from memplan.graph.crossing import record_memory  # only for Llama 3.2 Vision
+
+        memory = record_memory(t, counted_parts(model))
     if stage is None or stage.is_first:
         x, table = embed(t, model, stack)
-        if model.join is not None:
+        if model.join is not None and memory is None:
             from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
             x = joined_embeddings(t, model, counted_parts(model), x, model.join)
@@ -116,6 +122,11 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         x = expand_streams(t, x, stack.streams)
     context = shared_tensors(t, model, stack)
     context.vectors = held
+    if memory is not None:
+        from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
+        from memplan.graph.towers.media import tiles_of
+
+        share_memory(t, context, memory, tiles_of(model))
     x = run_layers(t, stack, x, context)
     if stage is not None and not stage.is_last:
         from memplan.graph.stages import hand_on  # only for pipelines
@@ -339,6 +350,11 @@ def run_layer(
     projection under autocast, where the first trained one stands behind frozen ones, or where the
     later ones own no parameters.
     """
+    if run.layer.placement is NormPlacement.CROSSING and context.memory is None:
+        from memplan.graph.crossing import pass_over  # only for Llama 3.2's text model alone
+
+        pass_over(t, stack, run, context)
+        return x
     remaining = run.count
     first = None
     while remaining:

@@ -23,6 +23,10 @@ class StackContext:
     memory: Tensor | None = None
     """The encoder's output, in a decoder."""
     memory_len: int = 0
+    memory_mask: Tensor | None = None
+    """Which of it each token sees, where it is pictures."""
+    memory_rows: Tensor | None = None
+    """Whether each token sees any of it."""
     memory_cut: bool = False
     """It is a part of what the encoder gave, which had padded its sequences."""
     bias: Tensor | None = None

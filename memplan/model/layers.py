@@ -35,6 +35,8 @@ class NormPlacement(Enum):
     """Before the layer's only part, attention or feed-forward (Mamba, Nemotron-H)."""
     NONE = "none"
     """The parts count norms of their own."""
+    CROSSING = "crossing"
+    """Before both, which read what towers gave, and are multiplied by a gate (Llama 3.2 Vision)."""
 
 
 class HalfClamp(Enum):

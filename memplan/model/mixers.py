@@ -144,6 +144,14 @@ class DynamicMaskSpec:
     step_bias: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryAttentionSpec:
+    """Attention to what towers gave, with norms on queries and keys (Llama 3.2 Vision)."""
+
+    scores: AttentionSpec
+    norm: NormSpec
+
+
 class GatedNorm(Enum):
     """How a gate and a norm follow each other behind Mamba's second scan."""
 
@@ -263,6 +271,7 @@ OtherMixer = (
     | SharedKeysSpec
     | DifferentialSpec
     | DynamicMaskSpec
+    | MemoryAttentionSpec
     | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec

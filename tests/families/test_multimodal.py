@@ -420,6 +420,10 @@ def test_a_voice_that_is_switched_off() -> None:
             "text_config.top_k_experts: 8 of 4 experts", id="experts",
         ),
         pytest.param(
+            {"model_type": "mllama", "vision_config": {"num_hidden_layers": 3}},
+            "vision_config.intermediate_layers_indices: 3: there are 3 layers", id="layers",
+        ),
+        pytest.param(
             {"model_type": "florence2", "vision_config": {"embed_dim": []}},
             "vision_config.embed_dim: is empty", id="no stages",
         ),

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from memplan.api import estimate
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.sources.defaults import class_defaults
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 
 
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
@@ -89,3 +92,21 @@ def test_pp_formulanet_ties_nothing() -> None:
 def test_sam_takes_the_width_of_its_network_from_a_ratio() -> None:
     ratio = counts("sam", "SamModel", {"vision_config": {"mlp_ratio": 2.0}})
     assert ratio == counts("sam", "SamModel", {"vision_config": {"mlp_dim": 1536}})
+
+
+# ``SamTwoWayAttentionBlock`` is handed no rate: only the last attention takes the config's.
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "total"),
+    [("sam", "SamModel", 93_670_000), ("sam_hq", "SamHQModel", 94_741_104)],
+)
+def test_two_way_layers_have_a_rate_of_their_own(
+    model_type: str, architecture: str, total: int
+) -> None:
+    sizes = {"mask_decoder_config": {"attention_downsample_rate": 4}}
+    assert counts(model_type, architecture, sizes)[0] == total
+
+
+def test_sam_says_which_step_is_meant() -> None:
+    setup = TrainingSetup(precision="bf16", checkpointing="full")
+    answer = estimate(load_model("sam-vit-base"), setup)
+    assert any("one point or box a picture" in each for each in answer.assumptions)

@@ -112,9 +112,10 @@ def mllama(table: ParameterTable, whole: Whole) -> None:
     """Llama 3.2's tower and one linear layer."""
     vision = whole.part(VISION)
     declare_tower(table, vision)
-    with table.block("projector"):
-        inputs = vision.reader.integer("vision_output_dim")
-        table.linear("projector", inputs, whole.text.hidden_size)
+    inputs, outputs = vision.reader.integer("vision_output_dim"), whole.text.hidden_size
+    body = LinearBody(module="projector", inputs=inputs, outputs=outputs)
+    with table.block("projector", body=body):
+        table.linear("projector", inputs, outputs)
 
 
 def gemma4(table: ParameterTable, whole: Whole) -> None:

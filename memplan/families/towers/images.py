@@ -31,6 +31,7 @@ from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, Nor
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.pooling import SquaresBody
 from memplan.model.towers.projecting import CopiedBody, CropBody, JoinedPatchesBody
+from memplan.model.towers.tiles import LayersJoinedBody, TilePlacesBody, TilesBody
 
 COLOURS = 3
 """Channels, where the class writes them down."""
@@ -256,28 +257,66 @@ def mllama_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
     size, tiles = reader.integer("hidden_size"), reader.integer("max_num_tiles")
     shapes = len(reader.sequence("supported_aspect_ratios")) or _num_shapes(tiles)
     positions = _grid(reader) + 1
-    with table.block(f"{name}.embed"):
+    heads = reader.integer("attention_heads")
+    body = TilesBody(
+        size=size, channels=reader.integer("num_channels", default=COLOURS),
+        image=pair(reader, "image_size"), patch=pair(reader, "patch_size"), crops=tiles,
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=body):
         table.parameter("vision_model", "class_embedding", size)
         _patches(table, reader, bias=False)
         table.parameter("gated_positional_embedding", "gate", 1)
         table.parameter("gated_positional_embedding", "embedding", positions, size)
         table.embedding("tile_embedding", shapes + 1, tiles * positions * size)
-        for place in ("pre", "post"):
-            module = f"{place}_tile_positional_embedding"
-            table.parameter(module, "gate", 1)
-            table.embedding(f"{module}.embedding", shapes + 1, tiles * size)
+        _tile_places(table, "pre", shapes, tiles * size)
         table.norm("layernorm_pre", size)
-        table.norm("layernorm_post", size)
     layer = TowerLayer(
         hidden_size=size,
         intermediate_size=reader.integer("intermediate_size"),
         attention_bias=False,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
-    with table.block(f"{name}.global_layers", count=reader.layers("num_global_layers")):
+    made = layer_body(layer, heads, tower_activation(reader, "hidden_act"))
+    made = replace(made, masked=True, recomputed=False)
+    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=made):
         declare_layer(table, layer)
-        table.parameter("global_transformer.layer", "gate_attn", 1)
-        table.parameter("global_transformer.layer", "gate_ffn", 1)
+    between = ChainBody(
+        parts=(
+            NormBody(module="layernorm_post", size=size),
+            TilePlacesBody(module=_tile_module("post")),
+        )
+    )
+    with table.block(f"{name}.global_embed", body=between):
+        table.norm("layernorm_post", size)
+        _tile_places(table, "post", shapes, tiles * size)
+    gates = ("gate_attn", "gate_ffn")
+    first, second = (f"global_transformer.layer.{gate}" for gate in gates)
+    names = replace(made.names, first_scale=first, second_scale=second)
+    gated = replace(made, gated=True, names=names)
+    count = reader.layers("num_global_layers")
+    with table.block(f"{name}.global_layers", count=count, body=gated):
+        declare_layer(table, layer)
+        for gate in gates:
+            table.parameter("global_transformer.layer", gate, 1)
+    chosen = tuple(reader.integers("intermediate_layers_indices"))
+    depth = reader.layers("num_hidden_layers")
+    for number in chosen:
+        if not -depth <= number < depth:
+            error = reader.fail(
+                "intermediate_layers_indices", f"{number}: there are {depth} layers"
+            )
+            raise error
+    with table.block(f"{name}.states", body=LayersJoinedBody(size=size, layers=chosen)):
+        pass
+
+
+def _tile_module(place: str) -> str:
+    return f"{place}_tile_positional_embedding"
+
+
+def _tile_places(table: ParameterTable, place: str, shapes: int, width: int) -> None:
+    """A gate, and a row for each shape that tiles make."""
+    table.parameter(_tile_module(place), "gate", 1)
+    table.embedding(f"{_tile_module(place)}.embedding", shapes + 1, width)
 
 
 def _num_shapes(tiles: int) -> int:

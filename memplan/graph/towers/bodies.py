@@ -16,6 +16,7 @@ from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
+from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.contrast import ContrastBody
@@ -37,6 +38,7 @@ from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.tiles import TileBody, TilesBody
 
 
 def write_body(
@@ -51,6 +53,8 @@ def write_body(
             return x
         case PatchesBody():
             return image_patches(t, body, flow)
+        case TilesBody():
+            return tiles(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
         case ClipBody():
@@ -100,6 +104,8 @@ def _read_on(
         return write_pooling(t, x, body, flow)
     if isinstance(body, ProjectingBody):
         return write_projecting(t, x, body, flow)
+    if isinstance(body, TileBody):
+        return write_tiles(t, x, body, flow)
     assert isinstance(body, ReorderedBody), body
     return reordered(t, x, body.size)
 

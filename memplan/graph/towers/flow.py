@@ -27,6 +27,7 @@ from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.tiles import TilesBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -82,6 +83,7 @@ def starts(block: ParameterBlock) -> bool:
         | PixelsBody
         | ClipBody
         | PlacesBody
+        | TilesBody
         | TokensBody
         | TypedTokensBody
         | TargetsBody,
@@ -103,8 +105,9 @@ def _runs(t: Tape, block: ParameterBlock) -> list[_Run]:
     # Parts of a language model are none of the towers beside it.
     own = not block.beside
     if block.part is ModelPart.LAYERS:
+        again = not isinstance(block.body, LayerBody) or block.body.recomputed
         return [
-            _Run(high - low, checkpointed, owner or (frozen and own))
+            _Run(high - low, checkpointed and again, owner or (frozen and own))
             for low, high, checkpointed, frozen in cut_layers(options, block.count)
         ]
     part = {

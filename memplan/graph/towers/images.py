@@ -15,10 +15,11 @@ from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import RMS_NORM
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.segmenting import PlacesBody
+from memplan.model.towers.tiles import TilesBody
 
 
 def picture_size(
-    side: int | None, body: PatchesBody | PixelsBody | ClipBody | PlacesBody
+    side: int | None, body: PatchesBody | PixelsBody | ClipBody | PlacesBody | TilesBody
 ) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
@@ -26,7 +27,7 @@ def picture_size(
     """
     if side is None:
         return body.image
-    if isinstance(body, PatchesBody) and body.rows:
+    if isinstance(body, TilesBody) or (isinstance(body, PatchesBody) and body.rows):
         msg = (
             f"image_size: {side} pixels a side are as good as any: pictures are resized to {body.image[0]} "
             "before this model sees them; leave it out"
@@ -58,7 +59,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         x = _picked(t, x, flow.items)
     x = _vectors(t, x, body, flow.items * patches)
     if body.tokens:
-        others = [_spread(t, name, flow.items, body.size) for name in body.tokens]
+        others = [spread(t, name, flow.items, body.size) for name in body.tokens]
         x = t.concatenate(x, *others) if body.tokens_last else t.concatenate(*others, x)
     if body.windowed:
         x = reordered(t, x, body.size)
@@ -69,7 +70,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.num_registers:
         first = t.slice(x, flow.items * body.size)
         rest = t.slice(x, x.numel - flow.items * body.size)
-        x = t.concatenate(first, _spread(t, body.registers, flow.items, 0), rest)
+        x = t.concatenate(first, spread(t, body.registers, flow.items, 0), rest)
     if body.masked:
         # One row of all pictures, of which each sees itself alone.
         x = t.contiguous(x)
@@ -135,7 +136,7 @@ def _tables(t: Tape, body: PatchesBody, flow: Flow, rows: int, dtype: DType) -> 
     flow.tables = tables[0], tables[1]
 
 
-def _spread(t: Tape, name: str, items: int, size: int) -> Tensor:
+def spread(t: Tape, name: str, items: int, size: int) -> Tensor:
     """A weight seen once for each picture (``expand``); its gradient is summed over them."""
     weight = t.parameter(name)
     out = Tensor((size or weight.numel) * items, weight.dtype, weight.storage)

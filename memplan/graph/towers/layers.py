@@ -53,7 +53,12 @@ def _added(
         given = x
         x = norm(t, given, body.norm, post_norm, body.size)
         t.touch(given)
-    if scale:
+    if scale and body.gated:
+        gate = t.elementwise(OperationKind.TANH, t.parameter(scale), saves_output=True)
+        given = x
+        x = t.mul(gate, given)
+        t.touch(given)
+    elif scale:
         x = t.mul(x, t.parameter(scale))
     x = dropout(t, x, body.dropout)
     if body.drop_path:

@@ -8,7 +8,12 @@ from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.segmenting import PromptBody
 from memplan.model.towers.sounds import SignalBody
+from memplan.model.towers.tiles import TilesBody
+
+SEGMENTING = "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss"
+"""The step that is meant where a class, ``SamModel``, has no loss of its own."""
 
 
 def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
@@ -24,12 +29,20 @@ def _is_known(model: ModelSpec) -> bool:
     return model.join is not None or not (model.stacks or model.activations_left_out)
 
 
-def pictures_of(model: ModelSpec) -> PatchesBody | PixelsBody | ClipBody | None:
+def pictures_of(model: ModelSpec) -> PatchesBody | PixelsBody | ClipBody | TilesBody | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
     found = (
-        each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody | ClipBody)
+        each
+        for each in _bodies(model)
+        if isinstance(each, PatchesBody | PixelsBody | ClipBody | TilesBody)
     )
     return next(found, None) if _is_known(model) else None
+
+
+def tiles_of(model: ModelSpec) -> int:
+    """Tiles or crops that each picture comes in."""
+    pictures = pictures_of(model)
+    return pictures.crops if isinstance(pictures, PatchesBody | TilesBody) else 1
 
 
 def sees(model: ModelSpec) -> bool:
@@ -51,7 +64,7 @@ def media_words(
     pictures, sound = pictures_of(model), sound_of(model)
     if pictures is not None:
         height, width = picture_size(image_size, pictures)
-        num_crops = pictures.crops if isinstance(pictures, PatchesBody) else 1
+        num_crops = tiles_of(model)
         crops = f", in {num_crops} crops of this size" if num_crops > 1 else ""
         given = "" if image_size else " (default)"
         each = f", {images_per_sample} a sequence" if model.join is not None else ""
@@ -61,6 +74,8 @@ def media_words(
         words.append(f"clips of {seconds} s{'' if audio_seconds else ' (default)'}")
     elif sound is not None:
         words.append("clips of 30 s, to which all are padded")
+    if any(isinstance(each, PromptBody) for each in _bodies(model)):
+        words.append(SEGMENTING)
     if words:
         words.append("workspaces of convolutions not counted")
     return tuple(words)

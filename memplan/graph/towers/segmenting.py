@@ -1,4 +1,4 @@
-"""Segment Anything, as ``SamModel`` runs it: one point a picture, masks and no loss of its own."""
+"""Segment Anything, as ``SamModel`` runs it: one point or box a picture, masks, no loss of its own."""
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul
@@ -27,7 +27,7 @@ from memplan.model.towers.segmenting import (
 from memplan.training.kernels import AttentionKernel
 
 POINTS = 2
-"""Tokens of a prompt of one point: the point, and one that pads it."""
+"""Tokens of a prompt: a point and one that pads it, or two corners of a box."""
 
 
 def write_segmenting(t: Tape, x: Tensor, body: SegmentingBody, flow: Flow) -> Tensor:
@@ -63,10 +63,11 @@ def _windowed_layer(t: Tape, x: Tensor, body: WindowedLayerBody, flow: Flow) -> 
         given = t.contiguous(padded)
         t.touch(normed, padded)
     attended = _with_distances(t, given, body, items, side)
+    t.touch(given)
     if body.window:
         whole = t.contiguous(attended)
-        attended = t.contiguous(t.slice(whole, x.numel))
-        t.touch(given)
+        windows, attended = attended, t.contiguous(t.slice(whole, x.numel))
+        t.touch(windows)
     middle = t.add(x, attended)
     t.touch(attended)
     second = layer_norm(t, middle, "layer_norm2", body.size)
@@ -89,9 +90,11 @@ def _with_distances(
     rows = side[0] * side[1]
     shape = Shape(items, rows, rows, spec)
     both = linear(t, x, "attn.qkv", body.size, 3 * body.size, bias=body.bias)
-    copied = t.contiguous(both)
-    query, key, value = t.split(copied, x.numel, x.numel, x.numel)
-    t.touch(both)
+    # Heads of one picture or window are told apart by strides alone.
+    apart = both if items == 1 else t.contiguous(both)
+    query, key, value = t.split(apart, x.numel, x.numel, x.numel)
+    for each in (query, key, value):
+        each.by_head = items > 1
     eager = t.kernels.attention is AttentionKernel.EAGER
     scores: Tensor | None = None
     if eager:
@@ -102,12 +105,15 @@ def _with_distances(
     else:
         total = scores if bias is None else t.add(scores, bias)
         weights = t.cast(softmax(t, total, dtype=DType.FP32), query.dtype)
+        t.touch(total)
         out = batched_matmul(t, dropout(t, weights, body.dropout), value, x.numel, rows)
         out = t.contiguous(out)
+    given = linear(t, out, "attn.proj", body.size, body.size, bias=True)
+    # The method's own variables.
     if bias is not None:
         t.touch(bias)
-    t.touch(query)
-    return linear(t, out, "attn.proj", body.size, body.size, bias=True)
+    t.touch(both, query)
+    return given
 
 
 def _distances(
@@ -120,22 +126,20 @@ def _distances(
         table = t.parameter(name)
         resized = t.tensor(table.numel, table.dtype)
         t.record(OperationKind.REPEAT, (table,), (resized,), gradients=(Gradient.FRESH,))
-        numbers = t.tensor(extent**2, DType.INT64)
-        t.record(OperationKind.ARANGE, (), (numbers,))
         rows = t.tensor(extent**2 * head_dim, table.dtype)
-        t.record(
-            OperationKind.INDEX, (resized, numbers), (rows,), saves=(numbers,),
-            gradients=(Gradient.FRESH, Gradient.NONE),
-        )  # fmt: skip
-        # Down the picture queries are copied into another order; across they lie as they are asked for.
-        read = t.contiguous(query) if name.endswith("h") else query
+        # Which rows, the CPU counts and keeps.
+        t.record(OperationKind.INDEX, (resized,), (rows,), gradients=(Gradient.FRESH,))
+        # Down the picture queries are copied into another order; across they lie as they are asked for,
+        # unless they are still what the projection gave.
+        read = t.contiguous(query) if name.endswith("h") or items == 1 else query
         numel = query.numel // head_dim * extent
         products.append(batched_matmul(t, read, rows, numel, head_dim))
     pairs = items * body.num_heads * (side[0] * side[1]) ** 2
     total = t.tensor(pairs, products[0].dtype)
     t.record(OperationKind.ADD, products, (total,), gradients=(Gradient.SUMMED, Gradient.SUMMED))
+    t.touch(*products)
     out = t.contiguous(total)
-    t.touch(*products, total)
+    t.touch(total)
     return out
 
 
@@ -183,11 +187,8 @@ def places(t: Tape, body: PlacesBody, flow: Flow) -> Tensor:
     half = t.tensor(cells * matrix.shape[1], t.autocast or matrix.dtype)
     t.record(OperationKind.MATMUL, (t.cast_weight(matrix),), (half,), gradients=(Gradient.FRESH,))
     turned = t.scale(half)
-    waves = []
-    for kind in (OperationKind.SIN, OperationKind.COS):
-        read = turned if t.autocast is None else t.cast(turned, DType.FP32)
-        waves.append(t.elementwise(kind, read, saves_input=True))
-    once = t.concatenate(*waves)
+    kinds = OperationKind.SIN, OperationKind.COS
+    once = t.concatenate(*(t.elementwise(kind, turned, saves_input=True) for kind in kinds))
     t.touch(half, turned)
     flow.places = t.tensor(flow.items * once.numel, once.dtype)
     t.record(OperationKind.REPEAT, (once,), (flow.places,), gradients=(Gradient.FRESH,))
@@ -273,7 +274,7 @@ def _last_look(t: Tape, x: Tensor, body: LastLookBody, flow: Flow) -> Tensor:
         t.release(each)
     flow.tokens_seen = layer_norm(t, seen, "layer_norm_final_attn", body.size)
     t.hold(flow.tokens_seen)
-    return t.alias(x)
+    return x
 
 
 def _upscaled(t: Tape, x: Tensor, body: UpscalingBody, flow: Flow) -> Tensor:

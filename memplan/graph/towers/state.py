@@ -24,6 +24,8 @@ class Flow:
 
     labels: Tensor | None = None
     """What the model should say."""
+    shapes: Tensor | None = None
+    """Which shape the tiles of each picture are laid out in."""
     length: int = 0
     """How long a clip's signal is here."""
     deep: list[Tensor] = field(default_factory=list)

@@ -17,6 +17,7 @@ from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
+from memplan.model.towers.tiles import TileBody, TilesBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,8 @@ TowerBody = (
     | BranchBody
     | PartBody
     | PictureBody
+    | TilesBody
+    | TileBody
     | ClipBody
     | TextBody
     | LayerBody

@@ -16,6 +16,8 @@ class Joining(Enum):
     """The same; before, what pads is left out, by index (Qwen2-Audio)."""
     COLLECTED = "collected"
     """The same; before, the pictures' features are joined to one tensor."""
+    CROSSED = "crossed"
+    """Layers of the language model attend to it (Llama 3.2 Vision)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

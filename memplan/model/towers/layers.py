@@ -111,4 +111,8 @@ class LayerBody:
     activation_dropout: float = 0.0
     drop_path: bool = False
     """Whole samples' sums are dropped: what is added is divided and multiplied by one number each."""
+    gated: bool = False
+    """Scales are numbers whose tanh multiplies (Llama 3.2 Vision)."""
+    recomputed: bool = True
+    """Checkpointing reaches it: the class is one of those that can compute their activations anew."""
     names: LayerNames = LayerNames()

@@ -43,7 +43,7 @@ class PlacesBody:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptBody:
-    """One point for each picture, beside the tokens that masks are read from; no mask is given."""
+    """One point or box a picture, beside the tokens that masks are read from; no mask is given."""
 
     size: int
     num_tokens: int
