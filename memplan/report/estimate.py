@@ -1,6 +1,6 @@
 """An estimate as people read it: the answer first, then setups side by side, or one account."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, expandable_note
@@ -49,11 +49,11 @@ def print_comparison(
     console.print()
     label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
     if question is not None:
-        others += times_by_card(rows, question)
+        others += times_by_card(_answers_by_card(rows), len(label.cells), question)
     if lifetimes:
         from memplan.report.lifetimes import lifetime_columns
 
-        others += lifetime_columns(rows)
+        others += lifetime_columns([line.first for line in setup_lines(rows)])
     for line in print_blocks(console.width, label, others):
         console.print(line, soft_wrap=True)
     console.print()
@@ -118,17 +118,34 @@ def print_account(
         _print_dim(console, text)
 
 
-def times_by_card(rows: Rows, question: "TimeQuestion") -> list[Column]:
-    """A step's time and what follows, for each GPU."""
+def _answers_by_card(rows: Rows) -> list[dict[int, Estimate]]:
+    """For each GPU, its answers by the line of the table that they stand on."""
+    lines = list(enumerate(setup_lines(rows)))
+    return [
+        {
+            place: line.first if gpu is None else line.held[gpu.gpu_id]
+            for place, line in lines
+            if gpu is None or gpu.gpu_id in line.held
+        }
+        for gpu in (each.gpu for each in rows[0])
+    ]
+
+
+def times_by_card(
+    cards: Sequence[Mapping[int, Estimate]], num_lines: int, question: "TimeQuestion"
+) -> list[Column]:
+    """A step's time and what follows, for each GPU; empty on lines of which it has no answer."""
     from memplan.report.times import time_columns  # which most are not asked for
 
     found = []
-    for column in zip(*rows, strict=True):
-        gpu = column[0].gpu
-        for each in time_columns(column, question):
-            name = gpu.short_name if gpu is not None and len(rows[0]) > 1 else ""
+    for held in cards:
+        gpu = next(iter(held.values())).gpu
+        name = gpu.short_name if gpu is not None and len(cards) > 1 else ""
+        for each in time_columns(list(held.values()), question):
+            told = dict(zip(held, each.cells, strict=True))
+            cells = tuple(told.get(place, "") for place in range(num_lines))
             header = (f"{name} {each.header[0]}".strip(), *each.header[1:])
-            found.append(Column(header=header, cells=each.cells, is_figure=True))
+            found.append(Column(header=header, cells=cells, is_figure=True))
     return found
 
 

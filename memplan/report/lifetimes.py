@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from memplan.estimator import Estimate
 from memplan.memory.account import Lifetime
-from memplan.report.answer import Rows
 from memplan.report.blocks import Column
 from memplan.report.columns import plain_gib
 
@@ -61,9 +60,9 @@ def lifetime_table(answer: Estimate) -> list[Column]:
     ]
 
 
-def lifetime_columns(rows: Rows) -> list[Column]:
-    """Of several setups: a column for each lifetime, of the first GPU."""
-    found = [lifetime_bytes(row[0]) for row in rows]
+def lifetime_columns(answers: Sequence[Estimate]) -> list[Column]:
+    """Of several setups: a column for each lifetime."""
+    found = [lifetime_bytes(each) for each in answers]
     return [
         Column(
             header=(lifetime.value,),

@@ -231,7 +231,8 @@ def sweep_lines(
     ):
         figures.insert(0, host_column(answers))
     if question is not None:
-        figures += times_by_card([result.estimates for result in results], question)
+        cards = [dict(enumerate(column)) for column in columns]
+        figures += times_by_card(cards, len(results), question)
     said = [{name: _said(name, result) for name in shown} for result in results]
     heading = [name for name in shown if list(COLUMNS).index(name) < _SECTION]
     starts = _section_starts([[each[name] for name in heading] for each in said])

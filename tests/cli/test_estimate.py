@@ -353,3 +353,12 @@ def test_without_a_gpu_to_fail_there_are_no_hints(run: Run) -> None:
     document = json.loads(run("estimate", "gpt2", "--gpu", "h100", "--format", "json").stdout)
     assert document["hints"] == []
     assert document["rows"][0]["largest_micro_batch"] > 1
+
+
+@pytest.mark.parametrize("option", ["--time", "--lifetimes"])
+def test_lines_of_one_gpu_alone_have_its_figures(run: Run, option: str) -> None:
+    """On a card with other kernels a setup has a line of its own, empty for the others."""
+    done = run("estimate", "llama-3.2-1b", "--gpus", "8", "--engine", "ddp,deepspeed", option)
+    assert done.exit_code == 0
+    assert "DDP, V100-32" in done.stdout
+    assert "DDP, H100-80" in done.stdout
