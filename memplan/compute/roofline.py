@@ -329,6 +329,9 @@ class _Reader:
         spec = layer.attention if layer is not None else None
         head = spec.head_dim if isinstance(spec, AttentionSpec) else FULL_HEAD
         length = self.tape.options.seq_len
+        if layer is None:
+            # Of a tower: keys to a query, by the FLOPs of both products.
+            length = max(1, round(operation.flops / (4 * query.numel)))
         half_length = HALF_LENGTHS[self.share < 1][direction]
         reached = (found.backward if direction else found.forward) * length / (length + half_length)
         if head < FULL_HEAD:

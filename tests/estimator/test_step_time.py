@@ -190,3 +190,11 @@ def test_an_odd_number_of_tokens_costs_what_an_even_one_does() -> None:
         timed(engine="fsdp", seq_len=4096 + more, micro_batch_size=1).expected_s for more in (0, 1)
     )
     assert odd == pytest.approx(even, rel=0.1)
+
+
+def test_a_tower_attends_over_its_own_positions() -> None:
+    """4,096 patches of a picture of SAM, of whose text there is one token: about as long as its products."""
+    shares = {
+        each.words: each.seconds for each in timed("sam-vit-base", num_gpus=1, seq_len=1).shares
+    }
+    assert 0 < shares["attention"] < 2 * shares["products of matrices"]
