@@ -26,6 +26,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import AttentionKernel
@@ -328,10 +329,7 @@ class _Reader:
         layer = self.segment.layer
         spec = layer.attention if layer is not None else None
         head = spec.head_dim if isinstance(spec, AttentionSpec) else FULL_HEAD
-        length = self.tape.options.seq_len
-        if layer is None:
-            # Of a tower: keys to a query, by the FLOPs of both products.
-            length = max(1, round(operation.flops / (4 * query.numel)))
+        length = self._keys(operation, query)
         half_length = HALF_LENGTHS[self.share < 1][direction]
         reached = (found.backward if direction else found.forward) * length / (length + half_length)
         if head < FULL_HEAD:
@@ -341,6 +339,14 @@ class _Reader:
         seconds = flops / reached
         moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
+
+    def _keys(self, operation: Operation, query: Tensor) -> float:
+        """Keys to a query in one kernel, by the FLOPs of both products; a ring has a kernel for each rank's."""
+        keys = operation.flops / (2 * (query.numel + operation.outputs[0].numel))
+        shared = self.tape.options.context_parallel
+        if shared is None or shared.kind is not ContextParallelKind.RING:
+            return keys
+        return keys / shared.degree
 
     def _product(self, operation: Operation, shape: Shape, *, sums_rows: bool = False) -> float:
         """How long a product takes; ``sums_rows``: over tokens, which lie row by row (of a weight's

@@ -206,9 +206,8 @@ def stages_of(
     """
     check_stages(model)
     if options.expert_parallel is not None:
-        from memplan.graph.experts.parallel import (
-            check_has_experts,
-        )  # only where experts are spread
+        # Only where experts are spread.
+        from memplan.graph.experts.parallel import check_has_experts
 
         check_has_experts(model)
     counts = layer_counts(model, pipeline)
