@@ -4,13 +4,14 @@ from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixers import CountedSpec
 from memplan.model.parameters import ParameterBlock, ParameterShape
 
 
-def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Tensor:
+def counted_part(t: Tape, x: Tensor, spec: CountedSpec, context: StackContext) -> Tensor:
     """Read hidden states and give new ones; what happens in between is left out.
 
     Its FLOPs are those of its matrices, each of which every token passes once.
@@ -20,7 +21,7 @@ def counted_part(t: Tape, x: Tensor, spec: CountedSpec, hidden_size: int) -> Ten
         _adapted(t, _declared(t, each))
     weights = t.segment.parameters[start:]
     out = t.tensor(x.numel, x.dtype)
-    tokens = x.numel // hidden_size
+    tokens = x.numel // context.hidden_size
     matrices = sum(weight.active_numel for weight in weights if len(weight.shape) > 1)
     t.record(
         OperationKind.COUNTED, (x, *weights), (out,), gradients=(Gradient.FRESH,) * (1 + len(weights)),

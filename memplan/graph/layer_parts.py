@@ -5,30 +5,23 @@ The rarer blocks are imported where a model has one: reading a model should not 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.graph.feed_forward import feed_forward
-from memplan.model.attention import (
-    AttentionForm,
-    AttentionSpec,
-    BlockSparseSpec,
-    FutureTokensSpec,
-    LocalBlocksSpec,
-    RelativeSpec,
-    SlidingChunksSpec,
-)
+from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
-from memplan.training.kernels import WHOLE, ScanKernel
+from memplan.training.kernels import WHOLE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memplan.graph.stack_context import StackContext
     from memplan.graph.tape import Tape
     from memplan.graph.tensors import Tensor
-    from memplan.model.latent import LatentAttentionSpec
     from memplan.model.layers import LayerSpec
-    from memplan.model.mixers import CountedSpec, OtherMixer, OtherNetwork, TokenMixer
-    from memplan.model.mixtures import MixtureSpec
+    from memplan.model.mixers import TokenMixer
 
 
 def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
@@ -50,7 +43,7 @@ def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> T
 
 def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
     if not isinstance(spec, AttentionSpec):
-        return _other_mixer(t, x, spec, context)
+        return _written(MIXERS, t, x, spec, context)
     if spec.form is AttentionForm.SEGMENTS:
         from memplan.graph.cpmant import segment_attention  # only for CPM-Ant
 
@@ -70,130 +63,68 @@ def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tenso
     return self_attention(t, x, spec, context)
 
 
-def _other_mixer(
-    t: Tape, x: Tensor, spec: LatentAttentionSpec | OtherMixer, context: StackContext
+def _written(
+    writers: Mapping[str, Writer], t: Tape, x: Tensor, spec: object, context: StackContext
 ) -> Tensor:
-    from memplan.model.compressed import CompressedAttentionSpec  # only for rarer models
-    from memplan.model.latent import LatentAttentionSpec
-    from memplan.model.mixers import (
-        ChannelsFirstSpec,
-        ConvolvedHeadsSpec,
-        DeltaRuleSpec,
-        DifferentialSpec,
-        DynamicMaskSpec,
-        FourierSpec,
-        LightningSpec,
-        Mamba2Spec,
-        MambaSpec,
-        MemoryAttentionSpec,
-        ShortConvolutionSpec,
-        SideBySideSpec,
-        TimeMixingSpec,
-    )
-    from memplan.model.mixtures import SortedAttentionSpec
-    from memplan.model.shared_keys import SharedKeysSpec
+    """What stands in the table for the spec's class."""
+    module, function, block = writers[type(spec).__name__]
+    if block is not None:
+        t.block = block
+    out: Tensor = getattr(import_module(f"memplan.graph.{module}"), function)(t, x, spec, context)
+    return out
 
-    if isinstance(spec, LatentAttentionSpec):
-        from memplan.graph.attention.latent import latent_attention  # only for DeepSeek's kin
 
-        return latent_attention(t, x, spec, context)
-    if isinstance(spec, CompressedAttentionSpec):
-        from memplan.graph.attention.compressed import compressed_attention  # only for DeepSeek-V4
+class Writer(NamedTuple):
+    """Who writes a part of a layer down, from ``(t, x, spec, context)``."""
 
-        return compressed_attention(t, x, spec, context)
-    if isinstance(spec, DynamicMaskSpec):
-        from memplan.graph.attention.dynamic_mask import dynamic_mask_attention  # only for Doge
+    module: str
+    """In ``memplan.graph``; it is imported where a model has such a part."""
+    function: str
+    block: LayerBlock | None = None
+    """What its tensors count as; None: as the part's place says."""
 
-        return dynamic_mask_attention(t, x, spec, context)
-    if isinstance(spec, DifferentialSpec):
-        from memplan.graph.attention.differential import (  # only for DiffLlama
-            differential_attention,
-        )
 
-        return differential_attention(t, x, spec, context)
-    if isinstance(spec, SortedAttentionSpec):
-        from memplan.graph.experts.sorted_lists import sorted_attention  # only for JetMoE
+MIXERS: Mapping[str, Writer] = {
+    "LatentAttentionSpec": Writer("attention.latent", "latent_attention"),
+    "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
+    "DynamicMaskSpec": Writer("attention.dynamic_mask", "dynamic_mask_attention"),
+    "DifferentialSpec": Writer("attention.differential", "differential_attention"),
+    "SortedAttentionSpec": Writer("experts.sorted_lists", "sorted_attention"),
+    "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
+    "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
+    "RelativeSpec": Writer("attention.relative", "relative_attention"),
+    "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
+    "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
+    "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),
+    "ChannelsFirstSpec": Writer("mixers.channels_first", "channels_first_attention"),
+    "ConvolvedHeadsSpec": Writer("mixers.convolved_heads", "convolved_heads"),
+    "FourierSpec": Writer("mixers.fourier", "fourier_transform"),
+    "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
+    "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
+    "SideBySideSpec": Writer("mixers.side_by_side", "side_by_side"),
+    "ShortConvolutionSpec": Writer("mixers.convolution", "short_convolution", LayerBlock.MIXER),
+    "TimeMixingSpec": Writer("mixers.rwkv", "time_mixing", LayerBlock.MIXER),
+    "MambaSpec": Writer("mixers.mamba", "mamba_mixer", LayerBlock.MIXER),
+    "Mamba2Spec": Writer("mixers.mamba2", "mamba2_mixer", LayerBlock.MIXER),
+    "CountedSpec": Writer("counted", "counted_part", LayerBlock.MIXER),
+}
+"""What mixes tokens, by the class of its spec: a new kind is a row. Layers of ``MemoryAttentionSpec`` are
+written down whole (``memplan.graph.crossing``)."""
 
-        return sorted_attention(t, x, spec, context)
-    if isinstance(spec, SharedKeysSpec):
-        from memplan.graph.attention.shared_keys import shared_keys_attention  # only for Gemma 4
 
-        return shared_keys_attention(t, x, spec, context)
-    if isinstance(spec, ShortConvolutionSpec):
-        from memplan.graph.mixers.convolution import short_convolution  # only for LFM2
-
-        t.block = LayerBlock.MIXER
-        return short_convolution(t, x, spec, context)
-    if isinstance(spec, LightningSpec):
-        from memplan.graph.mixers.lightning_attention import (  # only for MiniMax
-            lightning_attention,
-        )
-
-        return lightning_attention(t, x, spec, context)
-    if isinstance(spec, DeltaRuleSpec):
-        from memplan.graph.mixers.delta_rule import delta_rule  # only for Qwen3-Next and Qwen3.5
-
-        return delta_rule(t, x, spec, context)
-    if isinstance(spec, SlidingChunksSpec):
-        from memplan.graph.attention.sliding_chunks import sliding_chunks  # only for Longformer
-
-        return sliding_chunks(t, x, spec, context)
-    if isinstance(spec, FourierSpec):
-        from memplan.graph.mixers.fourier import fourier_transform  # only for FNet
-
-        return fourier_transform(t, x)
-    if isinstance(spec, ChannelsFirstSpec):
-        from memplan.graph.mixers.channels_first import (  # only for SqueezeBERT
-            channels_first_attention,
-        )
-
-        return channels_first_attention(t, x, spec, context)
-    if isinstance(spec, ConvolvedHeadsSpec):
-        from memplan.graph.mixers.convolved_heads import convolved_heads  # only for ConvBERT
-
-        return convolved_heads(t, x, spec, context)
-    if isinstance(spec, RelativeSpec):
-        from memplan.graph.attention.relative import relative_attention  # only for XLNet
-
-        return relative_attention(t, x, spec, context)
-    if isinstance(spec, FutureTokensSpec):
-        from memplan.graph.attention.future_tokens import future_tokens  # only for ProphetNet
-
-        return future_tokens(t, x, spec, context)
-    if isinstance(spec, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import block_sparse  # only for BigBird
-
-        return block_sparse(t, x, spec, context)
-    if isinstance(spec, LocalBlocksSpec):
-        from memplan.graph.attention.local_blocks import local_blocks  # only for LongT5
-
-        return local_blocks(t, x, spec, context)
-    if isinstance(spec, TimeMixingSpec):
-        from memplan.graph.mixers.rwkv import time_mixing  # only for RWKV
-
-        t.block = LayerBlock.MIXER
-        return time_mixing(t, x, spec, context)
-    if isinstance(spec, MambaSpec):
-        from memplan.graph.mixers.mamba import mamba_mixer  # only for Mamba and its hybrids
-
-        t.block = LayerBlock.MIXER
-        if t.kernels.scan is ScanKernel.PACKAGE and spec.is_one_function:
-            from memplan.graph.mixers.scan_kernels import mamba_in_kernels
-
-            return mamba_in_kernels(t, x, spec, context)
-        return mamba_mixer(t, x, spec, context)
-    if isinstance(spec, Mamba2Spec):
-        from memplan.graph.mixers.mamba2 import mamba2_mixer  # only for Mamba-2 and its hybrids
-
-        t.block = LayerBlock.MIXER
-        return mamba2_mixer(t, x, spec, context)
-    if isinstance(spec, SideBySideSpec):
-        from memplan.graph.mixers.side_by_side import side_by_side  # only for Falcon-H1
-
-        return side_by_side(t, x, spec, context)
-    assert not isinstance(spec, MemoryAttentionSpec)  # such layers are written down whole
-    t.block = LayerBlock.MIXER
-    return _counted(t, x, spec, context)
+NETWORKS: Mapping[str, Writer] = {
+    "MixtureSpec": Writer("experts.mixture", "mixture"),
+    "CrossedKeysSpec": Writer("experts.crossed_keys", "crossed_keys"),
+    "SortedExpertsSpec": Writer("experts.sorted_lists", "sorted_experts"),
+    "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
+    "EveryTokenSpec": Writer("experts.every_token", "every_token"),
+    "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
+    "ChannelsFirstNetworkSpec": Writer("mixers.channels_first", "channels_first_network"),
+    "GroupedNetworkSpec": Writer("mixers.convolved_heads", "grouped_network"),
+    "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
+    "CountedSpec": Writer("counted", "counted_part"),
+}
+"""Networks of another kind than the dense one, likewise."""
 
 
 def feed_forward_of(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
@@ -229,70 +160,4 @@ def _network(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Ten
 
             return tiled_network(t, x, spec, context.hidden_size)
         return feed_forward(t, x, spec, context.hidden_size)
-    return _other_network(t, x, spec, context)
-
-
-def _other_network(
-    t: Tape, x: Tensor, spec: MixtureSpec | OtherNetwork, context: StackContext
-) -> Tensor:
-    from memplan.model.mixers import (  # only for rarer models
-        ChannelMixingSpec,
-        ChannelsFirstNetworkSpec,
-        GroupedNetworkSpec,
-    )
-    from memplan.model.mixtures import (
-        BesideDenseSpec,
-        CapacityMixtureSpec,
-        CrossedKeysSpec,
-        EveryTokenSpec,
-        MixtureSpec,
-        SortedExpertsSpec,
-    )
-
-    if isinstance(spec, MixtureSpec):
-        from memplan.graph.experts.mixture import mixture  # only for mixtures of experts
-
-        return mixture(t, x, spec, context.hidden_size)
-    if isinstance(spec, CrossedKeysSpec):
-        from memplan.graph.experts.crossed_keys import crossed_keys  # only for Doge
-
-        return crossed_keys(t, x, spec, context.hidden_size)
-    if isinstance(spec, SortedExpertsSpec):
-        from memplan.graph.experts.sorted_lists import sorted_experts  # only for JetMoE
-
-        return sorted_experts(t, x, spec, context.hidden_size)
-    if isinstance(spec, BesideDenseSpec):
-        from memplan.graph.experts.beside_dense import beside_dense  # only for Gemma 4
-
-        return beside_dense(t, x, spec, context)
-    if isinstance(spec, EveryTokenSpec):
-        from memplan.graph.experts.every_token import every_token  # only for Llama 4
-
-        return every_token(t, x, spec, context.hidden_size)
-    if isinstance(spec, ChannelsFirstNetworkSpec):
-        from memplan.graph.mixers.channels_first import (  # only for SqueezeBERT
-            channels_first_network,
-        )
-
-        return channels_first_network(t, x, spec, context)
-    if isinstance(spec, GroupedNetworkSpec):
-        from memplan.graph.mixers.convolved_heads import grouped_network  # only for ConvBERT
-
-        return grouped_network(t, x, spec, context)
-    if isinstance(spec, CapacityMixtureSpec):
-        from memplan.graph.experts.capacity import (
-            capacity_mixture,  # only for Switch Transformers
-        )
-
-        return capacity_mixture(t, x, spec, context.hidden_size, context.batch)
-    if isinstance(spec, ChannelMixingSpec):
-        from memplan.graph.mixers.rwkv import channel_mixing  # only for RWKV
-
-        return channel_mixing(t, x, spec, context.hidden_size)
-    return _counted(t, x, spec, context)
-
-
-def _counted(t: Tape, x: Tensor, spec: CountedSpec, context: StackContext) -> Tensor:
-    from memplan.graph.counted import counted_part  # only for what is not written down
-
-    return counted_part(t, x, spec, context.hidden_size)
+    return _written(NETWORKS, t, x, spec, context)

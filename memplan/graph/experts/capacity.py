@@ -11,6 +11,7 @@ from memplan.graph.experts.routing import take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, dropout, matmul_weight, softmax
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import CapacityMixtureSpec
@@ -31,9 +32,10 @@ class Choice:
 
 
 def capacity_mixture(
-    t: Tape, x: Tensor, spec: CapacityMixtureSpec, hidden: int, batch: int
+    t: Tape, x: Tensor, spec: CapacityMixtureSpec, context: StackContext
 ) -> Tensor:
     """Router, experts in turn, the sum of what they give."""
+    hidden, batch = context.hidden_size, context.batch
     choice = _route(t, x, spec, hidden)
     t.block = LayerBlock.EXPERTS
     tokens = x.numel // hidden

@@ -13,14 +13,16 @@ from memplan.graph.feed_forward import feed_forward
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, embedding, linear, softmax
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.mixtures import CrossedKeysSpec
 from memplan.model.parameters import LayerBlock, WeightRole
 
 
-def crossed_keys(t: Tape, x: Tensor, spec: CrossedKeysSpec, hidden_size: int) -> Tensor:
+def crossed_keys(t: Tape, x: Tensor, spec: CrossedKeysSpec, context: StackContext) -> Tensor:
     """Router, looked-up experts, the dense network, the sum."""
+    hidden_size = context.hidden_size
     tokens, keys = x.numel // hidden_size, isqrt(spec.num_experts)
     chosen_count = tokens * spec.num_chosen
     logits = linear(t, x, "mlp.router_gate", hidden_size, 2 * keys, role=WeightRole.ROUTER)

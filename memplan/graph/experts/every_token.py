@@ -8,14 +8,16 @@ from memplan.graph.feed_forward import feed_forward
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation, linear
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixtures import EveryTokenSpec
 from memplan.model.parameters import LayerBlock, WeightRole
 
 
-def every_token(t: Tape, x: Tensor, spec: EveryTokenSpec, hidden: int) -> Tensor:
+def every_token(t: Tape, x: Tensor, spec: EveryTokenSpec, context: StackContext) -> Tensor:
     """Scores, all experts on all tokens, the shared expert, the sum."""
+    hidden = context.hidden_size
     flat = t.flatten(x)
     logits = linear(t, flat, "mlp.router", hidden, spec.num_experts, role=WeightRole.ROUTER)
     scores = _scores(t, logits, spec)

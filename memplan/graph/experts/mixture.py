@@ -13,6 +13,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations import activation_module, linear, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
@@ -21,8 +22,9 @@ from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ExpertKernel
 
 
-def mixture(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
+def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Tensor:
     """Router, routed experts and, where there is one, the shared expert."""
+    hidden_size = context.hidden_size
     if spec.sealed:
         t.segment.sealed.add("mlp")
     if spec.router.jitter:

@@ -33,8 +33,9 @@ class Routes:
     logits: Tensor
 
 
-def sorted_experts(t: Tape, x: Tensor, spec: SortedExpertsSpec, hidden_size: int) -> Tensor:
+def sorted_experts(t: Tape, x: Tensor, spec: SortedExpertsSpec, context: StackContext) -> Tensor:
     """The network: routed rows up, gated, down, weighted and added."""
+    hidden_size = context.hidden_size
     bias = t.parameter("mlp.bias", hidden_size)
     flat = t.flatten(x)
     routes = _routes(t, flat, "mlp.router.layer", spec, hidden_size)

@@ -4,11 +4,18 @@ from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
+from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.model.mixers import FourierSpec
 
 
-def fourier_transform(t: Tape, x: Tensor) -> Tensor:
+def fourier_transform(
+    t: Tape,
+    x: Tensor,
+    spec: FourierSpec,  # noqa: ARG001  (as all that mix tokens)
+    context: StackContext,  # noqa: ARG001
+) -> Tensor:
     """A copy in complex numbers, two fp32 each, its transform, of which the real part is a view.
 
     Raises ``UnsupportedOperationError`` for 16-bit hidden states, which cuFFT does not know.

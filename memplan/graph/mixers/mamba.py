@@ -23,6 +23,10 @@ from memplan.training.kernels import ScanKernel
 
 def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> Tensor:
     """Projection, short convolution, parameters of the scan, the scan, the output projection."""
+    if t.kernels.scan is ScanKernel.PACKAGE and spec.is_one_function:
+        from memplan.graph.mixers.scan_kernels import mamba_in_kernels  # only where installed
+
+        return mamba_in_kernels(t, x, spec, context)
     inner, hidden, batch = spec.inner, context.hidden_size, context.batch
     projected = linear(t, x, "mamba.in_proj", hidden, 2 * inner, bias=spec.bias)
     rate = decay_rate(t, inner, spec.state)

@@ -38,8 +38,9 @@ def time_mixing(t: Tape, x: Tensor, spec: TimeMixingSpec, context: StackContext)
     return out
 
 
-def channel_mixing(t: Tape, x: Tensor, spec: ChannelMixingSpec, hidden: int) -> Tensor:
+def channel_mixing(t: Tape, x: Tensor, spec: ChannelMixingSpec, context: StackContext) -> Tensor:
     """``RwkvFeedForward``: a squared ReLU of neighbours, times a receptance."""
+    hidden = context.hidden_size
     inner = spec.intermediate_size
     shifted = _shifted(t, x)
     key = _mixed(t, x, shifted, "mlp.time_mix_key", hidden)

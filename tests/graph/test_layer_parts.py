@@ -1,0 +1,35 @@
+"""Every kind of a layer's parts has a row that says who writes it down."""
+
+from importlib import import_module
+from inspect import signature
+from types import UnionType
+
+import pytest
+
+from memplan.graph.layer_parts import MIXERS, NETWORKS, Writer
+from memplan.model.attention import AttentionSpec
+from memplan.model.latent import LatentAttentionSpec
+from memplan.model.mixers import MemoryAttentionSpec, OtherMixer, OtherNetwork
+from memplan.model.mixtures import MixtureSpec
+
+WHOLE_LAYERS = {MemoryAttentionSpec.__name__}
+
+
+def names(union: UnionType) -> set[str]:
+    return {each.__name__ for each in union.__args__}
+
+
+def test_every_kind_has_a_row_and_no_row_is_idle() -> None:
+    mixers = {*names(OtherMixer), LatentAttentionSpec.__name__} - {AttentionSpec.__name__}
+    assert set(MIXERS) == mixers - WHOLE_LAYERS
+    assert set(NETWORKS) == {*names(OtherNetwork), MixtureSpec.__name__}
+
+
+@pytest.mark.parametrize("row", [*MIXERS.items(), *NETWORKS.items()], ids=lambda each: each[0])
+def test_a_row_names_what_takes_its_spec(row: tuple[str, Writer]) -> None:
+    spec, writer = row
+    function = getattr(import_module(f"memplan.graph.{writer.module}"), writer.function)
+    taken = list(signature(function).parameters.values())
+    assert [each.name for each in taken] == ["t", "x", "spec", "context"]
+    said = getattr(taken[2].annotation, "__name__", taken[2].annotation)
+    assert said == spec
