@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import drop, embedding_backward_scratch, matmul_weight
+from memplan.graph.operations.elementwise import drop
+from memplan.graph.operations.lookups import embedding_backward_scratch
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes

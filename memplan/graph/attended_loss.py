@@ -2,7 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import cross_entropy
+from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -12,7 +12,8 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.counted import idle_linear
 from memplan.graph.layer_parts import feed_forward_of
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import TrainedRun
 from memplan.graph.tape import Tape

@@ -6,7 +6,10 @@ model holds what it returned until the encoder is done.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, embedding, embedding_lookup, linear, norm
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.lookups import embedding, embedding_lookup
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

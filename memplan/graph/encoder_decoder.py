@@ -18,7 +18,11 @@ from memplan.graph.heads import classification
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
 from memplan.graph.layers import add_residual
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import cross_entropy, dropout, embedding_lookup, linear, norm
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext

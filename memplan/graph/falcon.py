@@ -17,7 +17,9 @@ from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.attention.paths import sdpa
 from memplan.graph.attention.rotary import rotate
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, dropout, norm, softmax
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.norms import norm
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, dropout, linear, norm
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape

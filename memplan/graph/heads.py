@@ -3,7 +3,11 @@
 from memplan.dtypes import DType
 from memplan.graph.counted import idle_linear
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, cross_entropy, dropout, linear, matmul_weight, norm
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

@@ -9,7 +9,9 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul, broadcast
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import matmul_tensor, norm, norm_unweighted, softmax
+from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.norms import norm, norm_unweighted
+from memplan.graph.operations.products import matmul_tensor
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -13,7 +13,8 @@ References
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import cross_entropy, linear
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stacks import output_matrix
 from memplan.graph.tape import Tape

@@ -8,7 +8,10 @@ weights gradients of zeros all the same.
 from memplan.dtypes import DType
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, dropout, linear, norm
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -4,7 +4,10 @@ A second token table holds all layers' side by side; projected embeddings are ad
 layer takes its slice, whose gradient is a zero-filled tensor of all of them.
 """
 
-from memplan.graph.operations import activation_module, embedding, linear, norm
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.lookups import embedding
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -3,7 +3,8 @@
 from memplan.dtypes import DType
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, norm
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.norms import norm
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

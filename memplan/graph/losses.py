@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import causal_lm_loss, cross_entropy, matmul_weight, next_token_labels
+from memplan.graph.operations.losses import causal_lm_loss, cross_entropy, next_token_labels
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor, allocated_bytes

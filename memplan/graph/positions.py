@@ -6,7 +6,10 @@ looked up until the last layer is done.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, embedding, linear, norm
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.lookups import embedding
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.layers import EmbeddingSpec, PositionSource

@@ -5,7 +5,8 @@ from typing import Any
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import embedding_lookup, matmul_weight
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.overlay import Ranks
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

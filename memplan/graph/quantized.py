@@ -12,7 +12,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.graph.adapters import beside_linear_dora, dropped_input
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import matmul_weight
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape

@@ -16,16 +16,12 @@ from memplan.graph.heads import (
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    complex_tables,
-    cross_entropy,
-    dropout,
-    embedding,
-    embedding_lookup,
-    linear,
-    norm,
-    rotary_tables,
-)
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.lookups import embedding, embedding_lookup
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
+from memplan.graph.operations.rotary import complex_tables, rotary_tables
 from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.splits import Sharing

@@ -5,7 +5,7 @@ from itertools import pairwise
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, matmul_weight
+from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.options import TapeOptions
 from memplan.graph.splits import Split
 from memplan.graph.tape import Tape

@@ -15,17 +15,12 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.feed_forward import feed_forward
 from memplan.graph.losses import language_model_loss
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    dropout,
-    embedding,
-    gelu_new,
-    layer_norm,
-    linear,
-    matmul_weight,
-    rms_norm,
-    rotary,
-    softmax,
-)
+from memplan.graph.operations.activations import gelu_new
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.lookups import embedding
+from memplan.graph.operations.norms import layer_norm, rms_norm
+from memplan.graph.operations.products import linear, matmul_weight
+from memplan.graph.operations.rotary import rotary
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Operation
 from memplan.graph.tape import Tape
@@ -527,7 +522,7 @@ LESSONS: tuple[Lesson, ...] = (
 
 
 def _fused_norm(t: Tape, sizes: Sizes) -> Tensor:
-    from memplan.graph.operations import rms_norm_fused
+    from memplan.graph.operations.norms import rms_norm_fused
 
     weight = t.parameter("norm.weight", sizes.hidden)
     return rms_norm_fused(t, hidden_states(t, sizes), weight)

@@ -4,7 +4,8 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import layer_norm, linear
+from memplan.graph.operations.norms import layer_norm
+from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes

@@ -3,7 +3,8 @@
 import pytest
 
 from memplan.dtypes import DType
-from memplan.graph.operations import embedding_lookup, matmul_weight
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.memory.step import StepWalk

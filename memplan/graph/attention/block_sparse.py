@@ -11,7 +11,8 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import as_heads, batched_matmul
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, softmax
+from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -10,7 +10,8 @@ from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.rotary import turn_last
 from memplan.graph.attention.sinks import sink_attention
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm, norm_unweighted
+from memplan.graph.operations.norms import norm, norm_unweighted
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -11,7 +11,9 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import broadcast
 from memplan.graph.attention.rotary import half_tables, turn_last
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm, softmax
+from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

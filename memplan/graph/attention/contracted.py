@@ -6,7 +6,7 @@ Queries are scaled before; heads that do not merge with the sequences are copied
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, softmax
+from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 

@@ -11,7 +11,8 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
 from memplan.graph.attention.rotary import rotate
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm_weightless
+from memplan.graph.operations.norms import norm_weightless
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

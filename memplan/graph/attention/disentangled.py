@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout, linear, matmul_weight, norm, softmax
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

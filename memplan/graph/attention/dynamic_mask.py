@@ -12,7 +12,7 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import project
 from memplan.graph.attention.rotary import rotate
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

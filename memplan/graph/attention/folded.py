@@ -6,7 +6,7 @@ softmax in their own dtype.
 
 from memplan.graph.attention.head_layout import Shape, batched_matmul
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, softmax
+from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm

@@ -10,14 +10,11 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.turned import copied_linear
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    cross_entropy,
-    dropout,
-    embedding_lookup,
-    linear,
-    norm,
-    softmax,
-)
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import output_matrix

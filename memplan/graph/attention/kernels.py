@@ -21,7 +21,7 @@ from memplan.graph.attention.scratch import (
     flash_backward_scratch,
 )
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout
+from memplan.graph.operations.elementwise import dropout
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes

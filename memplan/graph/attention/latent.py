@@ -10,7 +10,9 @@ from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.rotary import scaled_by_position
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm, rotary, rotary_as_complex
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
+from memplan.graph.operations.rotary import rotary, rotary_as_complex
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext

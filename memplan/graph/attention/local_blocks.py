@@ -10,7 +10,9 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.position_bias import learned_bias
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, matmul_weight, norm, softmax
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

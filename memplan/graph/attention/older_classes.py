@@ -13,7 +13,9 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.attention.projections import idle_projection, project
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, linear, rotary, softmax
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.products import linear
+from memplan.graph.operations.rotary import rotary
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

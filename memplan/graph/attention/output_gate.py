@@ -2,7 +2,8 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, norm
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate

@@ -9,7 +9,7 @@ from memplan.dtypes import DType
 from memplan.graph.attention.eager import eager, eager_fused
 from memplan.graph.attention.head_layout import Shape, expand_heads, splits_heads
 from memplan.graph.attention.kernels import cudnn, efficient, flash, math
-from memplan.graph.operations import dropout_probability
+from memplan.graph.operations.elementwise import dropout_probability
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

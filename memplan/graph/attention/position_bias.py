@@ -12,7 +12,7 @@ Eager attention adds the bias to the scores. sdpa gets it as an additive mask
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import embedding
+from memplan.graph.operations.lookups import embedding
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

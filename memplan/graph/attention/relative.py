@@ -7,7 +7,7 @@ projections are weights of three dimensions, multiplied by ``torch.einsum``.
 from memplan.dtypes import DType
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import drop, dropout, dropout_probability, softmax
+from memplan.graph.operations.elementwise import drop, dropout, dropout_probability, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -7,7 +7,7 @@ tables come from, and in whether the result is joined from parts.
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import splits_heads
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import rotary, rotary_as_complex, rotary_in_place
+from memplan.graph.operations.rotary import rotary, rotary_as_complex, rotary_in_place
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

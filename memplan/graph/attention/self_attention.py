@@ -14,7 +14,9 @@ from memplan.graph.attention.rotary import (
     turns_heads,
 )
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import clamp, linear, norm
+from memplan.graph.operations.elementwise import clamp
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -9,7 +9,9 @@ from dataclasses import replace
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
-from memplan.graph.operations import linear, norm, rotary
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
+from memplan.graph.operations.rotary import rotary
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

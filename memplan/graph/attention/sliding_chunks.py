@@ -11,7 +11,8 @@ from memplan.graph.attention.projections import idle_projection
 from memplan.graph.attention.turned import turned_linear
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, linear
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -1,7 +1,7 @@
 """Linear layers on rows that lie in another order than they are read in (Longformer, FSMT, ProphetNet)."""
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

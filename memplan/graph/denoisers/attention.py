@@ -6,7 +6,8 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.denoisers.rotation import turned
 from memplan.graph.denoisers.state import Denoising
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear, native_layer_norm, norm
+from memplan.graph.operations.norms import native_layer_norm, norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

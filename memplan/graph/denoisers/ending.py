@@ -12,7 +12,7 @@ from memplan.graph.denoisers.modulation import (
 )
 from memplan.graph.denoisers.state import Denoising, batch_dtype
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Storage, Tensor, allocated_bytes

@@ -5,7 +5,9 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.graph.denoisers.state import Denoising, batch_dtype, latent_size
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout, linear
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution

@@ -4,7 +4,8 @@ from memplan.graph.denoisers.attention import joint_attention, project, self_att
 from memplan.graph.denoisers.modulation import modulated, modulations, plain_norm
 from memplan.graph.denoisers.state import Denoising
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, linear
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -2,7 +2,9 @@
 
 from memplan.dtypes import DType
 from memplan.graph.denoisers.state import Denoising
-from memplan.graph.operations import activation, linear, native_layer_norm
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.norms import native_layer_norm
+from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.networks import Activation

@@ -7,7 +7,7 @@ stream itself, which the experts norm for themselves.
 from memplan.graph.experts.mixture import run_experts
 from memplan.graph.experts.routing import route
 from memplan.graph.feed_forward import feed_forward
-from memplan.graph.operations import norm
+from memplan.graph.operations.norms import norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -9,7 +9,9 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.experts.routing import take
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, dropout, matmul_weight, softmax
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

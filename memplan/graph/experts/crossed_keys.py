@@ -11,7 +11,10 @@ from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.experts.routing import top_k
 from memplan.graph.feed_forward import feed_forward
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, embedding, linear, softmax
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.lookups import embedding
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -9,7 +9,8 @@ from memplan.dtypes import DType
 from memplan.graph.experts.routing import take
 from memplan.graph.feed_forward import clamped_product
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, matmul_tensor
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.products import matmul_tensor
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor

@@ -13,7 +13,7 @@ from memplan.errors import SetupError
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import take
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation
+from memplan.graph.operations.activations import activation
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape

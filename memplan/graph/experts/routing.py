@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType, promote
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import matmul_weight, norm, softmax, trained_weight
+from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape

@@ -12,7 +12,9 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.attention.rotary import rotate, turns_heads
 from memplan.graph.experts.routing import take, top_k
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation_module, linear, matmul_tensor, softmax
+from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.products import linear, matmul_tensor
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -8,7 +8,7 @@ from memplan.dtypes import DType
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout
+from memplan.graph.operations.elementwise import dropout
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec

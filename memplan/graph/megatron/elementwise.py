@@ -3,7 +3,7 @@
 from memplan.dtypes import DType
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import drop, dropout_probability
+from memplan.graph.operations.elementwise import drop, dropout_probability
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.networks import Activation

@@ -25,7 +25,8 @@ from memplan.graph.megatron.parallel import (
 from memplan.graph.megatron.recomputation import discard, recompute_since
 from memplan.graph.megatron.transformer_engine import fused_attention, linear, norm_linear, turned
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import drop, dropout_probability, embedding_backward_scratch
+from memplan.graph.operations.elementwise import drop, dropout_probability
+from memplan.graph.operations.lookups import embedding_backward_scratch
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient
 from memplan.graph.selective import region_since

@@ -18,7 +18,7 @@ from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.megatron.parallel import column_sends, multiplied, row_sends
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout_probability
+from memplan.graph.operations.elementwise import dropout_probability
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec

@@ -5,7 +5,7 @@ makes the gradient of the longer tensor first.
 """
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

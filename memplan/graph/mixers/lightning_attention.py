@@ -7,7 +7,9 @@ own scores are kept, so the memory grows with the sequence times the block.
 
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, linear, norm
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -10,7 +10,9 @@ from memplan.graph.mixers.convolution import causal_convolution
 from memplan.graph.mixers.iteration import Turns
 from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, base_product, linear, norm
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import base_product, linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

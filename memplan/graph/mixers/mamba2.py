@@ -11,7 +11,8 @@ from memplan.graph.contraction import Turned, contraction, turned_back
 from memplan.graph.mixers.convolution import causal_convolution
 from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, linear
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

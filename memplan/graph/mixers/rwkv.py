@@ -8,7 +8,8 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.mixers.iteration import Turn, Turns
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, linear
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

@@ -11,7 +11,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.mixers.rates import decay_rate
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import linear
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape

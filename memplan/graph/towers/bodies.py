@@ -1,6 +1,9 @@
 """What a block's body says, as operations: each kind of body in the module of its field."""
 
-from memplan.graph.operations import activation, dropout, linear, norm
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.clips import clip_patches

@@ -3,7 +3,8 @@
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import cross_entropy, linear
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -2,7 +2,9 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, layer_norm, linear
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.norms import layer_norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -3,7 +3,8 @@
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, matmul_weight, softmax
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

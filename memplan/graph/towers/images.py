@@ -3,7 +3,9 @@
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, linear, norm
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -6,15 +6,11 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    activation,
-    clamp_between,
-    dropout,
-    linear,
-    norm,
-    rotary,
-    rotary_as_complex,
-)
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import clamp_between, dropout
+from memplan.graph.operations.norms import norm
+from memplan.graph.operations.products import linear
+from memplan.graph.operations.rotary import rotary, rotary_as_complex
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.heads import biased_attention

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, dropout
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes

@@ -2,7 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import embedding_backward_scratch, embedding_lookup
+from memplan.graph.operations.lookups import embedding_backward_scratch, embedding_lookup
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes

@@ -4,7 +4,10 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, cross_entropy, layer_norm, linear
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import layer_norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -3,7 +3,9 @@
 from math import isqrt
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import activation, layer_norm, linear, norm
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.norms import layer_norm, norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

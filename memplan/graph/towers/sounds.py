@@ -5,14 +5,11 @@ Whisper's, wav2vec 2.0's and its kin's classes of transformers 5.23.
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    activation,
-    cross_entropy,
-    dropout,
-    layer_norm,
-    linear,
-    matmul_weight,
-)
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import layer_norm
+from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor

@@ -2,15 +2,12 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    activation,
-    cross_entropy,
-    dropout,
-    embedding_lookup,
-    linear,
-    native_layer_norm,
-    softmax,
-)
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import native_layer_norm
+from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes

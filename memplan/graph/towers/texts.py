@@ -2,7 +2,9 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import dropout, embedding_lookup, layer_norm
+from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.norms import layer_norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch

@@ -2,7 +2,8 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import embedding_lookup, layer_norm
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.norms import layer_norm
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor

@@ -10,17 +10,12 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul
 from memplan.graph.attention.paths import sdpa
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations import (
-    activation,
-    cross_entropy,
-    drop,
-    dropout_probability,
-    embedding_lookup,
-    matmul_weight,
-    native_layer_norm,
-    rms_norm_fused,
-    softmax,
-)
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import drop, dropout_probability, softmax
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
+from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
 from memplan.graph.traced.values import Values

@@ -1,0 +1,73 @@
+"""Clamps, dropout and softmax."""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Tensor, allocated_bytes
+
+
+def clamp(t: Tape, x: Tensor) -> Tensor:
+    """``x.clamp_()``: in place, so that backward needs a copy of what was there before."""
+    before = t.tensor(x.numel, x.dtype)
+    after = t.view(x, x.numel)
+    t.record(
+        OperationKind.CLAMP_IN_PLACE, (x,), (after, before), saves=(before,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=(*(allocated_bytes(x.numel, DType.BOOL),) * 2, RESULT),
+    )  # fmt: skip
+    return after
+
+
+def clamp_between(t: Tape, x: Tensor) -> Tensor:
+    """``torch.clamp(x, low, high)`` with tensors: keeps x; masks stand beside its gradient."""
+    out = t.tensor(x.numel, x.dtype)
+    t.record(
+        OperationKind.CLAMP, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=(*(allocated_bytes(x.numel, DType.BOOL),) * 2, RESULT),
+    )  # fmt: skip
+    return out
+
+
+def dropout_probability(t: Tape, probability: float) -> float:
+    """The config's probability, or what replaces all of them."""
+    return probability if t.options.dropout is None else t.options.dropout
+
+
+def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tensor:
+    """Keep a one-byte mask per element; nothing happens at probability 0.
+
+    ``module`` names it where it is one of its own, which is called even then.
+    """
+    if module:
+        t.enter(module)
+    out = x
+    if dropout_probability(t, probability) != 0.0:
+        out = drop(t, x)
+    if module:
+        t.leave(module)
+    return out
+
+
+def drop(t: Tape, x: Tensor) -> Tensor:
+    """``torch.nn.functional.dropout`` at a probability above 0."""
+    mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
+    """Softmax over the last dimension, in fp32 under autocast: keeps its result.
+
+    fp16 is widened inside the kernel, bf16 in a copy of its own (torch's
+    aten/src/ATen/native/SoftMax.cpp, ``softmax``). Its backward pass first makes the gradient times
+    the result (cuda/SoftMax.cu, ``softmax_backward_cuda_out``).
+    """
+    target = DType.FP32 if t.autocast is not None else dtype or x.dtype
+    if x.dtype is not DType.FP16:
+        x = t.cast(x, target)
+    out = t.tensor(x.numel, target)
+    t.record(
+        OperationKind.SOFTMAX, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
+    )  # fmt: skip
+    return out

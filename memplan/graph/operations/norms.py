@@ -1,0 +1,253 @@
+"""Layer norms and RMS norms: what each code base's implementation really runs."""
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.parameters import WeightRole
+from memplan.training.kernels import NormKernel
+
+
+def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: int = 1) -> Tensor:
+    """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do.
+
+    ``groups`` is how many different weights stand side by side in a row. The caller's variable holds
+    ``x`` until the norm returns. A rank that has a share of the sequences has one of the weight's
+    gradient too.
+    """
+    declared = len(t.segment.parameters)
+    out = _norm(t, x, spec, name, width, groups)
+    group = t.options.tensor_parallel
+    if group is not None and group.sequence:
+        for weight in t.segment.parameters[declared:]:
+            weight.added_up = weight.is_distributed = True
+    t.touch(x)
+    return out
+
+
+def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int) -> Tensor:
+    kind = spec.kind
+    if kind is NormKind.LAYER and not spec.weight:
+        return native_layer_norm(t, x, width, ())
+    if kind is NormKind.LAYER and groups > 1:
+        return layer_norm_per_head(t, x, name, width, groups)
+    if kind is NormKind.LAYER:
+        return layer_norm(t, x, name, width, bias=spec.bias)
+    if kind is NormKind.LAYER_ONE_PLUS:
+        return layer_norm_one_plus(t, x, name, width)
+    if kind is NormKind.LAYER_PLAIN:
+        return layer_norm_plain(t, x, width)
+    if kind is NormKind.LAYER_UPCAST:
+        return layer_norm_upcast(t, x, name, width, groups)
+    if kind is NormKind.LAYER_DIVIDED:
+        return layer_norm_divided(t, x, name, width)
+    if not spec.weight:
+        return t.cast(_normalized(t, x, width, kind)[0], x.dtype)
+    weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
+    if t.kernels.norm is not NormKernel.EAGER:
+        return rms_norm_fused(t, x, weight)
+    if kind is NormKind.RMS:
+        return rms_norm(t, x, weight)
+    if kind is NormKind.RMS_T5:
+        return rms_norm_t5(t, x, weight)
+    if kind is NormKind.RMS_GEMMA:
+        return rms_norm_gemma(t, x, weight)
+    if kind is NormKind.RMS_POWER:
+        return rms_norm_power(t, x, weight)
+    return rms_norm_upcast(t, x, weight)
+
+
+def norm_weightless(t: Tape, x: Tensor, width: int) -> Tensor:
+    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, which keeps x and a number per row."""
+    if t.decomposed:
+        return t.cast(_normalized(t, x, width)[0], x.dtype)
+    out, statistic = t.tensor(x.numel, x.dtype), t.tensor(x.numel // width, DType.FP32)
+    t.record(
+        OperationKind.RMS_NORM, (x,), (out, statistic), saves=(x, statistic),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return out
+
+
+def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
+    """DeepSeek-V4's without a weight: x times the root, which is cast to x's dtype."""
+    variance = t.mean(t.square(t.cast(x, DType.FP32)), width)
+    out = t.mul(x, t.cast(_reciprocal_root(t, variance), x.dtype))
+    t.touch(x)
+    return out
+
+
+def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) -> Tensor:
+    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row."""
+    weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
+    inputs: tuple[Tensor, ...] = (weight,)
+    if bias:
+        inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
+    return native_layer_norm(t, x, width, inputs)
+
+
+def native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+    """``torch.nn.functional.layer_norm``: in fp32 under autocast."""
+    full = t.cast(x, DType.FP32) if t.autocast is not None else x
+    out = _layer_norm_kernel(t, full, width, weights)
+    t.touch(x)
+    return out
+
+
+def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+    rows = x.numel // width
+    out = t.tensor(x.numel, x.dtype)
+    mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
+    t.record(
+        OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),
+        gradients=(Gradient.FRESH,) * (1 + len(weights)),
+    )  # fmt: skip
+    return out
+
+
+def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -> Tensor:
+    """StableLM's: heads are split, normalized one by one without a bias, and joined again."""
+    size = x.numel // heads
+    parts = [
+        layer_norm(t, part, f"{name}.norms.{index}", width, bias=False)
+        for index, part in enumerate(t.split(x, *(size,) * heads))
+    ]
+    out = t.concatenate(*parts)
+    out.by_head = True
+    t.touch(*parts)
+    return out
+
+
+def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
+    """Nemotron's: one is added to the weight; input, sum and bias are cast to autocast's dtype."""
+    weight = t.shift(t.parameter(f"{name}.weight", width, role=WeightRole.NORM))
+    bias: Tensor = t.parameter(f"{name}.bias", width, role=WeightRole.NORM)
+    if t.autocast is None:
+        return _layer_norm_kernel(t, x, width, (weight, bias))
+    x, weight, bias = (t.cast(each, t.autocast) for each in (x, weight, bias))
+    return _layer_norm_kernel(t, x, width, (weight, bias))
+
+
+def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
+    """OLMo's: an fp32 layer norm without parameters, cast back."""
+    dtype = x.dtype
+    return t.cast(native_layer_norm(t, t.cast(x, DType.FP32), width, ()), dtype)
+
+
+def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1) -> Tensor:
+    """Cohere's: mean and variance written out in fp32, times an fp32 weight, cast back."""
+    shape = (width,) if groups == 1 else (groups, width)
+    weight = t.parameter(f"{name}.weight", *shape, role=WeightRole.NORM)
+    full = t.cast(x, DType.FP32)
+    mean = t.mean(full, width)
+    variance = t.mean(t.square(t.add(full, mean)), width)
+    scaled = t.mul(t.add(full, mean), _reciprocal_root(t, variance))
+    t.touch(full)
+    product = t.mul(t.cast(weight, DType.FP32), scaled)
+    out = t.cast(product, x.dtype)
+    t.touch(mean, variance, product)
+    return out
+
+
+def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
+    """DeBERTa's: centred twice in fp32, divided by the root of the variance, cast back."""
+    full = t.cast(x, DType.FP32)
+    mean = t.mean(full, width)
+    variance = t.mean(t.square(t.add(full, mean)), width)
+    centred = t.add(full, mean)
+    root = t.elementwise(OperationKind.SQRT, t.shift(variance), saves_output=True)
+    quotient = t.tensor(centred.numel, DType.FP32)
+    t.record(
+        OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
+        gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
+    )  # fmt: skip
+    t.touch(full)
+    normalized = t.cast(quotient, x.dtype)
+    weighted = t.mul(t.parameter(f"{name}.weight", width, role=WeightRole.NORM), normalized)
+    out = t.add(weighted, t.parameter(f"{name}.bias", width, role=WeightRole.NORM))
+    t.touch(normalized, mean, variance)
+    return out
+
+
+def _reciprocal_root(t: Tape, variance: Tensor) -> Tensor:
+    shifted = t.shift(variance)
+    return t.elementwise(OperationKind.RSQRT, shifted, saves_output=True)
+
+
+def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Llama's RMSNorm: an fp32 copy, normalized, cast back, times the weight."""
+    normalized, variance = _normalized(t, x, weight.numel)
+    out = t.mul(weight, t.cast(normalized, x.dtype))
+    t.touch(normalized, variance)
+    return out
+
+
+def _normalized(
+    t: Tape, x: Tensor, width: int, kind: NormKind = NormKind.RMS
+) -> tuple[Tensor, Tensor]:
+    """An fp32 copy over the root of its mean square, and that mean."""
+    full = t.cast(x, DType.FP32)
+    variance = t.mean(t.square(full), width)
+    if kind is NormKind.RMS_POWER:
+        return t.mul(full, t.square(t.shift(variance))), variance
+    return t.mul(full, _reciprocal_root(t, variance)), variance
+
+
+def rms_norm_power(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Gemma 4's: all of it in fp32, the root as a power, times the weight's copy, then cast back."""
+    normalized, _ = _normalized(t, x, weight.numel, NormKind.RMS_POWER)
+    return t.cast(t.mul(normalized, t.cast(weight, DType.FP32)), x.dtype)
+
+
+def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """T5's: the variance of an fp32 copy; x itself is scaled, then cast to a 16-bit weight's dtype."""
+    variance = t.mean(t.square(t.cast(x, DType.FP32)), weight.numel)
+    normalized = t.mul(x, _reciprocal_root(t, variance))
+    if weight.dtype.is_half:
+        normalized = t.cast(normalized, weight.dtype)
+    return t.mul(weight, normalized)
+
+
+def rms_norm_gemma(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """Gemma's: all of it in fp32, times one plus the weight, then cast back."""
+    normalized, _ = _normalized(t, x, weight.numel)
+    product = t.mul(normalized, t.shift(t.cast(weight, DType.FP32)))
+    return t.cast(product, x.dtype)
+
+
+def rms_norm_upcast(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """OLMo 2's: the weight's product is in fp32 too; cast back last."""
+    normalized, variance = _normalized(t, x, weight.numel)
+    out = t.cast(t.mul(weight, normalized), x.dtype)
+    t.touch(normalized, variance)
+    return out
+
+
+def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """One kernel: keeps its input and an fp32 statistic per row.
+
+    Liger's copies into rows what does not lie so, and in backward has a row of fp32 sums for each
+    multiprocessor; it makes the gradient over the one it is given, unless it was told not to
+    (liger_kernel 0.8.5, ops/rms_norm.py, ``rms_norm_backward``).
+    """
+    kernel = t.kernels.norm
+    liger = kernel is not NormKernel.FUSED
+    given = x
+    if liger and x.by_head:
+        given = t.tensor(x.numel, x.dtype)
+        t.record(OperationKind.CONTIGUOUS, (x,), (given,), gradients=(Gradient.ALIAS,))
+    out = t.tensor(x.numel, x.dtype)
+    statistic = t.tensor(x.numel // weight.numel, DType.FP32)
+    sums: tuple[int, ...] = ()
+    if liger and not t.decomposed and weight.requires_grad:
+        size = allocated_bytes(t.options.multiprocessors * weight.numel, DType.FP32)
+        sums = (size, RESULT)
+    overwritten = kernel is NormKernel.LIGER and not given.by_head
+    t.record(
+        OperationKind.RMS_NORM, (given, weight), (out, statistic), saves=(given, statistic),
+        gradients=(Gradient.ALIAS if overwritten else Gradient.FRESH, Gradient.FRESH),
+        backward_scratch_bytes=sums, in_python=liger,
+    )  # fmt: skip
+    return out
