@@ -60,6 +60,24 @@ class Measurement:
     rank: int = 0
     death: Death | None = None
     """Where memory ran out; None: the steps completed."""
+    step_seconds: tuple[float, ...] = ()
+    """Of each optimizer step that ended, its micro-batches in it, the GPU waited for; empty: not measured."""
+
+    @property
+    def step_s(self) -> float | None:
+        """The mean of all steps but the first, in which much is made once; None: not measured [s].
+
+        >>> from dataclasses import replace
+        >>> made = Measurement(
+        ...     model={}, model_name="m", task="causal-lm", setup=TrainingSetup(), gpu="g", gpu_memory_bytes=0,
+        ...     compute_capability=None, is_fake=False, is_alone=False, versions={}, num_params=0, num_steps=3,
+        ...     parts={}, held_bytes=0, context_bytes=None, driver_bytes=None, step_seconds=(2.0, 0.5, 0.75),
+        ... )
+        >>> made.step_s
+        0.625
+        """
+        later = self.step_seconds[1:]
+        return sum(later) / len(later) if later else None
 
     @property
     def peaks(self) -> PartPeaks:

@@ -10,11 +10,14 @@ from memplan.memory.runtime import ByteRange
 from memplan.report.changes import gpus_label, setup_label
 from memplan.report.narrow import print_table
 from memplan.report.rows import Row
+from memplan.report.times import seconds_text
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from memplan.estimator.step_time import StepTime
 
 VERIFY_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
@@ -43,6 +46,15 @@ class Verified:
         what = "asked for" if self.measured.is_fake else "allocated"
         steps = ("forward", "backward", "step")
         return [each.error for each in self.figures if each.part in steps and each.what == what]
+
+    @property
+    def time(self) -> "StepTime | None":
+        """What is predicted of a step's time; None: none was measured, or its collectives carried nothing."""
+        if self.measured.step_s is None or self.measured.is_alone:
+            return None
+        from memplan.estimator.step_time import step_time
+
+        return step_time(self.estimate)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -99,6 +111,12 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
                     **about, "part": None, "what": what, "predicted": low, "predicted_high": high,
                     "measured": real, "error": None,
                 })  # fmt: skip
+        time, real_s = run.time, measured.step_s
+        if time is not None and real_s is not None:
+            rows.append({
+                **about, "part": None, "what": "step_s", "predicted": time.expected_s,
+                "predicted_high": time.high_s, "measured": real_s, "error": time.expected_s / real_s - 1,
+            })  # fmt: skip
     return rows
 
 
@@ -215,6 +233,12 @@ def verified_lines(run: Verified) -> list[str]:
     if measured.num_retries:
         lines.append(
             f"the allocator gave its cache back {measured.num_retries} times for want of memory"
+        )
+    time, real_s = run.time, measured.step_s
+    if time is not None and real_s is not None:
+        lines.append(
+            f"a step: {seconds_text(time.expected_s)} predicted ({seconds_text(time.low_s)} to "
+            f"{seconds_text(time.high_s)}), {seconds_text(real_s)} measured"
         )
     if not measured.is_fake:
         lines.append(_outcome(run))

@@ -51,6 +51,7 @@ def measurement_values(measured: Measurement) -> dict[str, object]:
         "death": None
         if measured.death is None
         else {"part": measured.death.part, "message": measured.death.message},
+        "step_seconds": list(measured.step_seconds),
     }
 
 
@@ -103,6 +104,7 @@ def read_measurement(path: str | Path) -> Measurement:
         versions={key: str(each) for key, each in read.mapping("versions").items()},
         parts=read.parts(),
         death=None if death is None else read.death(),
+        step_seconds=read.times(),
         **{name: read.text(name) for name in _TEXTS},
         **{name: read.flag(name) for name in _FLAGS},
         **{name: read.number(name) for name in _NUMBERS},
@@ -158,6 +160,17 @@ class _Reader:
                 **{name: self._count(f"parts: {part}: {name}", peaks[name]) for name in _COUNTERS}
             )
         return found
+
+    def times(self) -> tuple[float, ...]:
+        """Of its steps; files of the first form have none."""
+        key = "step_seconds"
+        self.seen.add(key)
+        found = self.values.get(key, [])
+        if not isinstance(found, list) or not all(type(each) in (int, float) for each in found):
+            self._refuse(key, "seconds of each step, such as [0.61, 0.25, 0.25]")
+        if any(each <= 0 for each in found):
+            self._refuse(key, "seconds above 0")
+        return tuple(map(float, found))
 
     def death(self) -> Death:
         found = self.mapping("death")

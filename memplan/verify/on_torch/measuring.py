@@ -71,6 +71,7 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
         num_retries=int(stats["num_alloc_retries"]),
         rank=rank,
         death=death,
+        step_seconds=tuple(round(each, 6) for each in meter.step_seconds),
     )
     if death is not None:
         return [found]  # the others wait for this one in vain

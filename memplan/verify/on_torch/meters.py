@@ -1,5 +1,6 @@
 """What is held, part by part: as a card's allocator counts it, or as storages come and go."""
 
+import time
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ class CardMeter:
         self.part = LOAD
         self.parts: dict[str, PartPeaks] = {}
         self.held_bytes = 0
+        self.step_seconds: list[float] = []
+        self._began_s = 0.0
         self._fresh: set[str] = set()
         torch.cuda.reset_peak_memory_stats()
 
@@ -53,6 +56,13 @@ class CardMeter:
         self.part = ""
         self._fresh.clear()
         self.held_bytes = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
+        torch.cuda.synchronize()
+        self._began_s = time.perf_counter()
+
+    def ended(self) -> None:
+        """A step is over once the GPU has done it."""
+        torch.cuda.synchronize()
+        self.step_seconds.append(time.perf_counter() - self._began_s)
 
 
 class StorageMeter:
@@ -74,6 +84,9 @@ class StorageMeter:
         events = self.recorder.events
         live = [events[made] for made in self.recorder.live.values() if made >= 0]
         self.held_bytes = sum(round_up(each, ALLOCATION_ROUNDING) for each in live)
+
+    def ended(self) -> None:
+        """Nothing was computed, so nothing took its time."""
 
     def peaks(self, *, expandable: bool) -> dict[str, PartPeaks]:
         """Those of the last step, and of loading."""

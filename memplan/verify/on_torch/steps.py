@@ -20,6 +20,9 @@ class Meter(Protocol):
     def held(self) -> None:
         """A step is over, and the next has not begun."""
 
+    def ended(self) -> None:
+        """The last part of a step was asked for."""
+
 
 def train(
     trainer: Trainer, batch: Mapping[str, Any], setup: TrainingSetup, meter: Meter, num_steps: int
@@ -37,6 +40,7 @@ def train(
                 _pass(trainer, batch, setup, meter)
         meter.enter("step")
         trainer.step()
+        meter.ended()
     gc.collect()
     meter.held()
 
