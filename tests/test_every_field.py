@@ -403,7 +403,7 @@ def not_measured(run: Run, *, gpu: str | None, fake: bool, **_: object) -> Measu
     """What stands for a run that no test takes the time for."""
     peaks = PartPeaks(requested_bytes=1, allocated_bytes=1, reserved_bytes=1)
     return Measurement(
-        model=run.config, model_name=run.name, task=run.task.value, setup=run.setup,
+        model=run.config, model_name=run.name, task=run.model.task.value, setup=run.setup,
         gpu=gpu or "a100-80gb", gpu_memory_bytes=1 << 36, compute_capability=(8, 0), is_fake=fake,
         is_alone=False, versions={}, num_params=1, num_steps=run.num_steps,
         parts={"forward": peaks}, held_bytes=1, context_bytes=None, driver_bytes=None,

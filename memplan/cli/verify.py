@@ -263,7 +263,7 @@ def run_of(
     check_model(spec)
     check_scope(resolved, has_gpu=True)
     return Run(
-        config=config, name=name, task=spec.task, setup=resolved,
+        config=config, name=name, model=spec, setup=resolved,
         num_steps=steps,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass
-from memplan.model.spec import Task
+from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
 PACKAGES = ("torch", "transformers")
@@ -18,7 +18,8 @@ class Run:
     config: Mapping[str, object]
     """As a ``config.json`` holds one."""
     name: str
-    task: Task
+    model: ModelSpec
+    """What memplan makes of the config."""
     setup: TrainingSetup
     """With every default filled in."""
     num_steps: int

@@ -110,10 +110,10 @@ RUN: dict[str, Check] = {
     "left_out": _is("left_out", ()),
     "engine_options": _any,  # each engine refuses those that it does not run
     "kernel_scratch": _any,
-    "images_per_sample": _usual("images_per_sample"),
-    "image_size": _usual("image_size"),
+    "images_per_sample": _any,
+    "image_size": _any,
     "num_frames": _usual("num_frames"),
-    "audio_seconds": _usual("audio_seconds"),
+    "audio_seconds": _any,
 }
 """Every field of a setup, and what of it is run."""
 
@@ -146,9 +146,12 @@ def check_scope(setup: TrainingSetup, *, has_gpu: bool) -> None:
 
 
 def check_model(model: ModelSpec) -> None:
-    """Raise ``SetupError`` for a model that verify does not train: it is given tokens, and nothing else."""
-    if model.tables or not model.stacks:
-        msg = f"{model.name}: verify trains on tokens alone, and this model reads pictures or sound too"
+    """Raise ``SetupError`` for a model that verify does not train."""
+    if model.denoises:
+        msg = f"{model.name}: verify trains transformers' classes, and this is one of diffusers'"
+        raise SetupError(msg)
+    if model.traced is not None:
+        msg = f"{model.name}: verify trains what a config says, and this was traced: compare a snapshot of your run"
         raise SetupError(msg)
     if model.activations_left_out:
         msg = f"{model.name}: its activations are not predicted ({model.activations_left_out}): nothing to compare"

@@ -50,7 +50,7 @@ def followed(name: str, values: dict[str, Any]) -> list[Figure]:
     model = load_model(config)
     setup = TrainingSetup(kernel_scratch=False, **values).resolve(model.context_length)
     gpu = load_gpu("a100-80gb")
-    run = Run(config=config, name=name, task=model.task, setup=setup, num_steps=2)
+    run = Run(config=config, name=name, model=model, setup=setup, num_steps=2)
     return figures_of(estimate(model, setup, gpu), follow(run, gpu))
 
 

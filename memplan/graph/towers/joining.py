@@ -16,6 +16,16 @@ from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.joining import Joining, TowerJoin
 
+MERGE = "merge"
+"""The segment that writes what towers give over the embeddings of the tokens that stand for it."""
+
+
+def tokens_seen(t: Tape, model: ModelSpec) -> int:
+    """Tokens of each sequence that stand for what a model sees or hears."""
+    features = next(each.input for each in t.segments if each.name == MERGE)
+    assert features is not None
+    return features.numel // model.hidden_size // t.options.batch_size
+
 
 def joined_embeddings(
     t: Tape, model: ModelSpec, blocks: tuple[ParameterBlock, ...], embedded: Tensor, join: TowerJoin
@@ -27,7 +37,7 @@ def joined_embeddings(
     features = record_flow(t, blocks, tied=False, flow=flow)
     assert features is not None
     _check_room(t, model, features)
-    t.begin("merge", x=features)
+    t.begin(MERGE, x=features)
     if join.joining is Joining.PICKED:
         features = picked_rows(t, features, features.numel // model.hidden_size)
     if join.joining is Joining.COLLECTED:

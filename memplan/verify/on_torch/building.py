@@ -7,9 +7,8 @@ from typing import Any
 import torch
 import transformers
 
-from memplan.dtypes import DType
 from memplan.errors import SetupError, UnsupportedFamilyError
-from memplan.model.spec import Task
+from memplan.model.spec import ModelSpec, Task
 from memplan.training.adapters import Lora
 from memplan.training.choices import Recomputation
 from memplan.training.kernels import KernelPreset
@@ -17,6 +16,8 @@ from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 from memplan.verify.on_torch.adapting import adapted
+from memplan.verify.on_torch.formats import FORMATS
+from memplan.verify.on_torch.samples import class_name
 
 AUTO_CLASSES = {
     Task.CAUSAL_LM: "AutoModelForCausalLM",
@@ -27,12 +28,13 @@ AUTO_CLASSES = {
     Task.QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
 }
 """Classes that come with a loss, by what they are trained for."""
-FORMATS = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 NO_PART_OF_A_CLASS = (
-    "name", "architectures", "torch_dtype", "dtype", "auto_map", "quantization_config",
+    "name", "torch_dtype", "dtype", "auto_map", "quantization_config",
     "transformers_version",
 )  # fmt: skip
 """Keys of a config that say something of a checkpoint, and nothing of the model."""
+LEFT_OUT_BY_CHANCE = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Shares of the layers that a step skips: the estimate is of a step with all of them."""
 WEIGHT_SCALE = 0.02
 """Standard deviation of the weights: transformers' usual ``initializer_range``."""
 
@@ -55,6 +57,9 @@ def config_of(values: Mapping[str, object], *, dropout: float | None) -> Any:
     made = transformers.CONFIG_MAPPING[kind].from_dict(given)
     for each in _with_parts(made):
         each.use_cache = False
+        for name in LEFT_OUT_BY_CHANCE:
+            if hasattr(each, name):
+                setattr(each, name, 0.0)
         if dropout is not None:
             _set_dropout(each, dropout)
     for key in ("decoder_start_token_id", "pad_token_id"):
@@ -77,16 +82,28 @@ def _set_dropout(config: Any, dropout: float) -> None:
             setattr(config, name, dropout)
 
 
-def build(config: Any, task: Task, setup: TrainingSetup) -> Any:
+def _class_of(config: Any, model: ModelSpec) -> Any:
+    """Raises ``SetupError`` for a task without a loss of its own, and for a class that there is none of."""
+    if model.tables:
+        name = class_name(config, model)
+        kind = getattr(transformers, name, None)
+        if kind is None:
+            msg = f"architectures: transformers {transformers.__version__} has no class {name}"
+            raise SetupError(msg)
+        return kind
+    if model.task not in AUTO_CLASSES:
+        known = ", ".join(each.value for each in AUTO_CLASSES)
+        msg = f"task: {model.task.value} has no loss that transformers computes; verify trains {known}"
+        raise SetupError(msg)
+    return getattr(transformers, AUTO_CLASSES[model.task])
+
+
+def build(config: Any, spec: ModelSpec, setup: TrainingSetup) -> Any:
     """The model without memory for its weights, as the setup trains it.
 
-    Raises ``SetupError`` for a task without a loss of its own.
+    Raises ``SetupError`` for a class that has no loss of its own.
     """
-    if task not in AUTO_CLASSES:
-        known = ", ".join(each.value for each in AUTO_CLASSES)
-        msg = f"task: {task.value} has no loss that transformers computes; verify trains {known}"
-        raise SetupError(msg)
-    kind = getattr(transformers, AUTO_CLASSES[task])
+    kind = _class_of(config, spec)
     dtype = FORMATS[PRECISIONS[setup.chosen_precision].weights]
     # Where none is asked for, it is the class that chooses: sdpa, or eager where it has nothing else.
     asked = setup.attention or (
@@ -95,12 +112,12 @@ def build(config: Any, task: Task, setup: TrainingSetup) -> Any:
     attention = None if asked is None else ATTENTION_NAMES.get(asked.value, asked.value)
     with torch.device("meta"), _no_initial_values():
         try:
-            model = kind.from_config(
-                config,
-                attn_implementation=attention,
-                dtype=dtype,
-                trust_remote_code=False,
-            )
+            if hasattr(kind, "from_config"):
+                model = kind.from_config(
+                    config, attn_implementation=attention, dtype=dtype, trust_remote_code=False
+                )
+            else:
+                model = kind._from_config(config, attn_implementation=attention, dtype=dtype)
         except (ValueError, ImportError) as error:
             # The class lacks this attention, the task, or a package.
             msg = f"transformers {transformers.__version__}: {str(error).splitlines()[0]}"
@@ -201,29 +218,3 @@ def _placed(tensor: Any, device: str) -> Any:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made
-
-
-def batch_of(config: Any, task: Task, setup: TrainingSetup, device: str) -> dict[str, Any]:
-    """Random tokens, with what the task is trained on; ``setup`` has its lengths filled in."""
-    size, length = setup.micro_batch_size, setup.seq_len or 1
-    vocabulary = config.get_text_config().vocab_size
-    tokens = _whole_numbers(vocabulary, (size, length), device)
-    targets: dict[str, Any]
-    if task is Task.SEQ2SEQ_LM:
-        target = (size, setup.target_seq_len or length)
-        targets = {"labels": _whole_numbers(vocabulary, target, device)}
-    elif task is Task.SEQUENCE_CLASSIFICATION:
-        targets = {"labels": _whole_numbers(config.num_labels, (size,), device)}
-    elif task is Task.TOKEN_CLASSIFICATION:
-        targets = {"labels": _whole_numbers(config.num_labels, (size, length), device)}
-    elif task is Task.QUESTION_ANSWERING:
-        ends = [_whole_numbers(length, (size,), device) for _ in range(2)]
-        targets = {"start_positions": ends[0], "end_positions": ends[1]}
-    else:
-        targets = {"labels": tokens.clone()}
-    return {"input_ids": tokens, **targets}
-
-
-def _whole_numbers(below: int, shape: tuple[int, ...], device: str) -> Any:
-    # From 1 on: 0 is what padding is here, and a sequence without any is trained.
-    return torch.randint(min(1, below - 1), max(below, 1), shape, device=device)

@@ -13,7 +13,8 @@ from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, Wrapping
 from memplan.training.choices import FsdpStrategy
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
-from memplan.verify.on_torch.building import FORMATS, fill_in, layer_lists, to_device
+from memplan.verify.on_torch.building import fill_in, layer_lists, to_device
+from memplan.verify.on_torch.formats import FORMATS
 from memplan.verify.on_torch.optimizers import optimizer_of
 
 

@@ -13,11 +13,12 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.training.choices import AllocatorKind
 from memplan.training.precision import Engine
 from memplan.verify.on_torch import card, processes
-from memplan.verify.on_torch.building import batch_of, build, config_of
+from memplan.verify.on_torch.building import build, config_of
 from memplan.verify.on_torch.engines import trainer_of
 from memplan.verify.on_torch.meters import LOAD, CardMeter, StorageMeter
 from memplan.verify.on_torch.pretend_card import pretended_card
 from memplan.verify.on_torch.pretend_kernels import pretended_kernels
+from memplan.verify.on_torch.samples import Sampler, batch_of
 from memplan.verify.on_torch.steps import Meter, train
 from memplan.verify.on_torch.storages import StorageRecorder
 from memplan.verify.run import Run
@@ -154,13 +155,15 @@ def is_out_of_memory(error: Exception) -> bool:
 def _run(run: Run, meter: Meter, *, is_alone: bool, has_gpu: bool) -> int:
     setup = run.setup
     config = config_of(run.config, dropout=setup.dropout)
-    model = build(config, run.task, setup)
+    model = build(config, run.model, setup)
     num_params: int = sum(
         each.numel() for each in {id(each): each for each in model.parameters()}.values()
     )
     torch.manual_seed(0)
     trainer = trainer_of(model, setup, is_alone=is_alone, has_gpu=has_gpu)
-    batch = batch_of(config, run.task, setup, DEVICE)
+    meter.held()  # the batch is none of what is loaded
+    sampler = Sampler(config=config, model=run.model, setup=setup, device=DEVICE)
+    batch = batch_of(sampler)
     train(trainer, batch, setup, meter, run.num_steps)
     return num_params
 
@@ -169,7 +172,7 @@ def _common(run: Run, num_params: int) -> dict[str, Any]:
     return {
         "model": run.config,
         "model_name": run.name,
-        "task": run.task.value,
+        "task": run.model.task.value,
         "setup": run.setup,
         "num_params": num_params,
         "num_steps": run.num_steps,

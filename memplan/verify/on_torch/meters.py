@@ -81,6 +81,7 @@ class StorageMeter:
     def held(self) -> None:
         """A new step begins."""
         self._step += 1
+        self.marks.append((len(self.recorder.events), ""))
         events = self.recorder.events
         live = [events[made] for made in self.recorder.live.values() if made >= 0]
         self.held_bytes = sum(round_up(each, ALLOCATION_ROUNDING) for each in live)
@@ -91,7 +92,7 @@ class StorageMeter:
     def peaks(self, *, expandable: bool) -> dict[str, PartPeaks]:
         """Those of the last step, and of loading."""
         found = part_peaks(self.recorder.events, {}, self.marks, expandable=expandable)
-        last = self.marks[-1][1].rpartition(" ")[2]
+        last = next(name for _, name in reversed(self.marks) if name).rpartition(" ")[2]
         kept: dict[str, Any] = {LOAD: found[LOAD]}
         for name, peaks in found.items():
             part, _, step = name.rpartition(" ")

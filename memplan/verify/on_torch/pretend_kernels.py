@@ -1,6 +1,7 @@
 """What CUDA's dispatcher would do with fake tensors, where torch cannot ask a card that is not there."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ ALIGNED = 8
 """Heads of flash attention are padded to a multiple of this (torch's ``pad_last_dim``)."""
 
 
+UNCHECKED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+"""Set, transformers does not look whether there are as many placeholders as pictures have tokens."""
+
+
 @contextlib.contextmanager
 def pretended_kernels(gpu: GpuSpec) -> Iterator[None]:
     """Have attention choose its kernel as on this card, and masks read no values."""
@@ -32,9 +37,15 @@ def pretended_kernels(gpu: GpuSpec) -> Iterator[None]:
     for name in kept:
         setattr(masking, name, changes[name])
     torch.nn.functional.scaled_dot_product_attention = _attention_on(gpu)
+    checked = os.environ.get(UNCHECKED)
+    os.environ[UNCHECKED] = "1"
     try:
         yield
     finally:
+        if checked is None:
+            del os.environ[UNCHECKED]
+        else:
+            os.environ[UNCHECKED] = checked
         torch.nn.functional.scaled_dot_product_attention = real
         for name, value in kept.items():
             setattr(masking, name, value)

@@ -18,7 +18,7 @@ class Meter(Protocol):
         """A part begins: load, forward, backward or step."""
 
     def held(self) -> None:
-        """A step is over, and the next has not begun."""
+        """All is loaded, or a step is over, and the next has not begun."""
 
     def ended(self) -> None:
         """The last part of a step was asked for."""
