@@ -4,6 +4,9 @@ from memplan.families.multimodal_spec import Whole
 from memplan.families.projectors.towers import VISION, declare_tower, width_of
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.nets import ConvolutionBody
+from memplan.model.towers.parts import LinearBody
 
 
 def deepseek_vl_hybrid(table: ParameterTable, whole: Whole) -> None:
@@ -38,20 +41,34 @@ def _upsamplers(table: ParameterTable, name: str, channels: int, outputs: int) -
     table.convolution(f"{name}.conv2", 2 * channels, outputs, 3, 3, bias=False)
 
 
+def _halving(name: str, *, bias: bool = False) -> tuple[ConvolutionBody, ...]:
+    """What ``_upsamplers`` declares, as it runs."""
+    return tuple(
+        ConvolutionBody(module=f"{name}.conv{number}", kernel=3, stride=2, padding=2, bias=bias)
+        for number in (1, 2)
+    )
+
+
 def got_ocr2(table: ParameterTable, whole: Whole) -> None:
     """SAM's tower, two convolutions and a linear layer."""
     vision, outputs = whole.part(VISION), whole.text.hidden_size
     declare_tower(table, vision)
-    with table.block("projector"):
+    body = ChainBody(
+        parts=(
+            *_halving("projector"),
+            LinearBody(module="multimodal_projector", inputs=outputs, outputs=outputs),
+        )
+    )
+    with table.block("projector", body=body):
         _upsamplers(table, "projector", vision.reader.integer("output_channels"), outputs)
         table.linear("multimodal_projector", outputs, outputs)
 
 
 def step(table: ParameterTable, whole: Whole) -> None:
     """Step's tower, four times as wide after its convolutions, and one linear layer."""
-    vision = whole.part(VISION)
+    vision, outputs = whole.part(VISION), whole.text.hidden_size
     declare_tower(table, vision)
-    width = vision.reader.integer("width", "hidden_size")
-    with table.block("projector"):
-        bias = whole.reader.flag("projector_bias")
-        table.linear("projector", 4 * width, whole.text.hidden_size, bias=bias)
+    width, bias = vision.reader.integer("width", "hidden_size"), whole.reader.flag("projector_bias")
+    body = LinearBody(module="projector", inputs=4 * width, outputs=outputs, bias=bias)
+    with table.block("projector", body=body):
+        table.linear("projector", 4 * width, outputs, bias=bias)

@@ -98,7 +98,7 @@ def _with_distances(
     query, key, value = t.split(apart, x.numel, x.numel, x.numel)
     for each in (query, key, value):
         each.by_head = items > 1
-    eager = t.kernels.attention is AttentionKernel.EAGER
+    eager = body.written_out or t.kernels.attention is AttentionKernel.EAGER
     scores: Tensor | None = None
     if eager:
         scores = batched_matmul(t, t.scale(query), key, shape.scores, head_dim)
