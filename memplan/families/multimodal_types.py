@@ -124,7 +124,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         join=SCATTERED_KEPT,
         output_rows=lambda whole, _: whole.integer("vocab_size"),
     ),
-    "aria": Multimodal(declare=queried.aria, text=OWN),
+    "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
     "instructblip": Multimodal(
         declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
     ),
@@ -160,7 +160,10 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
     ),
     "deepseek_vl_hybrid": Multimodal(
-        declare=convolved.deepseek_vl_hybrid, text=LLAMA, left_out="the vision towers"
+        declare=convolved.deepseek_vl_hybrid,
+        text=LLAMA,
+        join=SCATTERED_KEPT,
+        left_out="the vision towers",
     ),
     "got_ocr2": Multimodal(
         declare=convolved.got_ocr2,
