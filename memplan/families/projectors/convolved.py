@@ -45,9 +45,7 @@ def deepseek_vl_hybrid(table: ParameterTable, whole: Whole) -> None:
 HIGH = "vision_high_tower"
 
 
-def _tapped(
-    blocks: tuple[ParameterBlock, ...], reader: ConfigReader
-) -> Iterator[ParameterBlock]:
+def _tapped(blocks: tuple[ParameterBlock, ...], reader: ConfigReader) -> Iterator[ParameterBlock]:
     """SAM for pictures of its own size, with what its first layer without windows gives put aside."""
     place = (reader.integers("global_attn_indexes") or [-1])[0]
     passed = 0

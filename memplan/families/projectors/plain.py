@@ -99,7 +99,7 @@ def ovis2(table: ParameterTable, whole: Whole) -> None:
         size=whole.reader.integer("hidden_size"), table="visual_embeddings_table",
     )  # fmt: skip
     chosen = vision.reader.text("tokenize_function", default="softmax")
-    with table.block("visual_words.embed", body=body if chosen == "softmax" else None):
+    with table.block("projector.words", body=body if chosen == "softmax" else None):
         table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
 
 

@@ -388,7 +388,10 @@ def ovis2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None
 
 def step_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Step 3.7's: scaled residuals, and two convolutions that halve the sides."""
-    size, heads = reader.integer("width", "hidden_size"), reader.integer("heads", "num_attention_heads")
+    size, heads = (
+        reader.integer("width", "hidden_size"),
+        reader.integer("heads", "num_attention_heads"),
+    )
     patch, channels = reader.integer("patch_size"), reader.integer("num_channels")
     patches = PatchesBody(
         size=size, channels=channels, image=pair(reader, "image_size"), patch=(patch, patch),

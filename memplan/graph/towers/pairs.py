@@ -17,9 +17,7 @@ HALVINGS = 2
 """Convolutions that halve a picture's sides."""
 
 
-def write_pairs(
-    t: Tape, x: Tensor, body: PairBody, flow: Flow, given: dict[str, Tensor]
-) -> Tensor:
+def write_pairs(t: Tape, x: Tensor, body: PairBody, flow: Flow, given: dict[str, Tensor]) -> Tensor:
     """The operations of any body of ``memplan.model.towers.pairs``."""
     match body:
         case TappedBody():

@@ -4,8 +4,8 @@ from math import isqrt
 
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.norms import layer_norm, norm
 from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.norms import layer_norm, norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape

@@ -41,7 +41,9 @@ def _masked_queries(t: Tape, x: Tensor, body: MaskedQueriesBody, flow: Flow) -> 
     t.touch(asked, normed, read)
     rows = t.contiguous(given if t.autocast is None else t.cast(given, t.autocast))
     bias = t.parameter(f"{module}.linear.bias")
-    made = t.add(matmul_weight(t, rows, t.parameter(f"{module}.linear.weight")), t.cast_weight(bias))
+    made = t.add(
+        matmul_weight(t, rows, t.parameter(f"{module}.linear.weight")), t.cast_weight(bias)
+    )
     out = layer_norm(t, made, body.norm, size)
     raised = linear(t, out, f"{body.network}.fc1", size, body.outputs, bias=False)
     active = activation(t, raised, body.activation)
