@@ -52,6 +52,8 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
+    tapped: Tensor | None = None
+    """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None
     """What the tower gave that a decoder attends to."""
 

@@ -10,10 +10,12 @@ from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import NetBody
+from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
@@ -80,6 +82,8 @@ TowerBody = (
     | PoolingBody
     | ContrastBody
     | ProjectingBody
+    | PairBody
+    | QueriedBody
     | OutputBody
     | DenoiserBody
 )
