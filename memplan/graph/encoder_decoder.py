@@ -26,7 +26,14 @@ from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL, counted_parts, output_matrix, split_runs
+from memplan.graph.stacks import (
+    BASE_MODEL,
+    WHOLE_MODEL,
+    counted_parts,
+    new_tape,
+    output_matrix,
+    split_runs,
+)
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import (
@@ -48,7 +55,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the training step of a model of two stacks on a new tape."""
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         options = replace(options, target_seq_len=options.seq_len)
-    t = Tape(options, source=model.source)
+    t = new_tape(model, options)
     if model.tables:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks

@@ -32,6 +32,7 @@ from memplan.graph.stacks import (
     WHOLE_MODEL,
     TrainedRun,
     counted_parts,
+    new_tape,
     output_matrix,
     split_runs,
 )
@@ -49,7 +50,7 @@ from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.joining import Joining
 from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.kernels import AttentionKernel, Packing, RotaryKernel
+from memplan.training.kernels import Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 from memplan.units import round_up
 
@@ -63,9 +64,7 @@ CLASSIFICATION_TASKS = frozenset(
 
 def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the training step of a model of one stack, or of none, on a new tape."""
-    t = Tape(options, source=model.source)
-    if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
-        t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    t = new_tape(model, options)
     if model.denoises:
         from memplan.graph.denoisers.flow import record_denoiser  # only for diffusion transformers
 

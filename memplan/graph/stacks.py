@@ -1,5 +1,6 @@
 """What models of one stack and of two have in common: runs of layers, the output matrix, modules."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from memplan.dtypes import DType
@@ -14,12 +15,21 @@ from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.parameters import ParameterBlock, WeightRole
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
 
 WHOLE_MODEL = "whole model"
 """The module of the task's class."""
 BASE_MODEL = "base model"
 """The one inside it that every task shares."""
+
+
+def new_tape(model: ModelSpec, options: TapeOptions) -> Tape:
+    """An empty tape for a model of transformers, whose class may have eager attention alone."""
+    t = Tape(options, source=model.source)
+    if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
+        t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
+    return t
 
 
 def counted_parts(model: ModelSpec) -> tuple[ParameterBlock, ...]:

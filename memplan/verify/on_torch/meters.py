@@ -52,7 +52,8 @@ class CardMeter:
 
     def held(self) -> None:
         """A new step begins, whose parts take the place of the last one's."""
-        self.note()
+        if self.part:
+            self.note()
         self.part = ""
         self._fresh.clear()
         self.held_bytes = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
