@@ -78,9 +78,11 @@ def qwen3_merger(table: ParameterTable, reader: ConfigReader) -> ChainBody:
     if DEEP_LAYERS not in reader.defaults:
         return ChainBody(parts=parts)
     modules = []
-    for number, _ in enumerate(reader.integers(DEEP_LAYERS)):
+    depth = reader.integer("depth")
+    for number, layer in enumerate(reader.integers(DEEP_LAYERS)):
         module = f"deepstack_merger_list.{number}"
-        modules.append(module)
+        if layer < depth:  # else there is no such layer, and what would merge it stands idle
+            modules.append(module)
         table.norm(f"{module}.norm", merged)
         perceptron(table, module, merged, merged, outputs)
     deep = DeepMergersBody(modules=tuple(modules), merged=merged, outputs=outputs)

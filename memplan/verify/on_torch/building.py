@@ -23,6 +23,7 @@ AUTO_CLASSES = {
     Task.CAUSAL_LM: "AutoModelForCausalLM",
     Task.SEQ2SEQ_LM: "AutoModelForSeq2SeqLM",
     Task.MASKED_LM: "AutoModelForMaskedLM",
+    Task.PRETRAINING: "AutoModelForPreTraining",
     Task.SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
     Task.TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
     Task.QUESTION_ANSWERING: "AutoModelForQuestionAnswering",

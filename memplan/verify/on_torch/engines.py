@@ -184,8 +184,8 @@ def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
 def _deepspeed(model: Any, setup: TrainingSetup) -> Trainer:
     try:
         import deepspeed
-    except ImportError:
-        msg = "engine deepspeed: it is not installed: pip install deepspeed"
+    except ImportError as error:
+        msg = f"engine deepspeed: {error}: pip install deepspeed"
         raise UsageError(msg) from None
     from memplan.sources.emitters.deepspeed import config
 

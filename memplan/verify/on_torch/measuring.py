@@ -1,5 +1,6 @@
 """A few training steps of a setup, measured: on the card that is here, or on one that is pretended."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,13 @@ def _run(run: Run, meter: Meter, *, is_alone: bool, has_gpu: bool) -> int:
     num_params: int = sum(
         each.numel() for each in {id(each): each for each in model.parameters()}.values()
     )
+    arguments = frozenset(inspect.signature(model.forward).parameters)
     torch.manual_seed(0)
     trainer = trainer_of(model, setup, is_alone=is_alone, has_gpu=has_gpu)
     meter.held()  # the batch is none of what is loaded
-    sampler = Sampler(config=config, model=run.model, setup=setup, device=DEVICE)
+    sampler = Sampler(
+        config=config, model=run.model, setup=setup, device=DEVICE, arguments=arguments
+    )
     batch = batch_of(sampler)
     train(trainer, batch, setup, meter, run.num_steps)
     return num_params

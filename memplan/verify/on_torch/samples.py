@@ -36,6 +36,8 @@ class Sampler:
     setup: TrainingSetup
     """With its lengths filled in."""
     device: str
+    arguments: frozenset[str] = frozenset()
+    """Of the class's ``forward``."""
 
     @property
     def num_rows(self) -> int:
@@ -106,12 +108,22 @@ def text(sampler: Sampler) -> Batch:
         targets = {"labels": sampler.numbers(sampler.config.num_labels, size)}
     elif task is Task.TOKEN_CLASSIFICATION:
         targets = {"labels": sampler.numbers(sampler.config.num_labels, size, length)}
+    elif task is Task.PRETRAINING:
+        pairs = sampler.arguments & SENTENCE_PAIRS
+        targets = {
+            "labels": sampler.numbers(2, size, length),
+            **{name: sampler.numbers(2, size) for name in sorted(pairs)},
+        }
     elif task is Task.QUESTION_ANSWERING:
         ends = [sampler.numbers(length, size) for _ in range(2)]
         targets = {"start_positions": ends[0], "end_positions": ends[1]}
     else:
         targets = {"labels": tokens.clone()}
     return {"input_ids": tokens, **targets}
+
+
+SENTENCE_PAIRS = frozenset({"next_sentence_label", "sentence_order_label"})
+"""What says of two sentences whether one follows the other: a second loss of BERT's kin."""
 
 
 def _classified_pictures(sampler: Sampler) -> Batch:
@@ -168,22 +180,46 @@ def _text_with_media(sampler: Sampler) -> Batch:
     if media is None:
         raise _unknown(sampler.model)
     placeholder = _placeholder(sampler)
-    tokens = sampler.numbers(placeholder, sampler.num_rows, sampler.seq_len)
+    tokens = _plain_text(sampler)
     tape = record(sampler.model, tape_options(sampler.setup, None))
     seen = tokens_seen(tape, sampler.model)
-    tokens[:, :seen] = placeholder
     kinds = torch.zeros_like(tokens)
-    kinds[:, :seen] = 1
+    number = sampler.setup.images_per_sample
+    each = seen // number
+    for start in range(0, number * (each + 1), each + 1):  # a token of the text between any two
+        tokens[:, start : start + each] = placeholder
+        kinds[:, start : start + each] = 1
     beside = dict.fromkeys(media.kinds, kinds)
     return {"input_ids": tokens, "labels": tokens.clone(), **beside, **media.make(sampler)}
 
 
+PLACEHOLDERS = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+
+
 def _placeholder(sampler: Sampler) -> int:
-    for name in ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index"):
-        found = getattr(sampler.config, name, None)
-        if isinstance(found, int):
+    """The id that stands for a picture's token; one of the vocabulary where the config has none in it."""
+    for name in PLACEHOLDERS:
+        if hasattr(sampler.config, name):
+            found = getattr(sampler.config, name)
+            if not isinstance(found, int) or found >= sampler.vocab_size:
+                found = sampler.vocab_size - 1
+                setattr(sampler.config, name, found)
             return found
     raise _unknown(sampler.model)
+
+
+def _plain_text(sampler: Sampler) -> Any:
+    """Tokens of which none means anything to the class."""
+    meant = {
+        value
+        for name, value in vars(sampler.config).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    }
+    tokens = sampler.numbers(sampler.vocab_size, sampler.num_rows, sampler.seq_len)
+    plain = next(each for each in range(1, sampler.vocab_size) if each not in meant)
+    for each in meant:
+        tokens.masked_fill_(tokens == each, plain)
+    return tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
