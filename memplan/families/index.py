@@ -112,7 +112,7 @@ FAMILY_MODULES: dict[str, str] = {
     "longformer": "bert_variants",
     "xmod": "bert_mixers",
     "luke": "bert_mixers",
-    "lilt": "counted_encoders",
+    "lilt": "bert_mixers",
     "convbert": "bert_mixers",
     "squeezebert": "bert_mixers",
     "fnet": "bert_mixers",

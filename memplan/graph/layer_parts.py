@@ -120,6 +120,7 @@ NETWORKS: Mapping[str, Writer] = {
     "SortedExpertsSpec": Writer("experts.sorted_lists", "sorted_experts"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
+    "FullPrecisionExpertsSpec": Writer("experts.full_precision", "full_precision_experts"),
     "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
     "ChannelsFirstNetworkSpec": Writer("mixers.channels_first", "channels_first_network"),
     "GroupedNetworkSpec": Writer("mixers.convolved_heads", "grouped_network"),

@@ -32,6 +32,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         from memplan.graph.language_adapters import adapted_layer  # only for X-MOD
 
         return adapted_layer(t, x, layer, layer.adapters, context)
+    if layer.layout is not None:
+        from memplan.graph.layout_stream import layout_layer  # only for LiLT
+
+        return layout_layer(t, x, layer, layer.layout, context)
     if layer.shared_block is not None:
         from memplan.graph.shared_block import block_layer  # only for Zamba
 

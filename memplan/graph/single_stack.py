@@ -83,6 +83,10 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
+    if stack.embedding is not None and stack.embedding.regions is not None:
+        options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
+        t.options = options
+        t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
     if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
         from memplan.graph.attention.block_sparse import settled  # only for BigBird
 
@@ -122,6 +126,10 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         t.hold(copied)
     context = shared_tensors(t, model, stack)
     context.vectors, context.embeddings = held, copied
+    if stack.embedding is not None and stack.embedding.layout is not None:
+        from memplan.graph.layout_stream import layout_embeddings  # only for LiLT
+
+        layout_embeddings(t, stack.embedding, stack.embedding.layout, context)
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of
@@ -151,6 +159,16 @@ def _input_bytes(t: Tape, model: ModelSpec) -> int:
     if group is not None:
         return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
     return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
+
+
+def _beside_tokens(t: Tape, regions: int) -> int:
+    """What a batch with a picture's regions holds beside their features [bytes]: masks of tokens and
+    regions, labels of regions too, and whether picture and text belong together."""
+    batch = t.options.batch_size
+    tokens, beside = batch * t.options.seq_len, batch * regions
+    labels = _ids(t, tokens) - _ids(t, tokens - beside)
+    masks = _ids(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
+    return labels + masks + _ids(t, batch)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -338,6 +356,10 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
 
             x = convolve(t, stack.convolution, embedded, x, context)
+    if context.beside is not None:
+        from memplan.graph.pruning import prune  # only where a stream ends before the others
+
+        prune(t.segment)
     return x
 
 
@@ -362,7 +384,7 @@ def run_layer(
         t.begin(
             f"{stack.name}.layers",
             part=ModelPart.LAYERS,
-            repeat=1 if run.shared else remaining,
+            repeat=1 if run.shared or context.beside is not None else remaining,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             again=first,

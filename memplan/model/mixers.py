@@ -21,6 +21,7 @@ from memplan.model.mixtures import (
     CapacityMixtureSpec,
     CrossedKeysSpec,
     EveryTokenSpec,
+    FullPrecisionExpertsSpec,
     SortedAttentionSpec,
     SortedExpertsSpec,
 )
@@ -328,6 +329,7 @@ WITH_SCORES = (
 OtherNetwork = (
     ChannelMixingSpec
     | EveryTokenSpec
+    | FullPrecisionExpertsSpec
     | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
