@@ -104,7 +104,7 @@ FAMILY_MODULES: dict[str, str] = {
     "longt5": "longt5",
     "switch_transformers": "switch",
     "led": "long_documents",
-    "pegasus_x": "bart_variants",
+    "pegasus_x": "long_documents",
     "bigbird_pegasus": "long_documents",
     "fsmt": "fsmt",
     "prophetnet": "prophetnet",

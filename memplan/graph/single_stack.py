@@ -26,6 +26,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
+from memplan.graph.stack_forms import settled, share
 from memplan.graph.stacks import (
     BASE_MODEL,
     WHOLE_MODEL,
@@ -38,9 +39,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import (
     AttentionForm,
-    BlockSparseSpec,
     PositionBias,
-    RelativeSpec,
     RotarySpec,
 )
 from memplan.model.layers import NormPlacement, StackSpec
@@ -87,11 +86,8 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
         t.options = options
         t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
-    if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import settled  # only for BigBird
-
-        stack = settled(stack, options.seq_len)
-        model = replace(model, stacks=(stack,))
+    stack = settled(stack, options.seq_len)
+    model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
@@ -270,15 +266,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
         context.mask = spare_mask(t, context)
-    first = stack.runs[0].layer.attention if stack.runs else None
-    if isinstance(first, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
-
-        context.mask = band_mask(t, first, context)
-    if isinstance(first, RelativeSpec):
-        from memplan.graph.attention.relative import position_states  # only for XLNet
-
-        context.bias = position_states(t, first, context)
+    share(t, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX

@@ -259,9 +259,7 @@ class StepWalk:
         first = later + (freed if outlives else 0)
         if segment.component is SegmentComponent.LOGITS_AND_LOSS:
             self._let_go_of_carried()
-        carried = 0
-        if segment.carried is not None and segment.carried not in walk.saves:
-            carried = segment.carried.num_bytes
+        carried = sum(each.num_bytes for each in segment.carried if each not in walk.saves)
         first += carried - self.carried_bytes
         self.carried_bytes = carried
         made = ForwardPass(

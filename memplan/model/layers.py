@@ -171,6 +171,9 @@ class LayerSpec:
     names_parts: bool = False
     """Variables of the layer hold what each of its parts gave until the layer ends, dropout being the
     part's own (ProphetNet)."""
+    returns_weights: bool = False
+    """It returns both attentions' weights, which a variable of the stack holds until the next layer has
+    returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 
@@ -270,6 +273,8 @@ class EmbeddingSpec:
     """The positions are looked up for every sequence of the batch (BART's encoder)."""
     fixed_positions: bool = False
     """The position table holds sinusoids and is not trained (Pegasus)."""
+    computed_positions: bool = False
+    """Sinusoids are computed for every batch, for which there is no table at all (Pegasus-X)."""
     position_buffer: bool = False
     """The position table is a buffer, no parameter (M2M-100)."""
     extra_rows: int = 0

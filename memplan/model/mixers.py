@@ -10,6 +10,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     FutureTokensSpec,
+    GlobalTokensSpec,
     LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
@@ -301,6 +302,7 @@ OtherMixer = (
     | BlockSparseSpec
     | RelativeSpec
     | FutureTokensSpec
+    | GlobalTokensSpec
     | FourierSpec
     | ChannelsFirstSpec
     | ConvolvedHeadsSpec
