@@ -15,6 +15,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, GradientBuffer
 from memplan.memory.reduction import Multiprocessors
 from memplan.memory.walk import (
+    further_freed,
     WORKSPACE,
     Event,
     ForwardProfile,
@@ -206,6 +207,7 @@ class OffloadForwardWalk(ForwardWalk):
             peak=self.peak,
             end=self._level(),
             input_freed=given is not None and given not in kept and not is_waiting,
+            further_freed=further_freed(self.segment, kept),
             cached_cast_bytes=cached,
             events=self.events,
             starts=starts,

@@ -4,7 +4,7 @@ A tensor dies when nothing later reads it and no operation keeps it. A profile i
 alive when the segment begins, so equal layers are walked once and repeated by arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import (
@@ -62,6 +62,8 @@ class ForwardProfile:
     """What it leaves alive, its output and its cached weight casts included."""
     input_freed: bool
     """Nothing of this segment keeps its input, which then dies at the segment's end."""
+    further_freed: Sequence[Storage]
+    """Its further inputs of which the same is true."""
     cached_cast_bytes: int
     """Weight casts that only autocast's cache still holds when the segment ends."""
     events: list[Event]
@@ -137,7 +139,7 @@ class ForwardWalk:
     ) -> ForwardProfile:
         segment = self.segment
         index = segment.index
-        output = segment.output.storage if segment.output is not None else None
+        returned = segment.returned
         dying: list[list[Storage]] = [[] for _ in segment.operations]
         live = saved = peak = peak_saved = cached = 0
         events: list[Event] = []
@@ -167,7 +169,7 @@ class ForwardWalk:
                         saved += size
                     elif storage.weight_cast:
                         cached += size
-                    elif storage is not output and not storage.held:
+                    elif storage not in returned and not storage.held:
                         last = storage.last_read
                         if last > position:
                             dying[last].append(storage)
@@ -194,10 +196,18 @@ class ForwardWalk:
             peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
             end=Level(saved_bytes=saved, other_bytes=live - saved),
             input_freed=given is not None and given not in saves,
+            further_freed=further_freed(segment, saves),
             cached_cast_bytes=cached,
             events=events,
             starts=starts,
         )
+
+
+def further_freed(segment: Segment, kept: Collection[Storage]) -> list[Storage]:
+    """Of a segment's further inputs those that die at its end, where it keeps no more than this."""
+    if segment.checkpointed:
+        return []
+    return [each.storage for each in segment.further_inputs if each.storage not in kept]
 
 
 def forward_stages(operation: Operation) -> Sequence[Sequence[Change]]:
