@@ -271,7 +271,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
+        "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
@@ -342,6 +342,9 @@ class Segment:
         some of its outputs, and with them the graph that made them."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+        self.input_let_go: int | None = None
+        """The operation behind which the model's variable names something else than its input; None: the
+        input stays to the end."""
         self.input_away: Away | None = None
         """Where a checkpointed segment's input lies until it runs again, if it goes."""
 

@@ -139,7 +139,7 @@ class Tape:
 
             # Without a graph nothing holds what was kept for the second run.
             if keeps_every_other_matmul(self.options) and output.requires_grad:
-                self.segment.kept_outputs = kept_outputs(self.segment)
+                self.segment.kept_outputs |= kept_outputs(self.segment)
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive beyond its last reader, until ``release``: an outer variable."""
@@ -200,6 +200,12 @@ class Tape:
     def linger(self, tensor: Tensor) -> None:
         """Keep a tensor alive until the present segment ends: a name in its frame."""
         self.segment.lingering.append(tensor)
+
+    def let_input_go(self) -> None:
+        """Note that the model's own variable names something else than the segment's input from here on."""
+        x = self.segment.input
+        if x is not None and not (x.storage.held or x.storage.kept_by_maker):
+            self.segment.input_let_go = len(self.segment.operations) - 1
 
     def leaf(self, tensor: Tensor) -> None:
         """Let a made tensor require a gradient: both stay until the backward pass is over."""
@@ -299,9 +305,9 @@ class Tape:
         return self._trained_copy(made) if copied else made
 
     @contextmanager
-    def declared_weights(self) -> Iterator[None]:
-        """Let what is written inside read the weights that the present segment has declared already."""
-        self._again = self.segment
+    def declared_weights(self, owner: Segment | None = None) -> Iterator[None]:
+        """Let what is written inside read the weights that a segment, the present one, declared already."""
+        self._again = owner or self.segment
         yield
         self._again = None
 

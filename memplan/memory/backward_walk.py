@@ -742,7 +742,11 @@ class BackwardWalk:
 
 def on_way(segment: Segment) -> set[Tensor]:
     """What a segment computes from its input, that with it, as far as gradients go back to it."""
-    found = {*segment.further_inputs} if segment.input is None else {segment.input, *segment.further_inputs}
+    found = (
+        {*segment.further_inputs}
+        if segment.input is None
+        else {segment.input, *segment.further_inputs}
+    )
     for operation in segment.operations:
         if operation.gradients and not found.isdisjoint(operation.inputs):
             found.update(operation.outputs)

@@ -53,7 +53,7 @@ Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
 Place = tuple[Frame, object]
 """Where a block is noted."""
-Sources = Mapping[object, Place]
+Sources = dict[object, Place]
 """Where what a repetition is given is noted."""
 _Parked = tuple[
     dict[tuple[int, int], Frame],
@@ -230,6 +230,8 @@ class Playback:
                     elif key is not carried and key in frame:
                         # An empty tensor's event has no bytes either: torch asks for nothing.
                         ledger.free(frame.pop(key))
+                    elif key in sources:
+                        self._free(sources[key])
                 if acts:
                     self.engine.reach(segment, repetition, acts)
             self.transit = [_taken(key, frame, sources) for key in each.profile.leaving]
@@ -241,9 +243,9 @@ class Playback:
                     self.casts.append((frame, key))
             # The caller's variable holds the input until the module's hooks have run too.
             self.engine.after_forward(segment, repetition)
-            for storage, place in sources.items():
-                if self._drops(each, repetition, storage):
-                    self._free(place)
+            for storage in segment.given:
+                if storage in sources and self._drops(each, repetition, storage):
+                    self._free(sources[storage])
             output = segment.output.storage if segment.output is not None else None
             if output in frame:
                 self.output = (frame, output)
@@ -268,15 +270,13 @@ class Playback:
             self._free(self.carried)
             self.carried = None
 
-    def _sources(self, segment: Segment, repetition: int) -> dict[Storage, Place]:
+    def _sources(self, segment: Segment, repetition: int) -> Sources:
         """Where a repetition's input and its further ones are noted."""
         if not repetition:
             found = {each: self._place(each) for each in segment.given}
         else:
             before = self.frames[segment.index, repetition - 1]
-            found = {
-                given.storage: (before, after.storage) for given, after in segment.streams
-            }
+            found = {given.storage: (before, after.storage) for given, after in segment.streams}
             if segment.input is not None:
                 found[segment.input.storage] = self.output
         return {storage: place for storage, place in found.items() if place is not None}

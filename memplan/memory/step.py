@@ -22,7 +22,6 @@ from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
 from memplan.training.kernels import TILED_LOSSES, WHOLE
 
-
 _Noted = TypeVar("_Noted")
 
 

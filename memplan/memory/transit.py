@@ -15,7 +15,6 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, GradientBuffer
 from memplan.memory.reduction import Multiprocessors
 from memplan.memory.walk import (
-    further_freed,
     WORKSPACE,
     Event,
     ForwardProfile,
@@ -23,6 +22,7 @@ from memplan.memory.walk import (
     InTransit,
     Level,
     forward_stages,
+    further_freed,
 )
 from memplan.training.activation_offload import OffloadRules
 

@@ -61,7 +61,8 @@ class ForwardProfile:
     end: Level
     """What it leaves alive, its output and its cached weight casts included."""
     input_freed: bool
-    """Nothing of this segment keeps its input, which then dies at the segment's end."""
+    """Nothing of this segment keeps its input, which then dies at the segment's end or before; ``end``
+    counts it still."""
     further_freed: Sequence[Storage]
     """Its further inputs of which the same is true."""
     cached_cast_bytes: int
@@ -141,7 +142,11 @@ class ForwardWalk:
         index = segment.index
         returned = segment.returned
         dying: list[list[Storage]] = [[] for _ in segment.operations]
-        live = saved = peak = peak_saved = cached = 0
+        live = saved = peak = peak_saved = cached = gone = peak_gone = 0
+        given = segment.input.storage if segment.input is not None else None
+        input_freed = given is not None and given not in saves
+        if input_freed and given is not None and segment.input_let_go is not None:
+            dying[segment.input_let_go].append(given)
         events: list[Event] = []
         starts: list[int] = []
         for position, operation in enumerate(operations):
@@ -154,7 +159,7 @@ class ForwardWalk:
                 highest = live + _played(events, before)
                 live += sum(size for _, size in before)
                 if highest > peak:
-                    peak, peak_saved = highest, saved
+                    peak, peak_saved, peak_gone = highest, saved, gone
             for tensor in operation.outputs:
                 storage = tensor.storage
                 if (
@@ -183,19 +188,24 @@ class ForwardWalk:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
             if highest > peak:
-                peak, peak_saved = highest, saved
+                peak, peak_saved, peak_gone = highest, saved, gone
             ending = dying[position]
             if len(ending) > 1:
                 ending.sort(key=_touched)
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
+                if storage is given:
+                    gone = storage.num_bytes
         starts.append(len(events))
-        given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
-            peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
-            end=Level(saved_bytes=saved, other_bytes=live - saved),
-            input_freed=given is not None and given not in saves,
+            peak=Level(
+                saved_bytes=peak_saved,
+                other_bytes=peak - peak_saved + peak_gone,
+                earlier_bytes=-peak_gone,
+            ),
+            end=Level(saved_bytes=saved, other_bytes=live + gone - saved),
+            input_freed=input_freed,
             further_freed=further_freed(segment, saves),
             cached_cast_bytes=cached,
             events=events,

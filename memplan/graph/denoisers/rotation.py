@@ -2,9 +2,10 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.operations.elementwise import written
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.tensors import Tensor
 
 
 def pairs_of(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,19 +47,3 @@ def _difference(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     gradients = (Gradient.ALIAS, Gradient.FRESH)
     t.record(OperationKind.SUB, (left, right), (out,), gradients=gradients)
     return out
-
-
-def written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
-    """``whole[...] = part``: in place; backward copies the whole gradient, and the part's."""
-    after = t.view(whole, whole.numel)
-    after.by_head = whole.by_head
-    rows = allocated_bytes(part.numel, whole.dtype)
-    # The whole gradient, the part's as rows and, where the whole has one, zeros for its part.
-    gradient, scratch = Gradient.NONE, (whole.storage.num_bytes, rows, RESULT)
-    if whole.requires_grad:
-        gradient, scratch = Gradient.FRESH, (RESULT, rows, rows, RESULT)
-    t.record(
-        OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
-        backward_scratch_bytes=scratch,
-    )  # fmt: skip
-    return after
