@@ -9,12 +9,15 @@ from memplan.graph.tensors import Tensor
 from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.segmenting import places, write_segmenting
+from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
@@ -24,7 +27,9 @@ from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.parts import (
     ActivationBody,
@@ -38,6 +43,7 @@ from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
@@ -91,6 +97,12 @@ def _read_on(
         return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
+    if isinstance(body, GridBody):
+        return write_grid(t, x, body, flow)
+    if isinstance(body, ShiftedBody):
+        return write_shifted(t, x, body, flow)
+    if isinstance(body, LevelsBody):
+        return write_levels(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:

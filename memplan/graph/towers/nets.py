@@ -19,6 +19,7 @@ from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.body import (
     BranchBody,
+    CallBody,
     GateBody,
     LessItselfBody,
     ResidualBody,
@@ -82,12 +83,26 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
 def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
     """The operations of branches, and of what joins them."""
     match body:
+        case CallBody():
+            return _called(t, x, body, write)
         case ResidualBody():
             return _residual(t, x, body, flow, write)
         case LessItselfBody():
             return _less(t, write(x, body.part), x)
         case GateBody():
             return _gated(t, x, body, flow, write)
+
+
+def _called(t: Tape, x: Tensor, body: CallBody, write: Write) -> Tensor:
+    """Parts of a module, with names in its frame."""
+    lingering = t.segment.lingering
+    outer = len(lingering)
+    made = x
+    for part in body.parts:
+        made = write(made, part)
+    t.touch(*lingering[outer:], x)
+    del lingering[outer:]
+    return made
 
 
 def _fewer(flow: Flow, kernel: int, stride: int, padding: int) -> None:
@@ -190,6 +205,8 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
             made = write(made, part)
         if way is body.branch:
             added, after = made, flow.grid
+            if body.names_branch:
+                t.linger(made)
         else:
             past = made
     flow.grid = after
@@ -198,6 +215,8 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
     added = dropout(t, added, body.dropout)
     if body.drop_path:
         added = drop_path(t, added, flow.items)
+        if body.names_branch:
+            t.linger(added)
     if body.in_place:
         out = t.view(added, added.numel)
         t.record(

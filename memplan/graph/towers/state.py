@@ -42,6 +42,10 @@ class Flow:
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
     tokens_seen: Tensor | None = None
     """Tokens that a decoder of masks hands on beside the picture."""
+    levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
+    """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
+    named: list[Tensor] = field(default_factory=list)
+    """What variables of the model's hold for a while."""
     places: Tensor | None = None
     """Positions of a picture, as the model made them."""
     placed: Tensor | None = None
