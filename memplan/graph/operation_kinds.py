@@ -124,6 +124,7 @@ class OperationKind(StrEnum):
     REPEAT = "repeat"
     REPEAT_INTERLEAVE = "repeat_interleave"
     REPEAT_KV = "repeat_kv"
+    RESIZE = "resize"
     RMS_NORM = "rms_norm"
     ROTARY = "rotary"
     ROUTER_LOGITS = "router_logits"

@@ -1,6 +1,7 @@
 """A model of one stack on the tape: embedding, runs of layers, final norm, head and loss."""
 
 from dataclasses import replace
+from functools import partial
 
 from memplan.dtypes import DType
 from memplan.graph.attention.masks import attention_masks, attentions
@@ -98,10 +99,6 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         memory = record_memory(t, counted_parts(model))
     if stage is None or stage.is_first:
         x, table = embed(t, model, stack)
-        if model.join is not None and memory is None:
-            from memplan.graph.towers.joining import joined_embeddings  # only for towers
-
-            x = joined_embeddings(t, model, counted_parts(model), x, model.join)
     else:
         from memplan.graph.stages import receive  # only for pipelines
 
@@ -116,8 +113,12 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.hyper_connections import expand_streams  # only for DeepSeek-V4
 
         x = expand_streams(t, x, stack.streams)
+    copied = None
+    if stack.embedding is not None and stack.embedding.copied:
+        copied = t.contiguous(x)
+        t.hold(copied)
     context = shared_tensors(t, model, stack)
-    context.vectors = held
+    context.vectors, context.embeddings = held, copied
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of
@@ -173,7 +174,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if model.task is not Task.BASE:
         t.enter(BASE_MODEL)
     if spec.own_module:
-        return module_embeddings(t, model, spec)
+        return module_embeddings(t, model, spec, partial(_with_pictures, t, model))
     rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
@@ -226,7 +227,16 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.norm is not None and not spec.norm_in_table:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
     x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
-    return x, table
+    return _with_pictures(t, model, x), table
+
+
+def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
+    """What towers give, written over the embeddings of a model that has such."""
+    if model.join is None or model.join.joining is Joining.CROSSED:
+        return x
+    from memplan.graph.towers.joining import joined_embeddings  # only for towers
+
+    return joined_embeddings(t, model, counted_parts(model), x, model.join)
 
 
 def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
@@ -304,7 +314,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
 
 def _first_rotary(stack: StackSpec) -> RotarySpec | None:
     """The rotary embedding of layers without a window, where those with one have their own."""
-    specs = [spec for spec in attentions(stack) if spec.rotary is not None]
+    specs = [each for each in attentions(stack) if each.rotary and not each.rotary.own_tables]
     if _local_rotary(stack) is not None:
         specs = [spec for spec in specs if spec.sliding_window is None]
     return specs[0].rotary if specs else None

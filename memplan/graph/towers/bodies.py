@@ -14,8 +14,10 @@ from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.nets import pixels, write_branches, write_net
+from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
+from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import signal, targets, write_sound
@@ -31,6 +33,7 @@ from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody, PixelsBody
+from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
     ActivationBody,
     GatedBody,
@@ -42,6 +45,7 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
@@ -119,6 +123,10 @@ def _read_on(
         return write_pooling(t, x, body, flow)
     if isinstance(body, ProjectingBody):
         return write_projecting(t, x, body, flow)
+    if isinstance(body, PairBody):
+        return write_pairs(t, x, body, flow, given)
+    if isinstance(body, QueriedBody):
+        return write_queried(t, x, body, flow)
     if isinstance(body, TileBody):
         return write_tiles(t, x, body, flow)
     assert isinstance(body, ReorderedBody), body

@@ -11,10 +11,12 @@ from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody
+from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
@@ -93,6 +95,8 @@ TowerBody = (
     | PoolingBody
     | ContrastBody
     | ProjectingBody
+    | PairBody
+    | QueriedBody
     | OutputBody
     | DenoiserBody
 )
