@@ -13,7 +13,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.images import spread
-from memplan.graph.towers.nets import batch_norm
+from memplan.graph.towers.nets import batch_norm, resized
 from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
@@ -22,6 +22,7 @@ from memplan.model.towers.grids import (
     DepthwiseBody,
     FirstBody,
     FocalBody,
+    FoldedBody,
     ForgottenBody,
     GridBody,
     LocalBody,
@@ -33,6 +34,7 @@ from memplan.model.towers.grids import (
     SampleFactorsBody,
     ScaledBody,
     TokenBody,
+    UnfoldedBody,
 )
 
 
@@ -56,6 +58,10 @@ def write_grid(t: Tape, x: Tensor, body: GridBody, flow: Flow) -> Tensor:
         case FirstBody():
             single = flow.items * body.size
             return t.split(x, single, x.numel - single)[0]
+        case UnfoldedBody():
+            return _unfolded(t, x, body, flow)
+        case FoldedBody():
+            return _folded(t, x, body, flow)
         case ReducedAttentionBody():
             return _reduced(t, x, body, flow)
         case ConvolvedAttentionBody():
@@ -127,6 +133,28 @@ def _by_rows(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     out = t.contiguous(x) if shape.batch == 1 else t.scale(x, OperationKind.CLONE)
     t.touch(x)
     return out
+
+
+def _squares(body: UnfoldedBody | FoldedBody, flow: Flow) -> int:
+    """Positions of a picture once its sides hold whole squares."""
+    down, across = (-(-side // body.side) * body.side for side in flow.grid)
+    return down * across
+
+
+def _unfolded(t: Tape, x: Tensor, body: UnfoldedBody, flow: Flow) -> Tensor:
+    """``MobileViTLayer.unfolding``: resized where squares do not fit, and copied twice."""
+    numel = flow.items * _squares(body, flow) * body.size
+    if numel != x.numel:
+        x = resized(t, x, numel)
+    flow.items *= body.side**2
+    return t.scale(t.scale(x, OperationKind.CLONE), OperationKind.CLONE)
+
+
+def _folded(t: Tape, x: Tensor, body: FoldedBody, flow: Flow) -> Tensor:
+    flow.items //= body.side**2
+    out = t.scale(t.scale(x, OperationKind.CLONE), OperationKind.CLONE)
+    numel = flow.items * flow.grid[0] * flow.grid[1] * body.size
+    return out if numel == x.numel else resized(t, out, numel)
 
 
 def _heads(

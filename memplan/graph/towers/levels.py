@@ -3,11 +3,12 @@
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution
-from memplan.graph.towers.nets import batch_norm
+from memplan.graph.towers.nets import batch_norm, resized
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.networks import Activation
 from memplan.model.towers.levels import (
@@ -15,6 +16,7 @@ from memplan.model.towers.levels import (
     FusedLevelBody,
     LevelBody,
     LevelsBody,
+    SegmentedBody,
     UpsampledBody,
 )
 
@@ -32,15 +34,8 @@ def write_levels(t: Tape, x: Tensor, body: LevelsBody, flow: Flow) -> Tensor:
             return _fused(t, x, body, flow)
         case DepthBody():
             return _depth(t, x, flow)
-
-
-def resized(t: Tape, x: Tensor, numel: int) -> Tensor:
-    """``interpolate``, which autocast runs in fp32: nothing is kept."""
-    read = x if t.autocast is None else t.cast(x, DType.FP32)
-    out = t.tensor(numel, read.dtype)
-    t.record(OperationKind.UPSAMPLE, (read,), (out,), gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
+        case SegmentedBody():
+            return _segmented(t, x, body, flow)
 
 
 def _twice(t: Tape, x: Tensor, flow: Flow) -> Tensor:
@@ -127,3 +122,12 @@ def _depth(t: Tape, x: Tensor, flow: Flow) -> Tensor:
     for each in flow.found:
         t.release(each)
     return loss
+
+
+def _segmented(t: Tape, x: Tensor, body: SegmentedBody, flow: Flow) -> Tensor:
+    """Classes of each pixel: scores are made as large as the picture, and their cross-entropy."""
+    pixels = flow.items * flow.picture[0] * flow.picture[1]
+    t.give_out(x)
+    t.returned.append(x)
+    whole = resized(t, x, pixels * body.num_classes)
+    return cross_entropy(t, whole, from_batch(t, pixels, DType.INT64))

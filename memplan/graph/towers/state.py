@@ -32,6 +32,8 @@ class Flow:
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
     """Positions of a picture down and across."""
+    picture: tuple[int, int] = (0, 0)
+    """Pixels of a picture down and across."""
     patches: int = 0
     """Of a picture."""
     tables: tuple[Tensor, Tensor] | None = None

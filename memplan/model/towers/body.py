@@ -71,7 +71,17 @@ class GateBody:
     parts: tuple[TowerBody, ...]
 
 
-BranchBody = CallBody | ResidualBody | LessItselfBody | GateBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaysBody:
+    """Ways that read the same; what they give is joined, channel behind channel.
+
+    A way without a part gives what is read; what is smaller than the first way's is made as large.
+    """
+
+    ways: tuple[tuple[TowerBody, ...], ...]
+
+
+BranchBody = WaysBody | CallBody | ResidualBody | LessItselfBody | GateBody
 
 TowerBody = (
     ChainBody

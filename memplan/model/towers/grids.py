@@ -65,6 +65,22 @@ class ReducedAttentionBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnfoldedBody:
+    """Positions at the same place in squares of a side become sequences of their own (MobileViT)."""
+
+    size: int
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldedBody:
+    """Those sequences become a picture again."""
+
+    size: int
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolvedAttentionBody:
     """Queries, keys and values each pass a depthwise convolution and a batch norm first (CvT)."""
 
@@ -154,6 +170,8 @@ GridBody = (
     | PlacedBody
     | TokenBody
     | FirstBody
+    | UnfoldedBody
+    | FoldedBody
     | ReducedAttentionBody
     | ConvolvedAttentionBody
     | NormedLinearBody

@@ -32,4 +32,11 @@ class DepthBody:
     """A number for each pixel, from 0 to the greatest depth, and the loss on its logarithm (GLPN)."""
 
 
-LevelsBody = LevelBody | UpsampledBody | FusedLevelBody | DepthBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentedBody:
+    """Scores of each class are made as large as the picture, and give the loss of each pixel."""
+
+    num_classes: int
+
+
+LevelsBody = SegmentedBody | LevelBody | UpsampledBody | FusedLevelBody | DepthBody

@@ -98,6 +98,14 @@ class DropoutBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelDropBody:
+    """Dropout of whole channels."""
+
+    channels: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DropPathBody:
     """Whole samples are dropped."""
 
@@ -111,5 +119,6 @@ NetBody = (
     | WindowBody
     | SigmoidBody
     | DropoutBody
+    | ChannelDropBody
     | DropPathBody
 )
