@@ -4,10 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from memplan.errors import ConfigError
+from memplan.api import estimate
+from memplan.errors import ConfigError, SetupError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.sources.defaults import class_defaults
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 
 
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
@@ -156,3 +159,10 @@ def test_cvt_classifies_by_the_last_stages_token() -> None:
     }
     with pytest.raises(ConfigError, match="cls_token: the last stage has none"):
         read_model(config, source="config.json", name="x", defaults=class_defaults())
+
+
+@pytest.mark.parametrize("model_type", ["pvt", "levit"])
+def test_classes_with_a_table_for_their_pictures_take_no_others(model_type: str) -> None:
+    model = load_model({"model_type": model_type})
+    with pytest.raises(SetupError, match="takes pictures of 224 pixels a side alone"):
+        estimate(model, TrainingSetup(image_size=256))

@@ -37,7 +37,7 @@ def _stem(table: ParameterTable, reader: ConfigReader, size: int) -> None:
     """Four convolutions, each with twice the channels of the one before."""
     kernel, side = reader.integer("kernel_size"), reader.integer("image_size")
     channels = [reader.integer("num_channels"), *(size // 2**step for step in (3, 2, 1, 0))]
-    parts: list[TowerBody] = [PixelsBody(channels=channels[0], image=(side, side))]
+    parts: list[TowerBody] = [PixelsBody(channels=channels[0], image=(side, side), fixed=True)]
     with table.block("embed"):
         for index, (before, after) in enumerate(pairwise(channels)):
             name = f"embedding_layer_{index + 1}"

@@ -54,7 +54,7 @@ def _pvt_embeddings(
         dropout=reader.number("hidden_dropout_prob", default=0.0),
     )  # fmt: skip
     parts: tuple[TowerBody, ...] = (
-        _first(reader, index, (side, side)),
+        _first(reader, index, side),
         ConvolutionBody(module="projection", kernel=kernel, stride=patch_size, bias=True),
         NormBody(module="embed_norm", size=size),
         placed,
@@ -62,11 +62,11 @@ def _pvt_embeddings(
     table.computes(ChainBody(parts=parts))
 
 
-def _first(reader: ConfigReader, index: int, image: tuple[int, int]) -> TowerBody:
+def _first(reader: ConfigReader, index: int, side: int) -> TowerBody:
     """What a stage's convolution reads: the picture, or rows laid out as one again."""
     if index:
         return CopiedBody()
-    return PixelsBody(channels=reader.integer("num_channels"), image=image)
+    return PixelsBody(channels=reader.integer("num_channels"), image=(side, side), fixed=True)
 
 
 def _layers(
@@ -132,7 +132,8 @@ def mix_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         norm = NormBody(module="embed_norm", size=size)
         parts: tuple[TowerBody, ...] = (fewer, norm)
         if not index:
-            parts = (_first(reader, index, (PICTURE, PICTURE)), *parts)
+            pixels = PixelsBody(channels=before, image=(PICTURE, PICTURE))
+            parts = (pixels, *parts)
         with table.block(f"{name}.stages.{index}.embed", body=ChainBody(parts=parts)):
             table.convolution("projection", before, size, kernel, kernel)
             table.norm("embed_norm", size)
