@@ -71,6 +71,7 @@ class OperationKind(StrEnum):
     GELU_PYTHON = "gelu_python"
     GELU_PYTORCH_TANH = "gelu_pytorch_tanh"
     GIVEN = "given"
+    GLU = "glu"
     GROUPED_MM = "grouped_mm"
     GT = "gt"
     GUMBEL = "gumbel"

@@ -7,8 +7,10 @@ from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.clips import clip_patches
+from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
@@ -20,13 +22,14 @@ from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.shifted import write_shifted
-from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
+from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
@@ -48,7 +51,7 @@ from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.shifted import ShiftedBody
-from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -72,6 +75,8 @@ def write_body(
             return places(t, body, flow)
         case ClipBody():
             return clip_patches(t, body, flow)
+        case FramesPatchesBody():
+            return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case TokensBody():
@@ -84,6 +89,8 @@ def write_body(
             return targets(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
+        case FeaturesBody():
+            return features(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -95,6 +102,8 @@ def _read_on(
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
+    if isinstance(body, FramesLayerBody):
+        return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
     if isinstance(body, ConvolvedBody):
@@ -117,6 +126,8 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, ConformerBody):
+        return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):

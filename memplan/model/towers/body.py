@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import VideoBody
+from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
@@ -90,10 +91,11 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | ClipBody
+    | VideoBody
     | TextBody
     | LayerBody
     | ConvolvedBody
+    | ConformerBody
     | NetBody
     | GridBody
     | LevelsBody
