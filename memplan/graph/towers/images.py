@@ -27,13 +27,16 @@ def picture_size(
 
     Raises ``SetupError`` for one that is smaller than a patch.
     """
-    if side is None:
+    if side is None or (isinstance(body, PatchesBody) and body.resized):
         return body.image
     if isinstance(body, TilesBody) or (isinstance(body, PatchesBody) and body.rows):
         msg = (
             f"image_size: {side} pixels a side are as good as any: pictures are resized to {body.image[0]} "
             "before this model sees them; leave it out"
         )
+        raise SetupError(msg)
+    if isinstance(body, PixelsBody) and body.fixed and (side, side) != body.image:
+        msg = f"image_size: {side}: this model's class takes pictures of {body.image[0]} pixels a side alone"
         raise SetupError(msg)
     if not isinstance(body, PixelsBody) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
@@ -88,7 +91,8 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
     elif body.rotary_dim:
         own = body.masked or body.rows
-        _tables(t, body, flow, flow.items * patches, x.dtype if own else DType.FP32)
+        rows = patches if body.one_table else flow.items * patches
+        _tables(t, body, flow, rows, x.dtype if own else DType.FP32)
     return dropout(t, x, body.dropout)
 
 
