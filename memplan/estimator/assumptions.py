@@ -246,7 +246,9 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     if model.denoises:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 
-        return sample_words(model, resolved.image_size, resolved.num_frames)
+        return sample_words(
+            model, resolved.image_size, resolved.image_width, resolved.num_frames
+        )
     from memplan.graph.towers.media import media_words  # only for towers
 
     return media_words(
