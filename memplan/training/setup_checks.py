@@ -28,10 +28,7 @@ _LIMITS = {
 }  # fmt: skip
 """Numbers, and the largest that each may be."""
 _OPTIONAL_SIZES = frozenset(
-    {
-        "num_nodes", "seq_len", "target_seq_len", "image_size", "image_width", "num_frames",
-        "audio_seconds",
-    }  # fmt: skip
+    "num_nodes seq_len target_seq_len image_size image_width num_frames audio_seconds".split()
 )
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})

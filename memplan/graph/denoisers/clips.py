@@ -102,9 +102,7 @@ def _attention(
     return out
 
 
-def _read(
-    t: Tape, d: Denoising, x: Tensor, module: str, size: int, *, apart: bool
-) -> Tensor:
+def _read(t: Tape, d: Denoising, x: Tensor, module: str, size: int, *, apart: bool) -> Tensor:
     """Keys or values of a part of what is read; of several samples, parts are copied into rows first."""
     return project(t, t.contiguous(x) if apart and d.batch > 1 else x, module, size)
 

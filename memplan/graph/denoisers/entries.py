@@ -5,7 +5,13 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.graph.denoisers.attention import WRITTEN_OUT
 from memplan.graph.denoisers.modulation import full_norm
-from memplan.graph.denoisers.state import PICTURE_TOKENS, Denoising, LatentSize, batch_dtype, latent_size
+from memplan.graph.denoisers.state import (
+    PICTURE_TOKENS,
+    Denoising,
+    LatentSize,
+    batch_dtype,
+    latent_size,
+)
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
@@ -259,9 +265,9 @@ def joined_entry(t: Tape, body: JoinedEntryBody, d: Denoising) -> Tensor:
 def _positions(t: Tape, body: JoinedEntryBody, d: Denoising, x: Tensor) -> Tensor:
     """Fixed positions of the module's own size, or made for this one, cast to the row's format."""
     assert d.size is not None
-    usual = latent_size(replace(
-        t.options, image_size=None, image_width=None, num_frames=None
-    ), body.grid)
+    usual = latent_size(
+        replace(t.options, image_size=None, image_width=None, num_frames=None), body.grid
+    )
     table = t.buffer((body.prompt + usual.tokens) * body.size, t.options.weights)
     if usual != d.size:
         return _positions_made(t, body, d.size, x.dtype)

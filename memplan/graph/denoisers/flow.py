@@ -8,8 +8,8 @@ from typing import Any
 
 from memplan.graph.counted import declare_block
 from memplan.graph.denoisers.clips import cross_layer, expert_layer
-from memplan.graph.denoisers.ending import denoised
 from memplan.graph.denoisers.complex import double_layer
+from memplan.graph.denoisers.ending import denoised
 from memplan.graph.denoisers.entries import (
     clip_entry,
     complex_entry,

@@ -10,7 +10,6 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import LatentGrid
 
-
 PICTURE_TOKENS = 257
 """Of CLIP's large model: 16 x 16 patches and one for all of them."""
 
@@ -37,9 +36,7 @@ class LatentSize:
         return times * (self.height // down) * (self.width // across)
 
 
-def pixels_of(
-    grid: LatentGrid, image_size: int | None, image_width: int | None
-) -> tuple[int, int]:
+def pixels_of(grid: LatentGrid, image_size: int | None, image_width: int | None) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says [pixels].
 
     Raises ``SetupError`` for a width without a height.
