@@ -20,6 +20,7 @@ from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parsing import NormedLevelsBody
@@ -89,6 +90,7 @@ def starts(block: ParameterBlock) -> bool:
         | FeaturesBody
         | FramesPatchesBody
         | PlacesBody
+        | PlacedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody
