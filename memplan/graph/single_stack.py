@@ -43,7 +43,7 @@ from memplan.model.attention import (
     PositionBias,
     RotarySpec,
 )
-from memplan.model.layers import NormPlacement, StackSpec
+from memplan.model.layers import TOKENS_PER_STEP, NormPlacement, StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.joining import Joining
@@ -83,6 +83,9 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
+    if stack.embedding is not None and stack.embedding.trajectory is not None:
+        options = replace(options, seq_len=TOKENS_PER_STEP * options.seq_len)
+        t.options, t.inputs_bytes = options, 0
     if stack.embedding is not None and stack.embedding.regions is not None:
         options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
         t.options = options
@@ -189,6 +192,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         t.enter(BASE_MODEL)
     if spec.own_module:
         return module_embeddings(t, model, spec, partial(_with_pictures, t, model))
+    if spec.trajectory is not None:
+        from memplan.graph.trajectories import trajectory_embeddings  # only then
+
+        return trajectory_embeddings(t, model, spec, spec.trajectory)
     rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
@@ -440,6 +447,11 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant
 
         x = cut_prompts(t, x, model.hidden_size)
+    if embedded is not None and embedded.trajectory is not None:
+        from memplan.graph.trajectories import predicted_actions  # only then
+
+        t.end(predicted_actions(t, model, x, embedded.trajectory))
+        return
     pooled = base_parts(t, model, x)
     if model.task is Task.MASKED_LM:
         loss = masked_lm(t, model, x, table)

@@ -253,6 +253,23 @@ class RegionsSpec:
     count: int = NUM_REGIONS
 
 
+TOKENS_PER_STEP = 3
+"""A return, a state and an action."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectorySpec:
+    """Returns, states and actions in the place of tokens (Decision Transformer)."""
+
+    state: int
+    action: int
+    """Numbers of a state and of an action."""
+    num_steps: int
+    """Rows of the table of steps."""
+    squashed: bool
+    """Predicted actions pass through a tanh."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSpec:
     """How token ids become hidden states."""
@@ -292,6 +309,8 @@ class EmbeddingSpec:
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
     layout: LayoutTablesSpec | None = None
     """A stream beside the text begins with tables of boxes (LiLT)."""
+    trajectory: TrajectorySpec | None = None
+    """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
     """A picture's regions stand behind the tokens (VisualBERT)."""
     positions_in_place: bool = False
