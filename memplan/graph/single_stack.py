@@ -43,7 +43,8 @@ from memplan.model.attention import (
     PositionBias,
     RotarySpec,
 )
-from memplan.model.layers import TOKENS_PER_STEP, NormPlacement, StackSpec
+from memplan.model.heads import FEATURES
+from memplan.model.layers import TOKENS_PER_STEP, CrossedSpec, NormPlacement, StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.joining import Joining
@@ -90,6 +91,8 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
         t.options = options
         t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
+    if stack.crossed is not None:
+        t.inputs_bytes += _of_regions(t, model, stack.crossed)
     stack = settled(stack, options.seq_len)
     model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
@@ -139,7 +142,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         return t
     x = finish_stack(t, stack, x, context)
     t.options = options
-    head(t, model, x, table)
+    head(t, model, x, table, context.beside)
     return t
 
 
@@ -165,6 +168,16 @@ def _beside_tokens(t: Tape, regions: int) -> int:
     labels = _ids(t, tokens) - _ids(t, tokens - beside)
     masks = _ids(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
     return labels + masks + _ids(t, batch)
+
+
+def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
+    """LXMERT's labels of regions, each with how sure it is, whether the picture fits, and answers [bytes]."""
+    batch = t.options.batch_size
+    rows = batch * crossed.regions.count
+    losses = model.head.regions.losses if model.head.regions is not None else ()
+    labels = sum(_ids(t, rows) for name, _ in losses if name != FEATURES)
+    sure = len(losses) * t.tensor(rows, t.compute).storage.num_bytes
+    return labels + sure + 2 * _ids(t, batch)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -357,6 +370,10 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
 
             x = convolve(t, stack.convolution, embedded, x, context)
+    if stack.crossed is not None:
+        from memplan.graph.crossed_streams import cross_streams  # only for LXMERT
+
+        return cross_streams(t, stack, stack.crossed, x, context)
     if context.beside is not None:
         from memplan.graph.pruning import prune  # only where a stream ends before the others
 
@@ -379,13 +396,14 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
+    is_repeated = not run.shared and context.beside is None and stack.crossed is None
     first = None
     while remaining:
         given = x
         t.begin(
             f"{stack.name}.layers",
             part=ModelPart.LAYERS,
-            repeat=1 if run.shared or context.beside is not None else remaining,
+            repeat=remaining if is_repeated else 1,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             again=first,
@@ -394,6 +412,8 @@ def run_layer(
         t.segment.layer = run.layer
         x = decoder_layer(t, x, run.layer, context)
         t.end(x)
+        if stack.crossed is not None:
+            t.cache(x)
         if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
             t.segment.repeat = 1
         if run.shared and first is None:
@@ -435,8 +455,10 @@ def _norm_frozen(t: Tape, stack: StackSpec) -> bool:
     return freeze.norm or bool(getattr(freeze, stack.name))
 
 
-def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
-    """What the task adds, and its loss."""
+def head(
+    t: Tape, model: ModelSpec, x: Tensor, table: Parameter, beside: Tensor | None = None
+) -> None:
+    """What the task adds, and its loss; ``beside`` is the stream that ran beside the hidden states."""
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
@@ -459,6 +481,10 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         loss = replaced_tokens(t, model, x)
     elif model.task is Task.PRETRAINING:
         loss = next_sentence(t, model, masked_lm(t, model, x, table), pooled)
+        if model.head.regions is not None and pooled is not None:
+            from memplan.graph.crossed_streams import region_losses  # only for LXMERT
+
+            loss = region_losses(t, model, model.head.regions, loss, beside, pooled)
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:

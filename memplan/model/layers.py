@@ -248,8 +248,8 @@ class RegionsSpec:
     """Features of a picture's regions, projected and put behind the tokens (VisualBERT)."""
 
     num_features: int
-    num_positions: int
-    num_types: int
+    num_positions: int = 0
+    num_types: int = 0
     count: int = NUM_REGIONS
 
 
@@ -361,6 +361,20 @@ class ConvolutionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CrossedSpec:
+    """A stream of a picture's regions, with layers of its own, and layers in which it and the text read
+    each other; all are as wide as the text's (LXMERT)."""
+
+    regions: RegionsSpec
+    num_sides: int
+    """Numbers of a region's box."""
+    region_layers: int
+    crossed_layers: int
+    read_in_the_end: bool
+    """A loss reads what the regions have become."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StackSpec:
     """An encoder or a decoder."""
 
@@ -370,6 +384,8 @@ class StackSpec:
     embedding: EmbeddingSpec | None
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
+    crossed: CrossedSpec | None = None
+    """What comes behind its layers, of another stream too (LXMERT)."""
     convolution: ConvolutionSpec | None = None
     """Beside the first layer, which then is a run of its own."""
     final_dropout: float = 0.0
