@@ -12,6 +12,7 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -66,6 +67,8 @@ class Tape:
         of it or single parameters, for each stretch; empty: not known."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
+        self.asked_multiprocessors = False
+        """Something on it depends on how many multiprocessors the card has."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
         self.buffers_in_use: tuple[int, ...] = ()
@@ -89,6 +92,23 @@ class Tape:
     def buffers_bytes(self) -> int:
         """All buffers together [bytes]."""
         return sum(each.num_bytes * each.segment.repeat for each in self.buffers)
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Of the card, where kernels go by it."""
+        self.asked_multiprocessors = True
+        return self.options.multiprocessors
+
+    def as_on(self, options: TapeOptions) -> "Tape | None":
+        """The same operations with the options of another card; None where that runs others."""
+        if self.asked_multiprocessors or options.is_tiled:
+            return None
+        for call, kernel in self.sdpa_calls.items():
+            if choose_sdpa_kernel(call, options.sdpa) is not kernel:
+                return None
+        made = copy(self)
+        made.options = options
+        return made
 
     # -- segments and parameters -----------------------------------------------------------------
 

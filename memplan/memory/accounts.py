@@ -7,6 +7,7 @@ over each batch's own passes.
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
+from operator import attrgetter
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
@@ -335,11 +336,13 @@ _SAID_BY_THE_TAPE = {
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
-_ENGINE_FIELDS = [
-    each.name
-    for each in fields(TrainingSetup)
-    if each.name not in _SAID_OTHERWISE | _SAID_BY_THE_TAPE | _OF_A_REPLAY
-]
+_engine_values = attrgetter(
+    *(
+        each.name
+        for each in fields(TrainingSetup)
+        if each.name not in _SAID_OTHERWISE | _SAID_BY_THE_TAPE | _OF_A_REPLAY
+    )
+)
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
@@ -359,7 +362,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         )
         if holds_inputs(setup)
         else None,
-        *[getattr(setup, name) for name in _ENGINE_FIELDS],
+        *_engine_values(setup),
     )
 
 

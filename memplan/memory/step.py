@@ -19,7 +19,6 @@ from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Extent, 
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
-from memplan.training.kernels import TILED_LOSSES, WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ class StepWalk:
             self.device = Multiprocessors(
                 options.multiprocessors, options.threads_per_multiprocessor
             )
-        if options.kernels.mlp_tiles != WHOLE or options.kernels.loss in TILED_LOSSES:
+        if options.is_tiled:
             from memplan.memory.tiled_walk import play_tiles  # only then
 
             play_tiles(tape, self.device)
