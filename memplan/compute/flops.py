@@ -53,6 +53,8 @@ class FlopsComponent(Enum):
     OTHER = "other"
     """Poolers, classifiers, projections of the embedding."""
 
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComponentFlops:

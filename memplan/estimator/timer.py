@@ -333,9 +333,7 @@ class Timer:
         return sum(
             max(
                 0.0,
-                collective_seconds(
-                    each.kind, each.num_bytes, self.groups[each.group], self.network
-                )
+                collective_seconds(each.kind, each.num_bytes, self.groups[each.group], self.network)
                 - each.beside_s,
             )
             for each in work.messages

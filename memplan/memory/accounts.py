@@ -23,7 +23,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.beside import ALONE, Beside
-from memplan.memory.crowds import UNCROWDED, Sizes
+from memplan.memory.crowds import NOTHING, UNCROWDED, Sizes
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
@@ -217,9 +217,9 @@ def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     for part, moment in moments.items():
         entries = outline.entries(moment.held)
         if part is not Part.LOAD:
-            entries += sizes.entries(moment.crowd)
-            entries.append(inputs)
-            entries += height_entries(spots.height(moment.spot, moment.repetition))
+            crowd = () if moment.crowd is NOTHING else sizes.entries(moment.crowd)
+            model = height_entries(spots.height(moment.spot, moment.repetition))
+            entries = (*entries, *crowd, inputs, *model)
         found.append(make_phase(part.value, entries))
     return found
 
