@@ -64,6 +64,8 @@ class Hybrid:
     never_tied: bool = False
     """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
+    embedding_copied: bool = False
+    """Layers read a copy of the embeddings."""
     logits_scaled: bool = False
     chunked_mask: bool = False
     """Windows are chunks, whose mask is made for every sequence."""
@@ -114,6 +116,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
             norm=kind.embedding_norm,
             norm_in_table=kind.embedding_norm is not None,
             scaled=kind.embedding_scaled,
+            copied=kind.embedding_copied,
             extra_rows=kind.extra_rows(reader),
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),

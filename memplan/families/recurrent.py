@@ -1,41 +1,31 @@
-"""Decoders whose layers are counted part by part: RWKV, RecurrentGemma, Zamba.
-
-Norms, residual sums and what else is a usual operation are written down; the rest is weights.
-"""
+"""Decoders with recurrent layers and a shape of their own: RWKV, RecurrentGemma, Zamba."""
 
 from dataclasses import replace
+from itertools import count
 
 from memplan.families.hybrids import (
     LEGACY_KINDS,
     Hybrid,
-    counted,
     plain_attention,
     read_hybrid,
     single,
 )
 from memplan.families.llama import Variation, read_activation
 from memplan.families.request import ReadRequest
-from memplan.families.state_space import (
-    Mamba,
-    expanded,
-    mamba2,
-    mamba_heads,
-    time_step_rank,
-)
-from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec
+from memplan.families.state_space import expanded, time_step_rank
+from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.layers import LayerSpec, SharedBlockSpec
 from memplan.model.mixers import (
-    NOTHING,
     ChannelMixingSpec,
-    CountedSpec,
+    GatedRecurrenceSpec,
     Mamba2Spec,
+    MambaHeadsSpec,
+    MambaSpec,
     TimeMixingSpec,
 )
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
-from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 
 NORM = NormSpec(kind=NormKind.RMS)
@@ -96,94 +86,37 @@ def _griffin_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     )
 
 
-def _griffin_mixer(reader: ConfigReader, kind: str) -> AttentionSpec | CountedSpec:
+def _griffin_mixer(reader: ConfigReader, kind: str) -> AttentionSpec | GatedRecurrenceSpec:
     hidden_size = reader.integer("hidden_size")
     if reader.choice("block_types", kind, ("attention", "recurrent")) == "attention":
         bias = reader.flag("attention_bias")
         variation = Variation(qkv_bias=bias, output_bias=True)
         spec = plain_attention(reader, variation, rotary_share=0.5)
-        return replace(spec, sliding_window=reader.integer("attention_window_size"))
+        rotary = replace(spec.rotary, own_tables=True) if spec.rotary is not None else None
+        window = reader.integer("attention_window_size")
+        return replace(spec, sliding_window=window, rotary=rotary)
     width = reader.integer("lru_width", default=hidden_size)
-    heads = reader.integer("num_attention_heads")
-    block = reader.divide("lru_width", width, "num_attention_heads", heads)
-
-    def declare(table: ParameterTable) -> None:
-        name = "recurrent_mixer"
-        for layer in ("linear_y", "linear_x"):
-            table.linear(f"{name}.{layer}", hidden_size, width)
-        table.linear(f"{name}.linear_out", width, hidden_size)
-        kernel = reader.integer("conv1d_width")
-        table.convolution(f"{name}.conv_1d", width, width, kernel, groups=width)
-        table.parameter(f"{name}.rg_lru", "recurrent_param", width)
-        for gate in ("input_gate", "recurrent_gate"):
-            table.parameter(f"{name}.rg_lru", f"{gate}_weight", heads, block, block)
-            table.parameter(f"{name}.rg_lru", f"{gate}_bias", heads, block)
-
-    return counted(declare)
+    num_heads = reader.integer("num_attention_heads")
+    reader.divide("lru_width", width, "num_attention_heads", num_heads)
+    return GatedRecurrenceSpec(
+        width=width,
+        num_heads=num_heads,
+        kernel=reader.integer("conv1d_width"),
+        activation=read_activation(reader, "hidden_activation"),
+    )
 
 
 # -- Zamba ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedBlock:
-    """A transformer block over hidden states and embeddings side by side, shared by layers."""
+def _hybrid_kinds(names: list[str]) -> list[str]:
+    """``linear_attention``, or ``hybrid`` with how many of these came before.
 
-    hidden_size: int
-    width: int
-    """Of what it reads: both side by side."""
-    queries: int
-    keys: int
-    """Widths of all query heads, and of all key heads."""
-    inner: int
-    bias: bool = False
-    fused: bool = False
-    """Gate and up are one linear layer."""
-    adapter_rank: int = 0
-    """Rank of the adapters that each layer has of its own; 0 for none."""
-    attention_adapters: bool = False
-    num_users: int = 1
-    """How many layers run the block."""
-
-
-def shared_block(table: ParameterTable, spec: SharedBlock) -> None:
-    """The block's weights, its layers' adapters among them."""
-    attention, network = "shared_transformer.self_attn", "shared_transformer.mlp"
-    for name, size in (("q", spec.queries), ("k", spec.keys), ("v", spec.keys)):
-        table.linear(f"{attention}.{name}_proj", spec.width, size, bias=False)
-        for number in range(spec.num_users if spec.attention_adapters else 0):
-            adapter = f"{attention}.linear_{name}_adapter_list.{number}"
-            table.linear(f"{adapter}.0", spec.width, spec.adapter_rank, bias=False)
-            table.linear(f"{adapter}.1", spec.adapter_rank, spec.width, bias=False)
-    table.linear(f"{attention}.o_proj", spec.queries, spec.hidden_size, bias=False)
-    gates = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
-    gate_width = 2 * spec.inner if spec.fused else spec.inner
-    for gate in gates:
-        table.linear(f"{network}.{gate}", spec.hidden_size, gate_width, bias=spec.bias)
-    for number in range(spec.num_users if spec.adapter_rank else 0):
-        adapter = f"{network}.gate_up_proj_adapter_list.{number}"
-        table.linear(f"{adapter}.0", spec.hidden_size, spec.adapter_rank, bias=False)
-        table.linear(f"{adapter}.1", spec.adapter_rank, gate_width, bias=False)
-    table.linear(f"{network}.down_proj", spec.inner, spec.hidden_size, bias=spec.bias)
-    table.norm("shared_transformer.input_layernorm", spec.width, bias=False)
-    table.norm("shared_transformer.pre_ff_layernorm", spec.hidden_size, bias=False)
-
-
-def _hybrid_kinds(names: list[str], num_blocks: int) -> list[str]:
-    """``linear_attention``, ``owner 0`` where a layer brings a shared block, ``user`` later on.
-
-    >>> _hybrid_kinds(["hybrid", "linear_attention", "hybrid", "hybrid"], 2)
-    ['owner 0', 'linear_attention', 'owner 1', 'user']
+    >>> _hybrid_kinds(["hybrid", "linear_attention", "hybrid"])
+    ['hybrid 0', 'linear_attention', 'hybrid 1']
     """
-    found = []
-    num_hybrids = 0
-    for name in names:
-        if name != "hybrid":
-            found.append(name)
-            continue
-        found.append(f"owner {num_hybrids}" if num_hybrids < num_blocks else "user")
-        num_hybrids += 1
-    return found
+    turns = count()
+    return [f"hybrid {next(turns)}" if name == "hybrid" else name for name in names]
 
 
 def _named_kinds(reader: ConfigReader) -> list[str]:
@@ -202,51 +135,60 @@ def _zamba_kinds(reader: ConfigReader) -> list[str]:
             "hybrid" if number % period == offset else "linear_attention"
             for number in range(reader.layers("num_hidden_layers") - 3)
         ]
-    return _hybrid_kinds(names, 1)
+    return _hybrid_kinds(names)
 
 
 def _zamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    mixer = _zamba_mixer(reader)
+    if kind == "linear_attention":
+        return single(mixer)
     hidden_size = reader.integer("hidden_size")
-    sizes = Mamba(
-        hidden_size=hidden_size,
-        inner=expanded(reader, "mamba_expand", hidden_size),
+    num_heads = reader.integer("num_attention_heads")
+    head_dim = reader.integer("attention_head_dim", default=2 * hidden_size // num_heads)
+    width = reader.integer("attention_hidden_size", default=2 * hidden_size)
+    if width != 2 * hidden_size:
+        problem = f"{width} is not twice the hidden_size ({hidden_size})"
+        key = "attention_hidden_size"
+        raise reader.fail(key, problem)
+    block = SharedBlockSpec(
+        scores=_block_scores(reader, head_dim),
+        network=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size"),
+            activation=read_activation(reader, "hidden_act"),
+            gated=True,
+        ),
+        number=0,
+        turn=int(kind.split()[1]),
+    )
+    return replace(single(mixer), shared_block=block)
+
+
+def _zamba_mixer(reader: ConfigReader) -> MambaHeadsSpec:
+    hidden_size = reader.integer("hidden_size")
+    inner = expanded(reader, "mamba_expand", hidden_size)
+    num_heads = reader.integer("n_mamba_heads")
+    head = MambaSpec(
+        inner=reader.divide("mamba_expand", inner, "n_mamba_heads", num_heads),
         state=reader.integer("mamba_d_state"),
         rank=time_step_rank(reader, "mamba_dt_rank", hidden_size),
         kernel=reader.integer("mamba_d_conv"),
+        activation=read_activation(reader, "hidden_mamba_act"),
         bias=reader.flag("mamba_proj_bias"),
         convolution_bias=reader.flag("mamba_conv_bias"),
     )
-    heads = reader.integer("n_mamba_heads")
-    reader.divide("mamba_expand", sizes.inner, "n_mamba_heads", heads)
-    if kind == "linear_attention":
-        return single(counted(lambda table: mamba_heads(table, "mamba", sizes, heads)))
+    return MambaHeadsSpec(head=head, num_heads=num_heads)
+
+
+def _block_scores(reader: ConfigReader, head_dim: int) -> AttentionSpec:
     num_heads = reader.integer("num_attention_heads")
-    head_dim = reader.integer("attention_head_dim", default=2 * hidden_size // num_heads)
-    block = SharedBlock(
-        hidden_size=hidden_size,
-        width=reader.integer("attention_hidden_size", default=2 * hidden_size),
-        queries=num_heads * head_dim,
-        keys=reader.integer("num_key_value_heads", default=num_heads) * head_dim,
-        inner=reader.integer("intermediate_size"),
+    num_kv_heads = reader.integer("num_key_value_heads", default=num_heads)
+    reader.divide("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dropout=reader.number("attention_dropout"),
     )
-
-    def declare(table: ParameterTable) -> None:
-        if kind != "user":
-            shared_block(table, block)
-        _behind_block(table, hidden_size)
-        mamba_heads(table, "mamba", sizes, heads)
-
-    return _own_norms(counted(declare))
-
-
-def _behind_block(table: ParameterTable, hidden_size: int) -> None:
-    """What a hybrid layer owns beside the shared block: a projection, the mixer's norm."""
-    table.linear("linear", hidden_size, hidden_size, bias=False)
-    table.norm("mamba_decoder.input_layernorm", hidden_size, bias=False)
-
-
-def _own_norms(part: CountedSpec) -> LayerSpec:
-    return LayerSpec(attention=part, feed_forward=NOTHING, norm=NORM, placement=NormPlacement.NONE)
 
 
 _ZAMBA2_NAMES = (
@@ -264,7 +206,7 @@ def _zamba2_names(reader: ConfigReader) -> list[str]:
 
 
 def _zamba2_kinds(reader: ConfigReader) -> list[str]:
-    return _hybrid_kinds(_zamba2_names(reader), reader.integer("num_mem_blocks"))
+    return _hybrid_kinds(_zamba2_names(reader))
 
 
 def _zamba2_layer(reader: ConfigReader, kind: str) -> LayerSpec:
@@ -284,33 +226,35 @@ def _zamba2_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     )
     if kind == "linear_attention":
         return single(mixer)
-
-    def declare(table: ParameterTable) -> None:
-        if kind != "user":
-            shared_block(table, _zamba2_block(reader, int(kind.split()[1])))
-        _behind_block(table, hidden_size)
-        mamba2(table, "mamba", mixer, hidden_size)
-
-    return _own_norms(counted(declare))
+    turn = int(kind.split()[1])
+    return replace(single(mixer), shared_block=_zamba2_block(reader, turn))
 
 
-def _zamba2_block(reader: ConfigReader, number: int) -> SharedBlock:
+def _zamba2_block(reader: ConfigReader, turn: int) -> SharedBlockSpec:
     """One of the shared blocks, which hybrid layers run in turns."""
-    hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    head_dim = 2 * hidden_size // num_heads
-    num_blocks = reader.integer("num_mem_blocks")
-    num_hybrids = _zamba2_names(reader).count("hybrid")
-    return SharedBlock(
-        hidden_size=hidden_size,
-        width=2 * hidden_size,
-        queries=num_heads * head_dim,
-        keys=reader.integer("num_key_value_heads", default=num_heads) * head_dim,
-        inner=reader.integer("intermediate_size", default=4 * hidden_size),
-        bias=reader.flag("add_bias_linear"),
-        fused=True,
+    hidden_size = reader.integer("hidden_size")
+    num_heads = reader.integer("num_attention_heads")
+    head_dim = reader.divide("hidden_size", 2 * hidden_size, "num_attention_heads", num_heads)
+    scores = _block_scores(reader, head_dim)
+    adapts = reader.flag("use_shared_attention_adapter")
+    if adapts and scores.num_kv_heads != scores.num_heads:
+        problem = "the adapters of keys are as wide as queries"
+        key = "num_key_value_heads"
+        raise reader.fail(key, problem)
+    rotary = RotarySpec(dim=head_dim) if reader.flag("use_mem_rope") else None
+    return SharedBlockSpec(
+        scores=replace(scores, rotary=rotary),
+        network=FeedForwardSpec(
+            intermediate_size=reader.integer("intermediate_size", default=4 * hidden_size),
+            activation=read_activation(reader, "hidden_act"),
+            gated=True,
+            fused_gate_up=True,
+            bias=reader.flag("add_bias_linear"),
+        ),
+        number=turn % reader.integer("num_mem_blocks"),
+        turn=turn,
         adapter_rank=reader.integer("adapter_rank"),
-        attention_adapters=reader.flag("use_shared_attention_adapter"),
-        num_users=len(range(number, num_hybrids, num_blocks)),
+        adapts_attention=adapts,
     )
 
 
@@ -323,7 +267,6 @@ RECURRENT: dict[str, Hybrid] = {
     "recurrent_gemma": Hybrid(
         kinds=_griffin_kinds,
         layer=_griffin_layer,
-        left_out="its recurrent blocks",
         embedding_scaled=True,
         softcap_key="logits_soft_cap",
         final_norm=GEMMA_NORM,
@@ -331,11 +274,11 @@ RECURRENT: dict[str, Hybrid] = {
     "zamba": Hybrid(
         kinds=_zamba_kinds,
         layer=_zamba_layer,
-        left_out="its Mamba mixers and the shared attention before them",
+        embedding_copied=True,
     ),
     "zamba2": Hybrid(
         kinds=_zamba2_kinds,
         layer=_zamba2_layer,
-        left_out="its Mamba-2 mixers and the shared attention before them",
+        embedding_copied=True,
     ),
 }

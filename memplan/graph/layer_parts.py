@@ -104,7 +104,9 @@ MIXERS: Mapping[str, Writer] = {
     "SideBySideSpec": Writer("mixers.side_by_side", "side_by_side"),
     "ShortConvolutionSpec": Writer("mixers.convolution", "short_convolution", LayerBlock.MIXER),
     "TimeMixingSpec": Writer("mixers.rwkv", "time_mixing", LayerBlock.MIXER),
+    "GatedRecurrenceSpec": Writer("mixers.gated_recurrence", "recurrent_block", LayerBlock.MIXER),
     "MambaSpec": Writer("mixers.mamba", "mamba_mixer", LayerBlock.MIXER),
+    "MambaHeadsSpec": Writer("mixers.mamba_heads", "mamba_heads", LayerBlock.MIXER),
     "Mamba2Spec": Writer("mixers.mamba2", "mamba2_mixer", LayerBlock.MIXER),
     "CountedSpec": Writer("counted", "counted_part", LayerBlock.MIXER),
 }

@@ -32,6 +32,10 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         from memplan.graph.language_adapters import adapted_layer  # only for X-MOD
 
         return adapted_layer(t, x, layer, layer.adapters, context)
+    if layer.shared_block is not None:
+        from memplan.graph.shared_block import block_layer  # only for Zamba
+
+        return block_layer(t, x, layer, layer.shared_block, context)
     placement = layer.placement
     if placement is NormPlacement.PRE:
         return pre_norm_layer(t, x, layer, context)

@@ -116,8 +116,12 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.hyper_connections import expand_streams  # only for DeepSeek-V4
 
         x = expand_streams(t, x, stack.streams)
+    copied = None
+    if stack.embedding is not None and stack.embedding.copied:
+        copied = t.contiguous(x)
+        t.hold(copied)
     context = shared_tensors(t, model, stack)
-    context.vectors = held
+    context.vectors, context.embeddings = held, copied
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of
@@ -304,7 +308,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
 
 def _first_rotary(stack: StackSpec) -> RotarySpec | None:
     """The rotary embedding of layers without a window, where those with one have their own."""
-    specs = [spec for spec in attentions(stack) if spec.rotary is not None]
+    specs = [each for each in attentions(stack) if each.rotary and not each.rotary.own_tables]
     if _local_rotary(stack) is not None:
         specs = [spec for spec in specs if spec.sliding_window is None]
     return specs[0].rotary if specs else None

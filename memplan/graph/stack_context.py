@@ -3,6 +3,7 @@
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.segments import Segment
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 
@@ -45,6 +46,10 @@ class StackContext:
     """Keys and values that later layers read, of layers with and without a window (Gemma 4)."""
     residual: Tensor | None = None
     """What the layer's network is going to be added to."""
+    embeddings: Tensor | None = None
+    """A copy of them, which layers read beside the states (Zamba)."""
+    blocks: dict[int, Segment] = field(default_factory=dict)
+    """Which layer owns the weights of each block that several run."""
     vectors: Tensor | None = None
     """The vectors that each layer has of its own for each token (Gemma 4)."""
     attention_frame: tuple[Tensor, ...] = ()

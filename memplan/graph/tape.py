@@ -158,7 +158,7 @@ class Tape:
 
             # Without a graph nothing holds what was kept for the second run.
             if keeps_every_other_matmul(self.options) and output.requires_grad:
-                self.segment.kept_outputs = kept_outputs(self.segment)
+                self.segment.kept_outputs |= kept_outputs(self.segment)
 
     def hold(self, tensor: Tensor) -> None:
         """Keep a tensor alive beyond its last reader, until ``release``: an outer variable."""
@@ -318,9 +318,9 @@ class Tape:
         return self._trained_copy(made) if copied else made
 
     @contextmanager
-    def declared_weights(self) -> Iterator[None]:
-        """Let what is written inside read the weights that the present segment has declared already."""
-        self._again = self.segment
+    def declared_weights(self, owner: Segment | None = None) -> Iterator[None]:
+        """Let what is written inside read the weights that a segment, the present one, declared already."""
+        self._again = owner or self.segment
         yield
         self._again = None
 

@@ -113,10 +113,43 @@ class MambaSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MambaHeadsSpec:
+    """Mamba's first mixer in heads, each with parameters and a scan of its own (Zamba)."""
+
+    head: MambaSpec
+    """One of them."""
+    num_heads: int
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head.inner
+
+    @property
+    def scans(self) -> bool:
+        """Whether its kernel is a choice of its own."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimeMixingSpec:
     """RWKV's: a running average of all earlier values, by keys that fade."""
 
     width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedRecurrenceSpec:
+    """Griffin's recurrent block: a convolution and a gated recurrence of every channel, times a branch
+    beside it (RecurrentGemma)."""
+
+    width: int
+    num_heads: int
+    """Blocks of the gates' weights."""
+    kernel: int
+    """Of the convolution."""
+    activation: Activation
+    """Of the branch beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,9 +290,11 @@ OtherMixer = (
     | LightningSpec
     | DeltaRuleSpec
     | MambaSpec
+    | MambaHeadsSpec
     | Mamba2Spec
     | SideBySideSpec
     | TimeMixingSpec
+    | GatedRecurrenceSpec
     | SlidingChunksSpec
     | LocalBlocksSpec
     | BlockSparseSpec

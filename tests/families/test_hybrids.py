@@ -231,9 +231,16 @@ def test_written_mixers_leave_nothing_out(model_type: str, mixer: type) -> None:
     assert not model.activations_left_out
 
 
-@pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
-def test_counted_parts_are_named(model_type: str) -> None:
-    assert read(model_type).activations_left_out.startswith("activations of its ")
+@pytest.mark.parametrize("model_type", ["zamba", "zamba2", "recurrent_gemma"])
+def test_recurrent_layers_are_written(model_type: str) -> None:
+    assert not read(model_type).activations_left_out
+
+
+def test_zamba_layers_share_their_block() -> None:
+    model = read("zamba2", num_mem_blocks=2)
+    blocks = [run.layer.shared_block for run in model.stacks[0].runs]
+    found = [(each.number, each.turn) for each in blocks if each is not None]
+    assert found[:4] == [(0, 0), (1, 1), (0, 2), (1, 3)]
 
 
 def test_only_some_layers_have_an_indexer() -> None:

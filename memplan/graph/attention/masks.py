@@ -80,7 +80,9 @@ def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
 
 def attentions(stack: StackSpec) -> list[AttentionSpec]:
     """What the scores of each run that has some are made of."""
+    blocks = [run.layer.shared_block for run in stack.runs]
     found = [run.layer.attention for run in stack.runs]
+    found += [each.scores for each in blocks if each is not None]
     plain = [spec for spec in found if isinstance(spec, AttentionSpec)]
     if len(plain) == len(found):
         return plain

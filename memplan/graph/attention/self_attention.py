@@ -17,6 +17,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import clamp
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
+from memplan.graph.operations.rotary import rotary_tables
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -52,7 +53,11 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if not spec.query_key_norm_last and not spec.query_key_norm_at_once and not beside:
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:
-        cos, sin = context.tables(spec)
+        if spec.rotary.own_tables:
+            tables = rotary_tables(t, context.seq_len, spec.rotary.dim, query.dtype)
+        else:
+            tables = context.tables(spec)
+        cos, sin = tables
         if t.options.casts_inputs:
             cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
         query, key = rotate(t, query, key, spec, cos, sin, frame)

@@ -11,7 +11,7 @@ from memplan.graph.attention.projections import idle_projection
 from memplan.graph.attention.turned import turned_linear
 from memplan.graph.contraction import Turned, contraction
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.elementwise import dropout, written
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
@@ -107,9 +107,9 @@ def _diagonals(t: Tape, query: Tensor, key: Tensor, sizes: Sizes) -> Tensor:
         chunks * half * (half + 1), half * (half + 1), chunks * half * half, (half - 1) * (half - 1),
     )  # fmt: skip
     for part in parts:
-        laid = _written(t, laid, t.slice(padded, heads * max(part, 1)))
+        laid = written(t, laid, t.slice(padded, heads * max(part, 1)))
     for _ in ("beginning", "end"):
-        laid = _written(t, laid, _without_edge(t, laid, sizes))
+        laid = written(t, laid, _without_edge(t, laid, sizes))
     t.touch(padded)
     return laid
 
@@ -124,19 +124,6 @@ def _without_edge(t: Tape, laid: Tensor, sizes: Sizes) -> Tensor:
     t.record(
         OperationKind.WHERE, (mask, part), (out,), saves=(mask,),
         gradients=(Gradient.NONE, Gradient.FRESH),
-    )  # fmt: skip
-    return out
-
-
-def _written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
-    """``whole[...] = part``: backward copies the whole gradient, and the part's."""
-    out = t.view(whole, whole.numel)
-    made = whole.storage.num_bytes if not whole.requires_grad else part.storage.num_bytes
-    made = min(made, allocated_bytes(part.numel, part.dtype)) if whole.requires_grad else made
-    gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
-    t.record(
-        OperationKind.COPY_SLICE, (whole, part), (out,), gradients=(gradient, Gradient.FRESH),
-        backward_scratch_bytes=made,
     )  # fmt: skip
     return out
 

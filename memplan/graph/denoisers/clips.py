@@ -18,9 +18,9 @@ from memplan.graph.denoisers.modulation import (
     plain_norm,
     vectors,
 )
-from memplan.graph.denoisers.rotation import turned, turned_in_place, written
+from memplan.graph.denoisers.rotation import turned, turned_in_place
 from memplan.graph.denoisers.state import Denoising
-from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.elementwise import dropout, written
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import CrossLayerBody, ExpertLayerBody, HeadNorm

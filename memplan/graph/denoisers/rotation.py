@@ -2,6 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.elementwise import written
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -46,16 +47,3 @@ def _difference(t: Tape, left: Tensor, right: Tensor) -> Tensor:
     gradients = (Gradient.ALIAS, Gradient.FRESH)
     t.record(OperationKind.SUB, (left, right), (out,), gradients=gradients)
     return out
-
-
-def written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
-    """``whole[...] = part``: in place; backward copies the whole gradient, and the part's."""
-    after = t.view(whole, whole.numel)
-    after.by_head = whole.by_head
-    made = whole.storage.num_bytes if not whole.requires_grad else part.storage.num_bytes
-    gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
-    t.record(
-        OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
-        backward_scratch_bytes=made,
-    )  # fmt: skip
-    return after

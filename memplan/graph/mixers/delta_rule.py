@@ -11,6 +11,7 @@ from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.mixers.convolution import causal_convolution, turned
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -319,7 +320,7 @@ def _over_chunks(
         earlier = batched_matmul(t, query, state, size, sizes.keys)
         t.touch(*frame)
         within = batched_matmul(t, scores, fresh, size, CHUNK)
-        out = _written(t, out, t.add(earlier, within))
+        out = written(t, out, t.add(earlier, within))
         t.touch(within)
         if number == chunks - 1:
             fading, key = _without_gradient(fading), _without_gradient(key)
@@ -336,18 +337,6 @@ def _over_chunks(
 def _without_gradient(x: Tensor) -> Tensor:
     """What makes the last state, which nothing reads: its graph is gone before the loop is."""
     return Tensor(x.numel, x.dtype, x.storage)
-
-
-def _written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
-    """``whole[...] = part``: in place; backward copies the whole gradient, and the part's."""
-    after = t.view(whole, whole.numel)
-    made = whole.storage.num_bytes if not whole.requires_grad else part.storage.num_bytes
-    gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
-    t.record(
-        OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
-        backward_scratch_bytes=made,
-    )  # fmt: skip
-    return after
 
 
 def _in_rows(t: Tape, out: Tensor, sizes: Sizes, dtype: DType) -> Tensor:

@@ -5,6 +5,8 @@ tensors of channels x tokens x states before it; nearly all is kept for backward
 Falcon-Mamba and Jamba share the function.
 """
 
+from typing import NamedTuple
+
 from memplan.dtypes import DType
 from memplan.graph.mixers.convolution import causal_convolution
 from memplan.graph.mixers.iteration import Turns
@@ -44,7 +46,10 @@ def mamba_mixer(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> T
         )
         states = t.cast(activation(t, convolved, spec.activation), mixed.dtype)
     step, keys, queries = _scan_parameters(t, states, spec, context)
-    out = _scan(t, states, step, keys, queries, gate, rate, spec, context)
+    given = t.cast(t.parameter("mamba.dt_proj.bias", inner, role=WeightRole.OTHER), DType.FP32)
+    skip = t.cast(t.parameter("mamba.D", inner), DType.FP32)
+    scanned = Scanned(states, step, rate, keys, queries, skip, gate, given)
+    out = selective_scan(t, scanned, spec, context)
     narrow = t.cast(out, x.dtype if t.autocast is None else t.autocast)
     rows = in_rows(t, narrow, batch)
     if rows is not narrow:
@@ -81,37 +86,37 @@ def _scan_parameters(
     return turned, keys, queries
 
 
-def _scan(
-    t: Tape,
-    states: Tensor,
-    step: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    gate: Tensor,
-    rate: Tensor,
-    spec: MambaSpec,
-    context: StackContext,
-) -> Tensor:
+class Scanned(NamedTuple):
+    """What a scan reads, in the order of ``selective_scan_fn``'s arguments."""
+
+    states: Tensor
+    step: Tensor
+    rate: Tensor
+    keys: Tensor
+    queries: Tensor
+    skip: Tensor
+    gate: Tensor
+    bias: Tensor
+
+
+def selective_scan(t: Tape, given: Scanned, spec: MambaSpec, context: StackContext) -> Tensor:
     """``mamba_selective_scan``."""
-    given = t.cast(t.parameter("mamba.dt_proj.bias", spec.inner, role=WeightRole.OTHER), DType.FP32)
-    skip = t.cast(t.parameter("mamba.D", spec.inner), DType.FP32)
     if t.kernels.scan is ScanKernel.PACKAGE:
         from memplan.graph.mixers.scan_kernels import scanned_in_kernel  # only where installed
 
-        return scanned_in_kernel(
-            t, (states, step, rate, keys, queries, skip, gate, given), spec, context
-        )
-    step = time_step(t, step, t.cast(given, step.dtype))
+        return scanned_in_kernel(t, given, spec, context)
+    states, keys, queries = given.states, given.keys, given.queries
+    step = time_step(t, given.step, t.cast(given.bias, given.step.dtype))
     size = states.numel * spec.state
-    decay = t.elementwise(OperationKind.EXP, outer(t, rate, step, size), saves_output=True)
+    decay = t.elementwise(OperationKind.EXP, outer(t, given.rate, step, size), saves_output=True)
     written = outer(t, step, t.cast(keys, DType.FP32), size)
     entering = outer(t, written, t.cast(states, DType.FP32), size)
     out, reads = selective_loop(t, decay, entering, queries, states, context.seq_len)
-    residual = t.mul(states, skip)
+    residual = t.mul(states, given.skip)
     summed = t.add(out, residual)
     t.touch(out)
-    result = t.mul(summed, activation(t, gate, Activation.SILU))
-    t.touch(entering, decay, written, step, skip, given, keys, queries, *reads)
+    result = t.mul(summed, activation(t, given.gate, Activation.SILU))
+    t.touch(entering, decay, written, step, given.skip, given.bias, keys, queries, *reads)
     return result
 
 

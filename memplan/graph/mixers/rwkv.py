@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.mixers.iteration import Turn, Turns
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
@@ -103,7 +104,7 @@ def _running_average(
         token_key = t.cast(t.slice(key, size), DType.FP32)
         token_value = t.slice(value, size)
         quotient, read = _read(t, states, token_key, token_value, first)
-        out = _written(t, out, t.cast(quotient, key.dtype))
+        out = written(t, out, t.cast(quotient, key.dtype))
         t.touch(*frame)
         following, made = _following(t, states, token_key, token_value, rate, turn)
         t.touch(*states.all)
@@ -174,17 +175,5 @@ def _maximum(t: Tape, left: Tensor, right: Tensor) -> Tensor:
         OperationKind.MAXIMUM, (left, right), (out,), saves=(left, right),
         gradients=(Gradient.FRESH, Gradient.FRESH),
         backward_scratch_bytes=size + allocated_bytes(out.numel, DType.BOOL),
-    )  # fmt: skip
-    return out
-
-
-def _written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
-    """``whole[:, token] = part``: backward copies the whole gradient, and the part's."""
-    out = t.view(whole, whole.numel)
-    made = whole.storage.num_bytes if not whole.requires_grad else part.storage.num_bytes
-    gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
-    t.record(
-        OperationKind.COPY_SLICE, (whole, part), (out,), gradients=(gradient, Gradient.FRESH),
-        backward_scratch_bytes=made,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Clamps, dropout and softmax."""
+"""Clamps, dropout, softmax, and what is written into a part of a tensor."""
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
@@ -71,3 +71,18 @@ def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
         backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
     )  # fmt: skip
     return out
+
+
+def written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
+    """``whole[...] = part``: in place; backward copies the whole gradient, and the part's."""
+    after = t.view(whole, whole.numel)
+    after.by_head = whole.by_head
+    made = whole.storage.num_bytes
+    if whole.requires_grad:
+        made = allocated_bytes(part.numel, part.dtype)
+    gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
+    t.record(
+        OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
+        backward_scratch_bytes=made,
+    )  # fmt: skip
+    return after
