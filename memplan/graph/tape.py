@@ -422,6 +422,7 @@ class Tape:
         segment = self.segment
         index = segment.index
         position = len(segment.operations)
+        given = None if segment.input is None else segment.input.storage
         differentiable = False
         for tensor in inputs:
             if tensor.requires_grad:
@@ -430,7 +431,7 @@ class Tape:
             if storage.segment == index:
                 storage.last_read = position
                 storage.touched = 0
-            elif storage.segment >= 0 and not self._is_input(storage):
+            elif storage.segment >= 0 and storage is not given:
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
         pinned: list[Storage] = []
@@ -453,7 +454,7 @@ class Tape:
                     continue
                 if storage in saved:
                     continue
-                if storage.segment == index or self._is_input(storage):
+                if storage.segment == index or storage is given:
                     saved.append(storage)
                     if tensor in outputs:
                         saves_output = True
@@ -461,15 +462,15 @@ class Tape:
                     _note(segment.external_saves, storage)
             for tensor in pins:
                 storage = tensor.storage
-                if storage.segment == index or self._is_input(storage):
+                if storage.segment == index or storage is given:
                     pinned.append(storage)
                 elif storage.segment >= 0:
                     _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
                 kind, inputs, outputs, saved, gradients if differentiable else (),
-                forward_scratch=_blocks(forward_scratch_bytes),
-                backward_scratch=_blocks(backward_scratch_bytes),
+                forward_scratch=_blocks(forward_scratch_bytes) if forward_scratch_bytes else (),
+                backward_scratch=_blocks(backward_scratch_bytes) if backward_scratch_bytes else (),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
                 pinned=pinned, handed=handed, tiles=tiles, sends=sends,

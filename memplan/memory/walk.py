@@ -138,7 +138,7 @@ class ForwardWalk:
         segment = self.segment
         index = segment.index
         output = segment.output.storage if segment.output is not None else None
-        dying: list[list[Storage]] = [[] for _ in segment.operations]
+        dying: dict[int, list[Storage]] = {}
         live = saved = peak = peak_saved = cached = 0
         events: list[Event] = []
         starts: list[int] = []
@@ -157,7 +157,7 @@ class ForwardWalk:
                 storage = tensor.storage
                 if (
                     storage.segment == index
-                    and storage not in present
+                    and not (present and storage in present)
                     and not _is_alias(operation, storage)
                 ):
                     size = storage.num_bytes
@@ -170,21 +170,22 @@ class ForwardWalk:
                     elif storage is not output and not storage.held:
                         last = storage.last_read
                         if last > position:
-                            dying[last].append(storage)
+                            dying.setdefault(last, []).append(storage)
                         else:
                             # What nothing reads dies in the kernel, before any variable.
-                            dying[position].insert(0, storage)
+                            dying.setdefault(position, []).insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
-            highest = max(highest, live)
+            if live > highest:  # noqa: PLR1730
+                highest = live
             if after:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
             if highest > peak:
                 peak, peak_saved = highest, saved
-            ending = dying[position]
+            ending = dying.get(position, ())
             if len(ending) > 1:
-                ending.sort(key=_touched)
+                ending = sorted(ending, key=_touched)
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
@@ -231,7 +232,10 @@ def _played(events: list[Event], changes: Sequence[Change]) -> int:
 
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
-    return any(tensor.storage is storage for tensor in operation.inputs)
+    for tensor in operation.inputs:  # noqa: SIM110  (asked of every output, in half the time)
+        if tensor.storage is storage:
+            return True
+    return False
 
 
 def last_recomputed(segment: Segment) -> int:
