@@ -8,7 +8,7 @@ from memplan.compute.host import GPU_MACHINE, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
-from memplan.compute.roofline import SegmentWork, Work
+from memplan.compute.work import SegmentWork, Work
 from memplan.estimator.exchanged import (
     NOTHING,
     Beside,
