@@ -38,6 +38,7 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         num_rows=0 if tied else _output_rows(reader, part, kind),
         attended_loss=kind.attended_loss,
         upcast=text.head.upcast and not kind.plain_logits,
+        loss_upcast=text.head.loss_upcast and not kind.plain_logits,
     )
     whole = Whole(reader=reader, request=request, text=text)
     towers = declared(kind.declare, whole)

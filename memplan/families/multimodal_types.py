@@ -86,7 +86,10 @@ MULTIMODALS: dict[str, Multimodal] = {
     "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
     "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
     "modernvbert": Multimodal(
-        declare=joined.modernvbert, text=PartSpec(key=TEXT, model_type="modernbert")
+        declare=joined.modernvbert,
+        text=PartSpec(key=TEXT, model_type="modernbert"),
+        join=COLLECTED_KEPT,
+        plain_logits=True,
     ),
     "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED_KEPT),
     "lfm2_vl": Multimodal(
@@ -118,9 +121,10 @@ MULTIMODALS: dict[str, Multimodal] = {
     "ovis2": Multimodal(
         declare=plain.ovis2,
         text=QWEN2,
+        join=SCATTERED_KEPT,
         output_rows=lambda whole, _: whole.integer("vocab_size"),
     ),
-    "aria": Multimodal(declare=queried.aria, text=OWN),
+    "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
     "instructblip": Multimodal(
         declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
     ),
@@ -156,10 +160,15 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
     ),
     "deepseek_vl_hybrid": Multimodal(
-        declare=convolved.deepseek_vl_hybrid, text=LLAMA, left_out="the vision towers"
+        declare=convolved.deepseek_vl_hybrid,
+        text=LLAMA,
+        join=SCATTERED_KEPT,
+        left_out="the vision towers",
     ),
     "got_ocr2": Multimodal(
-        declare=convolved.got_ocr2, text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN)
+        declare=convolved.got_ocr2,
+        text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN),
+        join=SCATTERED_KEPT,
     ),
     "janus": Multimodal(
         declare=drawing.janus,
@@ -177,7 +186,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True
     ),
     "mllama": Multimodal(declare=plain.mllama, text=OWN, join=CROSSED, plain_logits=True),
-    "step3p7": Multimodal(declare=convolved.step, text=OWN),
+    "step3p7": Multimodal(declare=convolved.step, text=OWN, join=COLLECTED_KEPT),
     "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),
     "gemma4": Multimodal(
         declare=plain.gemma4,

@@ -12,7 +12,11 @@ from memplan.model.read_log import DefaultRead, Retyped
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
-FORMER_NAMES = {"exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
+FORMER_NAMES = {
+    "aria_vision_model": "idefics3_vision",
+    "exaone4_5_text": "exaone4",
+    "kimi_k2": "deepseek_v3",
+}
 """Types in published files that their outer classes read as another (transformers 5.23)."""
 
 

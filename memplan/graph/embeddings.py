@@ -4,6 +4,8 @@ The module's variables (the looked-up rows, their sum, the norm's result) live u
 model holds what it returned until the encoder is done.
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
@@ -18,8 +20,13 @@ from memplan.model.parameters import WeightRole
 from memplan.model.spec import ModelSpec
 
 
-def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[Tensor, Parameter]:
-    """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it."""
+def module_embeddings(
+    t: Tape, model: ModelSpec, spec: EmbeddingSpec, seen: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Parameter]:
+    """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it.
+
+    ``seen`` writes what towers give over the tokens' rows, before anything is added to them.
+    """
     width = spec.embedding_size
     tokens = t.options.batch_size * t.options.seq_len
     table = t.parameter(
@@ -28,6 +35,7 @@ def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[T
     positions = _made(t, tokens, hold=False) if spec.positions_from_ids else None
     x = embedding_lookup(t, table, tokens)
     t.embedded(x, table)
+    x = seen(x)
     held = [x]
     if spec.joined_tables:
         x = _joined(t, spec, x, tokens, held)

@@ -1,6 +1,7 @@
 """A model of one stack on the tape: embedding, runs of layers, final norm, head and loss."""
 
 from dataclasses import replace
+from functools import partial
 
 from memplan.dtypes import DType
 from memplan.graph.attention.masks import attention_masks, attentions
@@ -98,10 +99,6 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         memory = record_memory(t, counted_parts(model))
     if stage is None or stage.is_first:
         x, table = embed(t, model, stack)
-        if model.join is not None and memory is None:
-            from memplan.graph.towers.joining import joined_embeddings  # only for towers
-
-            x = joined_embeddings(t, model, counted_parts(model), x, model.join)
     else:
         from memplan.graph.stages import receive  # only for pipelines
 
@@ -177,7 +174,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if model.task is not Task.BASE:
         t.enter(BASE_MODEL)
     if spec.own_module:
-        return module_embeddings(t, model, spec)
+        return module_embeddings(t, model, spec, partial(_with_pictures, t, model))
     rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
@@ -230,7 +227,16 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
     if spec.norm is not None and not spec.norm_in_table:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
     x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
-    return x, table
+    return _with_pictures(t, model, x), table
+
+
+def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
+    """What towers give, written over the embeddings of a model that has such."""
+    if model.join is None or model.join.joining is Joining.CROSSED:
+        return x
+    from memplan.graph.towers.joining import joined_embeddings  # only for towers
+
+    return joined_embeddings(t, model, counted_parts(model), x, model.join)
 
 
 def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:

@@ -19,7 +19,7 @@ from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
-from memplan.model.towers.projecting import PooledProjectionBody
+from memplan.model.towers.projecting import PooledProjectionBody, VisualWordsBody
 
 SIGLIP_224: Mapping[str, object] = {
     "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27,
@@ -93,8 +93,13 @@ def ovis2(table: ParameterTable, whole: Whole) -> None:
     """AIMv2 that scores visual words, and the table of those words."""
     vision = whole.part(VISION, "ovis2_vision", {"num_visual_indicator_tokens": 5})
     declare_tower(table, vision)
-    with table.block("visual_words.embed"):
-        rows = vision.reader.integer("vocab_size")
+    rows = vision.reader.integer("vocab_size")
+    body = VisualWordsBody(
+        rows=rows, spare=vision.reader.integer("num_visual_indicator_tokens"),
+        size=whole.reader.integer("hidden_size"), table="visual_embeddings_table",
+    )  # fmt: skip
+    chosen = vision.reader.text("tokenize_function", default="softmax")
+    with table.block("projector.words", body=body if chosen == "softmax" else None):
         table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
 
 

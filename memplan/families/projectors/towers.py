@@ -23,7 +23,7 @@ from memplan.families.towers.images import (
     unplaced_vision,
 )
 from memplan.families.towers.patch_vits import PATCH_VITS, declare_patch_vit
-from memplan.families.towers.sam import sam_vision
+from memplan.families.towers.sam import got_vision, sam_vision
 from memplan.families.towers.sound import (
     averaged_encoder,
     cast_encoder,
@@ -66,7 +66,7 @@ TOWERS = {
     "gemma4_vision": gemma4_vision,
     "florence_vision": davit,
     "sam_vision_model": sam_vision,
-    "got_ocr2_vision": sam_vision,
+    "got_ocr2_vision": got_vision,
     "gemma4_audio": gemma4_sound,
     "qwen2_5_omni_audio_encoder": omni_encoder,
     "qwen2_audio_encoder": averaged_encoder,

@@ -27,6 +27,7 @@ from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.layers import Turning
+from memplan.model.towers.nets import ConvolutionBody
 from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.pooling import SquaresBody
@@ -350,7 +351,8 @@ def blip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
 def ovis2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """AIMv2, ending in scores of visual words (the text model looks their mixture up)."""
     size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    patches = replace(_placed_patches(reader), first_norm="embeddings.rms_norm")
+    with table.block(f"{name}.embed", body=patches):
         _patches(table, reader)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
         table.norm("embeddings.rms_norm", size, bias=False)
@@ -362,10 +364,23 @@ def ovis2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None
         gated=True,
         bias=reader.flag("mlp_bias"),
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
+    heads = reader.integer("num_attention_heads")
+    active = tower_activation(reader, "hidden_act", default="silu")
+    count = reader.layers("num_hidden_layers")
+    body = replace(layer_body(layer, heads, active), across=True)
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
     words = reader.integer("vocab_size") - reader.integer("num_visual_indicator_tokens")
     stride = reader.integer("hidden_stride")
-    with table.block(f"{name}.words"):
+    copies = 2 if stride > 1 else 0
+    scored = ChainBody(
+        parts=(
+            NormBody(module="rms_norm", size=size, norm=RMS_NORM),
+            JoinedPatchesBody(size=size, side=stride, copies=copies),
+            LinearBody(module="head_linear", inputs=size * stride**2, outputs=words, bias=False),
+            NormBody(module="head_norm", size=words),
+        )
+    )
+    with table.block(f"{name}.words", body=scored):
         table.norm("rms_norm", size, bias=False)
         table.linear("head_linear", size * stride * stride, words, bias=False)
         table.norm("head_norm", words)
@@ -373,10 +388,18 @@ def ovis2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None
 
 def step_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Step 3.7's: scaled residuals, and two convolutions that halve the sides."""
-    size = reader.integer("width", "hidden_size")
-    patch = reader.integer("patch_size")
-    with table.block(f"{name}.embed"):
-        channels = reader.integer("num_channels")
+    size, heads = (
+        reader.integer("width", "hidden_size"),
+        reader.integer("heads", "num_attention_heads"),
+    )
+    patch, channels = reader.integer("patch_size"), reader.integer("num_channels")
+    patches = PatchesBody(
+        size=size, channels=channels, image=pair(reader, "image_size"), patch=(patch, patch),
+        projection="patch_embedding", bias=False, positions=Positions.PARAMETER,
+        position_module="position_embedding.weight", rotary_dim=size // heads, one_table=True,
+    )  # fmt: skip
+    first = ChainBody(parts=(patches, NormBody(module="pre_layernorm", size=size)))
+    with table.block(f"{name}.embed", body=first):
         table.convolution("patch_embedding", channels, size, patch, patch, bias=False)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
         table.norm("pre_layernorm", size)
@@ -385,8 +408,15 @@ def step_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         intermediate_size=int(size * ratio(reader, "mlp_ratio")),
         layer_scales=2,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("layers", "num_hidden_layers"), layer)
-    with table.block(f"{name}.downsamplers"):
+    active = tower_activation(reader, "hidden_act", default="quick_gelu")
+    body = replace(layer_body(layer, heads, active), turning=Turning.FULL)
+    count = reader.layers("layers", "num_hidden_layers")
+    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
+    halving = tuple(
+        ConvolutionBody(module=f"downsampler{number}", kernel=3, stride=2, padding=2, bias=True)
+        for number in (1, 2)
+    )
+    with table.block(f"{name}.downsamplers", body=ChainBody(parts=halving)):
         table.convolution("downsampler1", size, 2 * size, 3, 3)
         table.convolution("downsampler2", 2 * size, 4 * size, 3, 3)
 

@@ -1,5 +1,6 @@
 """Segment Anything's encoders of images: a ViT with attention in windows, and Hiera for SAM 2."""
 
+from dataclasses import replace
 from itertools import groupby
 
 from memplan.families.towers.layers import tower_activation
@@ -12,7 +13,9 @@ from memplan.model.towers.patches import PatchesBody, Positions
 from memplan.model.towers.segmenting import MaskNeckBody, WindowedLayerBody
 
 
-def sam_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+def sam_vision(
+    table: ParameterTable, name: str, reader: ConfigReader, *, written_out: bool = False
+) -> None:
     """``SamVisionEncoder``: relative positions in every layer, and a neck of two convolutions."""
     size = reader.integer("hidden_size")
     grid = reader.integer("image_size") // reader.integer("patch_size")
@@ -35,7 +38,7 @@ def sam_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     wide = set(reader.integers("global_attn_indexes"))
     for is_wide, group in groupby(range(count), wide.__contains__):
         side = 0 if is_wide else window
-        body = _layer_body(reader, inner, side)
+        body = replace(_layer_body(reader, inner, side), written_out=written_out)
         with table.block(f"{name}.layers", count=len(list(group)), body=body):
             _layer(table, reader, inner, side or grid)
     out = reader.integer("output_channels")
@@ -44,6 +47,17 @@ def sam_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         table.norm("neck.layer_norm1", out)
         table.convolution("neck.conv2", out, out, 3, 3, bias=False)
         table.norm("neck.layer_norm2", out)
+
+
+def got_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+    """``GotOcr2VisionEncoder``: Segment Anything's, with scores written out."""
+    own = ParameterTable()
+    sam_vision(own, name, reader, written_out=True)
+    for block in own.blocks():
+        body = block.body
+        if isinstance(body, PatchesBody):
+            body = replace(body, casts_pictures=True, resized=True)
+        table.add(replace(block, body=body))
 
 
 def _layer_body(reader: ConfigReader, inner: int, window: int) -> WindowedLayerBody:

@@ -7,25 +7,31 @@ from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.clips import clip_patches
+from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.nets import pixels, write_branches, write_net
+from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
+from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
-from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
+from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import NetBody, PixelsBody
+from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
     ActivationBody,
     GatedBody,
@@ -37,8 +43,9 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -62,6 +69,8 @@ def write_body(
             return places(t, body, flow)
         case ClipBody():
             return clip_patches(t, body, flow)
+        case FramesPatchesBody():
+            return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case TokensBody():
@@ -74,6 +83,8 @@ def write_body(
             return targets(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
+        case FeaturesBody():
+            return features(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -85,6 +96,8 @@ def _read_on(
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
+    if isinstance(body, FramesLayerBody):
+        return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
     if isinstance(body, ConvolvedBody):
@@ -101,12 +114,18 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, ConformerBody):
+        return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):
         return write_pooling(t, x, body, flow)
     if isinstance(body, ProjectingBody):
         return write_projecting(t, x, body, flow)
+    if isinstance(body, PairBody):
+        return write_pairs(t, x, body, flow, given)
+    if isinstance(body, QueriedBody):
+        return write_queried(t, x, body, flow)
     if isinstance(body, TileBody):
         return write_tiles(t, x, body, flow)
     assert isinstance(body, ReorderedBody), body

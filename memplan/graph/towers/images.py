@@ -27,7 +27,7 @@ def picture_size(
 
     Raises ``SetupError`` for one that is smaller than a patch.
     """
-    if side is None:
+    if side is None or (isinstance(body, PatchesBody) and body.resized):
         return body.image
     if isinstance(body, TilesBody) or (isinstance(body, PatchesBody) and body.rows):
         msg = (
@@ -88,7 +88,8 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
     elif body.rotary_dim:
         own = body.masked or body.rows
-        _tables(t, body, flow, flow.items * patches, x.dtype if own else DType.FP32)
+        rows = patches if body.one_table else flow.items * patches
+        _tables(t, body, flow, rows, x.dtype if own else DType.FP32)
     return dropout(t, x, body.dropout)
 
 

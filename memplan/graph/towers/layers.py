@@ -82,6 +82,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         shape = replace(shape, batch=1, queries=rows, keys=rows)
 
     def project(source: Tensor, part: str, heads: int, *, bias: bool) -> Tensor:
+        source = _straight(t, source, body)
         made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
         if not body.copies_heads:
             return as_heads(t, made, heads) if shape.heads_split else made
@@ -136,6 +137,13 @@ def _linear(
         return linear(t, x, name, inputs, outputs, bias=bias, role=role)
     made = linear(t, clamp_between(t, x), name, inputs, outputs, bias=bias, role=role)
     return clamp_between(t, made)
+
+
+def _straight(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
+    """What a matrix reads, in rows."""
+    if not body.across:
+        return x
+    return t.contiguous(x if t.autocast is None else t.cast(x, t.autocast))
 
 
 def _fused(
@@ -210,7 +218,8 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
     names, inner = body.names, body.inner_size
 
     def up(name: str) -> Tensor:
-        return _linear(t, x, f"{names.network}.{name}", body.size, inner, body, bias=body.bias)
+        read = _straight(t, x, body)
+        return _linear(t, read, f"{names.network}.{name}", body.size, inner, body, bias=body.bias)
 
     if names.gate:
         gate = up(names.gate)

@@ -4,11 +4,12 @@ from math import isqrt
 
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.norms import layer_norm, norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.images import reordered
 from memplan.graph.towers.state import Flow
 from memplan.model.networks import Activation
@@ -23,6 +24,7 @@ from memplan.model.towers.projecting import (
     PackedCropsBody,
     PooledProjectionBody,
     ProjectingBody,
+    VisualWordsBody,
 )
 
 
@@ -90,18 +92,33 @@ def pooled_projection(t: Tape, x: Tensor, body: PooledProjectionBody, flow: Flow
     )
     t.touch(turned, x)
     normed = norm(t, averaged, NormSpec(kind=NormKind.RMS_GEMMA), body.norm, body.size)
-    weight = t.parameter(body.weight)
-    factor, given = t.cast_weight(weight), normed
-    if t.autocast is not None:
-        given = t.cast(normed, t.autocast)
-    out = t.tensor(flow.items * body.tokens * body.outputs, given.dtype)
-    t.record(
-        OperationKind.MATMUL, (given, factor), (out,), saves=(given, factor),
-        gradients=(Gradient.FRESH, Gradient.FRESH),
-        flops=2 * flow.items * body.tokens * body.size * body.outputs,
-    )  # fmt: skip
+    out = times_weight(t, normed, t.parameter(body.weight), body.size, body.outputs)
     t.touch(normed)
     return t.cast(out, dtype)
+
+
+def times_weight(t: Tape, x: Tensor, weight: Parameter, inputs: int, outputs: int) -> Tensor:
+    """``torch.matmul(x, weight)`` with a weight of ``(inputs, outputs)``."""
+    factor, given = t.cast_weight(weight), x
+    if t.autocast is not None:
+        given = t.cast(x, t.autocast)
+    rows = x.numel // inputs
+    out = t.tensor(rows * outputs, given.dtype)
+    t.record(
+        OperationKind.MATMUL, (given, factor), (out,), saves=(given, factor),
+        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * rows * inputs * outputs,
+    )  # fmt: skip
+    return out
+
+
+def visual_words(t: Tape, x: Tensor, body: VisualWordsBody) -> Tensor:
+    """``Ovis2Model.get_image_features``: shares, zeros for what is never scored, a product."""
+    shares = softmax(t, x)
+    rows = shares.numel // (body.rows - body.spare)
+    zeros = t.tensor(rows * body.spare, shares.dtype)
+    t.record(OperationKind.ZEROS, (), (zeros,))
+    weighed = t.concatenate(shares, zeros)
+    return times_weight(t, weighed, t.parameter(f"{body.table}.weight"), body.rows, body.size)
 
 
 def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Tensor:
@@ -123,5 +140,7 @@ def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Te
             return packed_crops(t, x, body, flow)
         case PooledProjectionBody():
             return pooled_projection(t, x, body, flow)
+        case VisualWordsBody():
+            return visual_words(t, x, body)
         case DeepMergersBody():
             return deep_mergers(t, x, body, flow)

@@ -39,7 +39,7 @@ def write_segmenting(t: Tape, x: Tensor, body: SegmentingBody, flow: Flow) -> Te
         case WindowedLayerBody():
             return _windowed_layer(t, x, body, flow)
         case MaskNeckBody():
-            return _neck(t, x, body)
+            return neck(t, x, "neck", body.size, body.outputs)
         case PromptBody():
             return _prompt(t, x, body, flow)
         case TwoWayLayerBody():
@@ -98,7 +98,7 @@ def _with_distances(
     query, key, value = t.split(apart, x.numel, x.numel, x.numel)
     for each in (query, key, value):
         each.by_head = items > 1
-    eager = t.kernels.attention is AttentionKernel.EAGER
+    eager = body.written_out or t.kernels.attention is AttentionKernel.EAGER
     scores: Tensor | None = None
     if eager:
         scores = batched_matmul(t, t.scale(query), key, shape.scores, head_dim)
@@ -146,12 +146,13 @@ def _distances(
     return out
 
 
-def _neck(t: Tape, x: Tensor, body: MaskNeckBody) -> Tensor:
-    positions = x.numel // body.size
-    first = convolution(t, x, "neck.conv1", positions, bias=False)
-    normed = layer_norm(t, first, "neck.layer_norm1", body.outputs)
-    second = convolution(t, normed, "neck.conv2", positions, bias=False)
-    return layer_norm(t, second, "neck.layer_norm2", body.outputs)
+def neck(t: Tape, x: Tensor, module: str, size: int, outputs: int) -> Tensor:
+    """``SamVisionNeck``: two convolutions, each with a norm over the channels."""
+    positions = x.numel // size
+    first = convolution(t, x, f"{module}.conv1", positions, bias=False)
+    normed = layer_norm(t, first, f"{module}.layer_norm1", outputs)
+    second = convolution(t, normed, f"{module}.conv2", positions, bias=False)
+    return layer_norm(t, second, f"{module}.layer_norm2", outputs)
 
 
 def _prompt(t: Tape, x: Tensor, body: PromptBody, flow: Flow) -> Tensor:

@@ -50,6 +50,10 @@ class Flow:
     """What the model's own variables hold of a picture until its masks are there."""
     asked: Tensor | None = None
     """The same as they were asked, added each time again."""
+    returned: list[Tensor] = field(default_factory=list)
+    """What the base model returns beside its result, which lives until the loss is there."""
+    tapped: Tensor | None = None
+    """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None
     """What the tower gave that a decoder attends to."""
 

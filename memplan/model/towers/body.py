@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import VideoBody
+from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import NetBody
+from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
+from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
@@ -66,10 +69,11 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | ClipBody
+    | VideoBody
     | TextBody
     | LayerBody
     | ConvolvedBody
+    | ConformerBody
     | NetBody
     | SoundBody
     | SpeechBody
@@ -78,6 +82,8 @@ TowerBody = (
     | PoolingBody
     | ContrastBody
     | ProjectingBody
+    | PairBody
+    | QueriedBody
     | OutputBody
     | DenoiserBody
 )

@@ -106,6 +106,8 @@ class LayerBody:
     """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
+    across: bool = False
+    """Norms leave tokens lying across, as a convolution gave them, so that each matrix copies what it reads."""
     dropout: float = 0.0
     """Probability on what attention and network return."""
     activation_dropout: float = 0.0

@@ -82,6 +82,10 @@ class PatchesBody:
     """All pictures lie in one row, told apart by a mask of every pair, and normed at once (Pixtral)."""
     rotary_dim: int = 0
     """Size of a head that the layers turn; 0: they do not."""
+    one_table: bool = False
+    """Cosines and sines are of one picture's places, and all pictures are turned by them (Step 3.7)."""
+    resized: bool = False
+    """A picture is resized to ``image`` before, whatever its size was, or refused."""
     windowed: bool = False
     """Patches are put in the order of windows (Qwen2.5-VL)."""
     casts_pictures: bool = True

@@ -82,6 +82,17 @@ class DeepMergersBody:
     outputs: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisualWordsBody:
+    """Scores of visual words become shares, and a mixture of their rows in a table (Ovis 2)."""
+
+    rows: int
+    spare: int
+    """Rows that no patch is scored for."""
+    size: int
+    table: str
+
+
 ProjectingBody = (
     CropBody
     | JoinedPatchesBody
@@ -91,4 +102,5 @@ ProjectingBody = (
     | PackedCropsBody
     | PooledProjectionBody
     | DeepMergersBody
+    | VisualWordsBody
 )

@@ -23,6 +23,8 @@ class WindowedLayerBody:
     bias: bool
     dropout: float
     activation: Activation
+    written_out: bool = False
+    """The class has no kernel for its scores, whatever is asked for (GOT-OCR 2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
