@@ -115,8 +115,6 @@ class LossKernel(Enum):
     TILED_GRADIENTS = "tiled_gradients"
     """ALST's ``TiledFusedLogitsLoss``: each tile with its backward pass in the forward pass."""
 
-    __hash__ = object.__hash__
-
 
 TILED_LOSSES = frozenset({LossKernel.TILED, LossKernel.TILED_GRADIENTS})
 """Those that ``loss_tiles`` says the number of tiles of."""
@@ -134,8 +132,6 @@ class Packing(Enum):
     PADDING_FREE = "padding_free"
     """All in one row, without padding (``DataCollatorWithFlattening``, TRL's ``padding_free`` and
     ``bfd``): micro-batch x ``seq_len`` tokens."""
-
-    __hash__ = object.__hash__
 
 
 class SelectivePolicy(Enum):
@@ -166,8 +162,6 @@ class KernelPreset(Enum):
     MEGATRON = "megatron"
     LIGER = "liger"
     UNSLOTH = "unsloth"
-
-    __hash__ = object.__hash__
 
 
 WHOLE = 1
