@@ -84,9 +84,9 @@ class BackwardWalk(GradientFlow):
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
         segment = self.segment
-        given_storage = segment.input.storage if segment.input is not None else None
-        if segment.keeps_input and given_storage is not None:
-            self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
+        if segment.keeps_input and segment.input is not None:
+            for storage in segment.given:
+                self.saves[storage] = self.saves.get(storage, 0) + 1
             if not segment.nested:
                 self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
@@ -190,8 +190,9 @@ class BackwardWalk(GradientFlow):
         if not self.holders or not keeps_something(operation):
             return
         self.holders -= 1
-        if not self.holders and self.segment.input is not None:
-            self._unkeep(self.segment.input.storage)
+        if not self.holders:
+            for storage in self.segment.given:
+                self._unkeep(storage)
 
     # -- what is computed again ------------------------------------------------------------------
 
@@ -226,8 +227,8 @@ class BackwardWalk(GradientFlow):
             if output.storage.segment == segment.index:
                 self._unkeep(output.storage)
             self._release(given[output])
-        if segment.input is not None:
-            self._unkeep(segment.input.storage)
+        for storage in segment.given:
+            self._unkeep(storage)
 
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""

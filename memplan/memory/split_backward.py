@@ -155,7 +155,9 @@ class WeightsWalk(BackwardWalk):
 
 def on_way(segment: Segment) -> set[Tensor]:
     """What a segment computes from its input, that with it, as far as gradients go back to it."""
-    found = set() if segment.input is None else {segment.input}
+    found = {*segment.further_inputs}
+    if segment.input is not None:
+        found.add(segment.input)
     for operation in segment.operations:
         if operation.gradients and not found.isdisjoint(operation.inputs):
             found.update(operation.outputs)
