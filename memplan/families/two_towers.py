@@ -5,6 +5,7 @@ classes take that one (``CLIPConfig.__post_init__`` of transformers 5.23).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.nesting import PartSpec, read_part, unknown_part
@@ -28,7 +29,8 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.contrast import Contrast, ContrastBody
-from memplan.model.towers.parts import LinearBody, NormBody
+from memplan.model.towers.nets import Window, WindowBody
+from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 from memplan.model.towers.pooling import PoolerBody, TowerPooling
 
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
@@ -109,15 +111,19 @@ def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 
 def _unpooled_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    bert_text(table, name, reader, pooled=False)
-    first = PoolerBody(pooling=TowerPooling.FIRST, size=reader.integer("hidden_size"))
-    with table.block(f"{name}.pooler", body=first):
+    bert_text(table, name, reader, pooled=False, fp32_softmax=True)
+    _first_token(table, name, reader.integer("hidden_size"))
+
+
+def _first_token(table: ParameterTable, name: str, size: int) -> None:
+    first = PoolerBody(pooling=TowerPooling.FIRST, size=size)
+    with table.block(f"{name}.pooled", body=first):
         pass
 
 
 def _transformed_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``AltCLIPTextModel``: a norm and a linear layer to the width that is projected."""
-    bert_text(table, name, reader, pooled=False, counted=True)
+    bert_text(table, name, reader, pooled=False, counted=True, fp32_softmax=True)
     size, width = reader.integer("hidden_size"), reader.integer("project_dim")
     projected: tuple[TowerBody, ...] = (
         NormBody(module="pre_norm", size=size),
@@ -199,14 +205,26 @@ def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     text, vision = towers(reader, request)
 
     def declare(table: ParameterTable, _ending: str) -> None:
-        bert_text(table, "text_model", text)
         efficientnet_tower(table, "vision_model", vision, topped=False)
-        with table.block("head"):
-            width = reader.integer("projection_dim")
-            table.linear("text_projection", text.integer("hidden_size"), width)
+        with table.block("vision_model.pooler", body=WindowBody(window=Window.MEAN)):
+            pass
+        size, width = text.integer("hidden_size"), reader.integer("projection_dim")
+        bert_text(table, "text_model", text, pooled=False, fp32_softmax=True)
+        # Its pooler runs, and its result serves nothing.
+        with table.block("text_model.pooler", body=SpareBody(runs=True)):
+            table.linear("pooler.dense", size, size)
+        _first_token(table, "text_model", size)
+        body = ContrastBody(
+            kind=Contrast.SOFTMAX, image="vision_model", text="text_model", image_size=width,
+            text_size=size, width=width, text_projection="text_projection",
+            scale="model.temperature", divides=True,
+        )  # fmt: skip
+        with table.block("head", body=body):
+            table.linear("text_projection", size, width)
             table.parameter("model", "temperature")
 
-    return _two_towers(reader, request, declare, text)
+    model = _two_towers(reader, request, declare, text)
+    return replace(model, eager_attention_only=True)
 
 
 def _xclip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:

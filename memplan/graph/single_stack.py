@@ -442,6 +442,10 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     elif model.task is Task.CAUSAL_LM:
         t.loss_apart = model.head.unnamed_loss
         loss = causal_lm(t, model, x, table)
+    elif model.head.vector_size:
+        from memplan.graph.token_vectors import token_vectors  # only for retrievers
+
+        loss = token_vectors(t, model, x)
     else:
         loss = x if pooled is None else pooled
     t.release_cache()

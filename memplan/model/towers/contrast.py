@@ -30,4 +30,6 @@ class ContrastBody:
     image_projection: str = ""
     text_projection: str = ""
     scale: str = "model.logit_scale"
+    divides: bool = False
+    """The products are divided by it, not multiplied by its exponential (ALIGN)."""
     shift: str = ""
