@@ -173,7 +173,7 @@ FAMILY_MODULES: dict[str, str] = {
     "dinov2_with_registers": "image_transformers",
     "videomae": "image_transformers",
     "timesformer": "image_transformers",
-    "vilt": "image_transformers",
+    "vilt": "vilt",
     "diffllama": "counted_decoders",
     "jetmoe": "counted_decoders",
     "dbrx": "counted_decoders",

@@ -25,10 +25,10 @@ from memplan.families.towers.parts import attention, transformer_layer
 from memplan.families.towers.sizes import at_least_one, stage_ratios
 from memplan.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
+from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.contrast import Contrast, ContrastBody
+from memplan.model.towers.contrast import Contrast, ContrastBody, PatchQueriesBody
 from memplan.model.towers.nets import Window, WindowBody
 from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 from memplan.model.towers.pooling import PoolerBody, TowerPooling
@@ -179,11 +179,24 @@ def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     text_size, size = text.integer("hidden_size"), vision.integer("hidden_size")
 
     def declare(table: ParameterTable, ending: str) -> None:
-        clip_text(table, "text_model", text)
-        clip_vision(table, "vision_model", vision)
-        _contrast(table, reader, text_size, size)
-        if ending == DETECTION:
-            with table.block("head"):
+        if ending != DETECTION:
+            clip_vision(table, "vision_model", vision)
+            clip_text(table, "text_model", text)
+            _contrast(table, reader, text_size, size)
+        else:
+            own = ParameterTable()
+            clip_vision(own, "vision_model", vision)
+            table.add(*_all_tokens(own.blocks(), size))
+            clip_text(table, "text_model", text)
+            own = ParameterTable()
+            _contrast(own, reader, text_size, size)
+            width = reader.integer("projection_dim")
+            projection = LinearBody(
+                module="text_projection", inputs=text_size, outputs=width, bias=False
+            )
+            # The picture's vector and the scale reach nothing that a detector returns.
+            table.add(*(replace(block, body=projection) for block in own.blocks()))
+            with table.block("head", body=PatchQueriesBody(size=size, width=text_size)):
                 table.linear("class_head.dense0", size, text_size)
                 table.linear("class_head.logit_shift", size, 1)
                 table.linear("class_head.logit_scale", size, 1)
@@ -192,6 +205,15 @@ def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
                 table.norm("layer_norm", size)
 
     return _two_towers(reader, request, declare, text, DETECTION)
+
+
+def _all_tokens(blocks: tuple[ParameterBlock, ...], size: int) -> tuple[ParameterBlock, ...]:
+    """CLIP's tower, with the last norm on every token."""
+    norm = NormBody(module="post_layer_norm", size=size)
+    return tuple(
+        replace(block, body=norm) if isinstance(block.body, PoolerBody) else block
+        for block in blocks
+    )
 
 
 def _patch_head(table: ParameterTable, name: str, size: int, out: int) -> None:

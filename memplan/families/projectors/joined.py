@@ -198,9 +198,7 @@ def minicpm(table: ParameterTable, whole: Whole) -> None:
     merges = reader.text("downsample_mode", default="16x") != "4x"
     # Whatever the tower's own config says.
     place = reader.integer("insert_layer_id", minimum=-1)
-    minicpm_vision(
-        table, "vision_tower", vision.reader, merged_after=place + 1 if merges else 0
-    )
+    minicpm_vision(table, "vision_tower", vision.reader, merged_after=place + 1 if merges else 0)
     width = width_of(vision)
     times = reader.integer("merger_times")
     side = pair(reader, "merge_kernel_size")[0]

@@ -215,7 +215,9 @@ def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         positions=Positions.WEIGHED_FULL, position_module="position_embedding_table",
         cast_tables=True,
     )  # fmt: skip
-    first = ChainBody(parts=(patches, NormBody(module="ln_pre", size=size), ReorderedBody(size=size)))
+    first = ChainBody(
+        parts=(patches, NormBody(module="ln_pre", size=size), ReorderedBody(size=size))
+    )
     with table.block(f"{name}.embed", body=first):
         table.linear("patch_embedding", frames * COLOURS * side**2, size, bias=False)
         table.embedding("position_embedding_table", high * wide, size)
@@ -585,7 +587,13 @@ def minicpm_vision(
     count = reader.layers("num_hidden_layers")
     before = merged_after if 0 < merged_after <= count else count
     layers = partial(
-        declare_layers, table, f"{name}.layers", layer=layer, heads=heads, activation=active, body=body
+        declare_layers,
+        table,
+        f"{name}.layers",
+        layer=layer,
+        heads=heads,
+        activation=active,
+        body=body,
     )
     layers(count=before)
     height, width = pair(reader, "window_kernel_size")

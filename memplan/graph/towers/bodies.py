@@ -6,9 +6,11 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.nets import pixels, write_branches, write_net
@@ -22,9 +24,10 @@ from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
+from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import NetBody, PixelsBody
@@ -62,6 +65,8 @@ def write_body(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
+        case WordsPatchesBody():
+            return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
         case ClipBody():
@@ -72,6 +77,9 @@ def write_body(
             return text_tokens(t, body, flow)
         case TypedTokensBody():
             return typed_tokens(t, body, flow)
+        case PatchQueriesBody():
+            assert x is not None
+            return patch_queries(t, x, body, flow, given)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():
@@ -113,6 +121,10 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, WordsBody):
+        return words_of(t, x, body, flow)
+    if isinstance(body, SummedBody):
+        return summed(t, x, body)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow)
     if isinstance(body, TileBody):

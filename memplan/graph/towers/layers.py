@@ -217,9 +217,7 @@ def _in_stretches(
     joined, kept = t.tensor(out.numel, out.dtype), []
     if t.kernels.attention is AttentionKernel.SDPA:
         kept = [_kept_by_stretches(t, whole)]
-    t.record(
-        OperationKind.CAT, (out,), (joined, *kept), saves=kept, gradients=(Gradient.ALIAS,)
-    )
+    t.record(OperationKind.CAT, (out,), (joined, *kept), saves=kept, gradients=(Gradient.ALIAS,))
     return joined
 
 

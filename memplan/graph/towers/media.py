@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from memplan.graph.towers.images import picture_size
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.contrast import PatchQueriesBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PromptBody
@@ -15,12 +17,17 @@ from memplan.model.towers.tiles import TilesBody
 SEGMENTING = "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss"
 """The step that is meant where a class, ``SamModel``, has no loss of its own."""
 
+QUERIED = "one text a picture as its query, the sum of what is predicted as the loss"
+"""The same of ``Owlv2ForObjectDetection``."""
+
 
 def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
     for block in model.tables:
         body = block.body
         if isinstance(body, ChainBody):
             yield from body.parts
+        elif isinstance(body, WordsPatchesBody):
+            yield body.patches
         elif body is not None:
             yield body
 
@@ -76,6 +83,8 @@ def media_words(
         words.append("clips of 30 s, to which all are padded")
     if any(isinstance(each, PromptBody) for each in _bodies(model)):
         words.append(SEGMENTING)
+    if any(isinstance(each, PatchQueriesBody) for each in _bodies(model)):
+        words.append(QUERIED)
     if words:
         words.append("workspaces of convolutions not counted")
     return tuple(words)

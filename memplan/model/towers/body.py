@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
+from memplan.model.towers.blends import BlendBody
 from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import NetBody
@@ -79,8 +80,10 @@ TowerBody = (
     | SegmentingBody
     | PoolingBody
     | ContrastBody
+    | PatchQueriesBody
     | ProjectingBody
     | PairBody
+    | BlendBody
     | QueriedBody
     | OutputBody
     | DenoiserBody
