@@ -8,28 +8,36 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.clips import clip_patches
+from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.detecting import patch_queries
+from memplan.graph.towers.frames import frames_layer, frames_patches
+from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
-from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.shifted import write_shifted
+from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
+from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
@@ -45,7 +53,8 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.shifted import ShiftedBody
+from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -71,6 +80,8 @@ def write_body(
             return places(t, body, flow)
         case ClipBody():
             return clip_patches(t, body, flow)
+        case FramesPatchesBody():
+            return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case TokensBody():
@@ -86,6 +97,8 @@ def write_body(
             return targets(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
+        case FeaturesBody():
+            return features(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -97,12 +110,20 @@ def _read_on(
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
+    if isinstance(body, FramesLayerBody):
+        return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
     if isinstance(body, ConvolvedBody):
         return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
+    if isinstance(body, GridBody):
+        return write_grid(t, x, body, flow)
+    if isinstance(body, ShiftedBody):
+        return write_shifted(t, x, body, flow)
+    if isinstance(body, LevelsBody):
+        return write_levels(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:
@@ -113,6 +134,8 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, ConformerBody):
+        return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):

@@ -11,7 +11,7 @@ from memplan.model.towers.contrast import PatchQueriesBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PromptBody
-from memplan.model.towers.sounds import SignalBody
+from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.tiles import TilesBody
 
 SEGMENTING = "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss"
@@ -57,9 +57,13 @@ def sees(model: ModelSpec) -> bool:
     return pictures_of(model) is not None
 
 
-def sound_of(model: ModelSpec) -> SignalBody | None:
+def sound_of(model: ModelSpec) -> SignalBody | FeaturesBody | None:
     """How a model's clips are read; None where it hears none, or that is not known."""
-    found = (each for each in _bodies(model) if isinstance(each, SignalBody) and each.channels)
+    found = (
+        each
+        for each in _bodies(model)
+        if isinstance(each, FeaturesBody) or (isinstance(each, SignalBody) and each.channels)
+    )
     return next(found, None) if _is_known(model) else None
 
 

@@ -34,6 +34,8 @@ class Flow:
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
     """Positions of a picture down and across."""
+    picture: tuple[int, int] = (0, 0)
+    """Pixels of a picture down and across."""
     patches: int = 0
     """Of a picture."""
     tables: tuple[Tensor, Tensor] | None = None
@@ -44,6 +46,10 @@ class Flow:
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
     tokens_seen: Tensor | None = None
     """Tokens that a decoder of masks hands on beside the picture."""
+    levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
+    """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
+    named: list[Tensor] = field(default_factory=list)
+    """What variables of the model's hold for a while."""
     places: Tensor | None = None
     """Positions of a picture, as the model made them."""
     placed: Tensor | None = None
@@ -52,6 +58,8 @@ class Flow:
     """What the model's own variables hold of a picture until its masks are there."""
     asked: Tensor | None = None
     """The same as they were asked, added each time again."""
+    returned: list[Tensor] = field(default_factory=list)
+    """What the base model returns beside its result, which lives until the loss is there."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

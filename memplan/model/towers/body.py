@@ -5,10 +5,13 @@ from __future__ import annotations
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
 from memplan.model.towers.blends import BlendBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import VideoBody
+from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
@@ -17,6 +20,7 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
@@ -26,6 +30,13 @@ from memplan.model.towers.tiles import TileBody, TilesBody
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainBody:
     """Several of these in one module, one behind the other."""
+
+    parts: tuple[TowerBody, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallBody:
+    """Several of these in a module of their own: what they read lives until it returns, as names in its frame do."""
 
     parts: tuple[TowerBody, ...]
 
@@ -44,6 +55,8 @@ class ResidualBody:
     """A weight that multiplies what is added, as ``module.name``."""
     dropout: float = 0.0
     drop_path: bool = False
+    names_branch: bool = False
+    """A variable of the layer's holds what the branch gave until the layer returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +73,17 @@ class GateBody:
     parts: tuple[TowerBody, ...]
 
 
-BranchBody = ResidualBody | LessItselfBody | GateBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaysBody:
+    """Ways that read the same; what they give is joined, channel behind channel.
+
+    A way without a part gives what is read; what is smaller than the first way's is made as large.
+    """
+
+    ways: tuple[tuple[TowerBody, ...], ...]
+
+
+BranchBody = WaysBody | CallBody | ResidualBody | LessItselfBody | GateBody
 
 TowerBody = (
     ChainBody
@@ -69,11 +92,15 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | ClipBody
+    | VideoBody
     | TextBody
     | LayerBody
     | ConvolvedBody
+    | ConformerBody
     | NetBody
+    | GridBody
+    | LevelsBody
+    | ShiftedBody
     | SoundBody
     | SpeechBody
     | PlacesBody
