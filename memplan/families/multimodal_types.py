@@ -179,6 +179,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     "glm_image": Multimodal(
         declare=drawing.glm_image,
         text=OWN,
+        join=TowerJoin(joining=Joining.UNSEEN),
         ties=Ties.NEVER,
         output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),

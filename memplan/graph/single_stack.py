@@ -82,6 +82,10 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
+    if model.join is not None and model.join.joining is Joining.UNSEEN:
+        from memplan.graph.towers.flow import record_flow  # only for towers that nothing is shown to
+
+        record_flow(t, counted_parts(model), tied=model.head.tied)
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
     if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
@@ -232,7 +236,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
 
 def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
     """What towers give, written over the embeddings of a model that has such."""
-    if model.join is None or model.join.joining is Joining.CROSSED:
+    if model.join is None or model.join.joining in (Joining.CROSSED, Joining.UNSEEN):
         return x
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 

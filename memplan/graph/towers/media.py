@@ -8,6 +8,7 @@ from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.contrast import PatchQueriesBody
+from memplan.model.towers.joining import Joining
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PromptBody
@@ -87,6 +88,8 @@ def media_words(
         words.append("clips of 30 s, to which all are padded")
     if any(isinstance(each, PromptBody) for each in _bodies(model)):
         words.append(SEGMENTING)
+    if model.join is not None and model.join.joining is Joining.UNSEEN:
+        return ("no source picture: what is drawn is given as tokens",)
     if any(isinstance(each, PatchQueriesBody) for each in _bodies(model)):
         words.append(QUERIED)
     if words:
