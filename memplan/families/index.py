@@ -160,7 +160,7 @@ FAMILY_MODULES: dict[str, str] = {
     "siglip2": "two_towers",
     "owlv2": "two_towers",
     "align": "two_towers",
-    "xclip": "two_towers",
+    "xclip": "xclip",
     "groupvit": "two_towers",
     "vision-text-dual-encoder": "two_towers",
     "clip_text_model": "two_towers",

@@ -249,52 +249,6 @@ def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return replace(model, eager_attention_only=True)
 
 
-def _xclip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """X-CLIP: CLIP over the frames of a video, with messages between frames and made-up prompts."""
-    text, vision = towers(reader, request)
-    size = vision.integer("hidden_size")
-
-    def declare(table: ParameterTable, _ending: str) -> None:
-        clip_text(table, "text_model", text)
-        clip_vision(table, "vision_model", vision)
-        with table.block("vision_model.messages", count=vision.layers("num_hidden_layers")):
-            attention(table, "message_attn", size)
-            table.norm("message_norm", size)
-            table.linear("message_fc", size, size)
-        _contrast(table, reader, text.integer("hidden_size"), size)
-        _frame_transformer(table, vision)
-        _prompts(table, reader, size)
-
-    return _two_towers(reader, request, declare, text)
-
-
-def _frame_transformer(table: ParameterTable, vision: ConfigReader) -> None:
-    """``XCLIPMultiframeIntegrationTransformer``: positions of frames and layers over them."""
-    width = vision.integer("mit_hidden_size")
-    with table.block("mit.embed"):
-        frames = vision.integer("num_frames")
-        table.parameter("mit", "position_embedding", 1, frames, width)
-    with table.block("mit.layers", count=vision.layers("mit_num_hidden_layers")):
-        transformer_layer(table, width, vision.integer("mit_intermediate_size"))
-
-
-def _prompts(table: ParameterTable, reader: ConfigReader, vision_size: int) -> None:
-    """``XCLIPPromptGenerator``, four times as wide inside, and what it is given of the video."""
-    width = reader.integer("projection_dim")
-    with table.block("prompts"):
-        table.norm("prompts_visual_layernorm", vision_size)
-        table.parameter("model", "prompts_visual_projection", vision_size, width)
-        table.norm("prompts_generator.layernorm", width)
-        table.parameter("prompts_generator", "alpha", width)
-    with table.block("prompts.layers", count=reader.layers("prompt_layers")):
-        for each in ("q_proj", "k_proj", "v_proj"):
-            table.linear(f"cross_attn.{each}", width, width, bias=False)
-        table.linear("cross_attn.proj", width, width)
-        table.norm("norm1", width)
-        table.norm("norm3", width)
-        perceptron(table, "mlp", width, 4 * width)
-
-
 def _groupvit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """GroupViT: patches are merged into groups between stages, and both projections are deep."""
     text, vision = towers(reader, request)
@@ -460,7 +414,6 @@ _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "siglip2": _siglip,
     "owlv2": _owlv2,
     "align": _align,
-    "xclip": _xclip,
     "groupvit": _groupvit,
     "vision-text-dual-encoder": _dual_encoder,
     "clip_text_model": _text_tower,

@@ -83,7 +83,9 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         if not model.stacks:
             return t
     if model.join is not None and model.join.joining is Joining.UNSEEN:
-        from memplan.graph.towers.flow import record_flow  # only for towers that nothing is shown to
+        from memplan.graph.towers.flow import (
+            record_flow,  # only for towers that nothing is shown to
+        )
 
         record_flow(t, counted_parts(model), tied=model.head.tied)
     t.inputs_bytes = _input_bytes(t, model)

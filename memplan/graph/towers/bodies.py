@@ -29,6 +29,7 @@ from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
+from memplan.graph.towers.videos import write_videos
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
@@ -58,6 +59,7 @@ from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 def write_body(
@@ -144,6 +146,8 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, VideoContrastBody):
+        return write_videos(t, x, body, flow, given)
     if isinstance(body, WordsBody):
         return words_of(t, x, body, flow)
     if isinstance(body, SummedBody):

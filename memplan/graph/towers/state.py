@@ -60,6 +60,8 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
+    past: Tensor | None = None
+    """What goes past several blocks and is added behind them."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

@@ -25,6 +25,7 @@ from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +112,7 @@ TowerBody = (
     | ProjectingBody
     | PairBody
     | BlendBody
+    | VideoContrastBody
     | QueriedBody
     | OutputBody
     | DenoiserBody
