@@ -134,9 +134,7 @@ def _prompts(table: ParameterTable, reader: ConfigReader) -> None:
         table.norm("norm1", width)
         table.norm("norm3", width)
         perceptron(table, "mlp", width, 4 * width)
-    body = ClipContrastBody(
-        width=width, share="prompts_generator.alpha", scale="model.logit_scale"
-    )
+    body = ClipContrastBody(width=width, share="prompts_generator.alpha", scale="model.logit_scale")
     with table.block("head", body=body):
         table.parameter("prompts_generator", "alpha", width)
         table.parameter("model", "logit_scale")

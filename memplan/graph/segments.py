@@ -320,7 +320,7 @@ class Segment:
         """Those of them that its operations keep for backward."""
         self.releases: list[Storage] = []
         """Storages of earlier segments that are let go when this one ends."""
-        self.carried: Storage | None = None
+        self.carried: tuple[Storage, ...] = ()
         """What the model holds of one repetition until the next one ends, kept or not."""
         self.lingering: list[Tensor] = []
         """What variables hold until the segment ends."""

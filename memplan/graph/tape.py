@@ -224,9 +224,9 @@ class Tape:
             self.leaf(tensor)
             self.segment.left.append((0, table.module))
 
-    def carry(self, tensor: Tensor) -> None:
-        """Note that the model's own variable holds a tensor until the next layer has returned."""
-        self.segment.carried = tensor.storage
+    def carry(self, *tensors: Tensor) -> None:
+        """Note that the model's own variable holds tensors until the next layer has returned."""
+        self.segment.carried = tuple(each.storage for each in tensors)
 
     def sdpa_kernel(self, call: SdpaCall) -> ScoreKernel:
         """The kernel that the card takes for a call of ``scaled_dot_product_attention``."""

@@ -271,9 +271,7 @@ class StepWalk:
             first = end - (0 if outlives else freed) - _total(profile.further_freed, held)
         if segment.component is SegmentComponent.LOGITS_AND_LOSS:
             self._let_go_of_carried()
-        carried = 0
-        if segment.carried is not None and segment.carried not in walk.saves:
-            carried = segment.carried.num_bytes
+        carried = sum(each.num_bytes for each in segment.carried if each not in walk.saves)
         first += carried - self.carried_bytes
         self.carried_bytes = carried
         made = ForwardPass(
