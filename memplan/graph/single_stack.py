@@ -82,6 +82,12 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
+    if model.join is not None and model.join.joining is Joining.UNSEEN:
+        from memplan.graph.towers.flow import (
+            record_flow,  # only for towers that nothing is shown to
+        )
+
+        record_flow(t, counted_parts(model), tied=model.head.tied)
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
     if stack.embedding is not None and stack.embedding.trajectory is not None:
@@ -266,7 +272,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
 
 def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
     """What towers give, written over the embeddings of a model that has such."""
-    if model.join is None or model.join.joining is Joining.CROSSED:
+    if model.join is None or model.join.joining in (Joining.CROSSED, Joining.UNSEEN):
         return x
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
@@ -490,6 +496,10 @@ def head(
     elif model.task is Task.CAUSAL_LM:
         t.loss_apart = model.head.unnamed_loss
         loss = causal_lm(t, model, x, table)
+    elif model.head.vector_size:
+        from memplan.graph.token_vectors import token_vectors  # only for retrievers
+
+        loss = token_vectors(t, model, x)
     else:
         loss = x if pooled is None else pooled
     t.release_cache()

@@ -136,6 +136,8 @@ class HeadSpec:
     """An untied output matrix leaves the head's own bias unused (BERT)."""
     pooler_tasks: tuple[Task, ...] = ()
     """Tasks whose class has a pooler: a dense layer and a tanh on the first token (BERT)."""
+    vector_size: int = 0
+    """Each token becomes a vector of so many numbers, whose length is one (ColPali); 0: none does."""
     discriminator: Activation | None = None
     """The activation of the head that tells replaced tokens from others (ELECTRA)."""
     regions: RegionHeadSpec | None = None
