@@ -18,10 +18,13 @@ from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
+from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
@@ -52,6 +55,9 @@ def record_flow(
         if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = [*held, *flow.returned] if block is blocks[-1] else []
+        if isinstance(block.body, NormedLevelsBody):
+            # The backbone returns before the model that reads its levels does.
+            ending, held = held, []
         if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
@@ -85,9 +91,11 @@ def starts(block: ParameterBlock) -> bool:
         | FeaturesBody
         | FramesPatchesBody
         | PlacesBody
+        | PlacedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody
+        | WordsPatchesBody
         | TargetsBody,
     )
 

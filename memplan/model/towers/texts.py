@@ -47,8 +47,9 @@ class OutputBody:
     size: int
     rows: int
     table: str
-    """The weight that it is where the model ties the two."""
+    """The weight that it is where the model ties the two; empty: it is its own."""
     module: str = "lm_head"
+    bias: bool = False
 
 
 TextBody = TokensBody | TypedTokensBody | TargetsBody
