@@ -29,9 +29,10 @@ _LIMITS = {
     "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
 }  # fmt: skip
 """Numbers, and the largest that each may be."""
-_OPTIONAL_SIZES = frozenset(
-    "num_nodes seq_len target_seq_len image_size image_width num_frames audio_seconds".split()
-)
+_OPTIONAL_SIZES = {
+    "num_nodes", "seq_len", "target_seq_len", "image_size", "image_width", "num_frames",
+    "audio_seconds",
+}  # fmt: skip
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 """Numbers for which 0 stands for as many as fit."""
