@@ -24,6 +24,7 @@ from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
+from memplan.graph.towers.turned import write_turned
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
 from memplan.model.towers.conformer import ConformerBody
@@ -49,6 +50,7 @@ from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.turned import TurnedBody
 
 
 def write_body(
@@ -114,6 +116,8 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, TurnedBody):
+        return write_turned(t, x, body, flow)
     if isinstance(body, ConformerBody):
         return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):

@@ -20,6 +20,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.nets import batch_norm
+from memplan.graph.towers.sounds import gated_linear_unit
 from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
@@ -246,14 +247,6 @@ def _convolutions(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> T
     t.touch(given)
     out = convolution(t, out, "conv_module.pointwise_conv2", rows, bias=False)
     return dropout(t, out, body.convolution_dropout)
-
-
-def gated_linear_unit(t: Tape, x: Tensor) -> Tensor:
-    """``torch.nn.GLU``: half of the channels times the sigmoid of the other half; keeps all."""
-    out = t.tensor(x.numel // 2, x.dtype)
-    t.record(OperationKind.GLU, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
 
 
 def _adapter(t: Tape, x: Tensor, body: AttentiveAdapterBody, flow: Flow) -> Tensor:

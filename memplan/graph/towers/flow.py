@@ -28,6 +28,7 @@ from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TilesBody
+from memplan.model.towers.turned import TurnedLayerBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -49,7 +50,7 @@ def record_flow(
         if starts(block) and x is not None:
             t.hold(x)
             held.append(x)
-        if isinstance(block.body, LayerBody) and block.body.memory:
+        if isinstance(block.body, LayerBody | TurnedLayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = [*held, *flow.returned] if block is blocks[-1] else []
         if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):

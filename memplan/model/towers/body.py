@@ -21,6 +21,7 @@ from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.turned import TurnedBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +75,7 @@ TowerBody = (
     | LayerBody
     | ConvolvedBody
     | ConformerBody
+    | TurnedBody
     | NetBody
     | SoundBody
     | SpeechBody

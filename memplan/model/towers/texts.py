@@ -36,7 +36,13 @@ class TargetsBody:
     size: int
     num_positions: int
     tokens: str
-    positions: str
+    positions: str = ""
+    """The module of their table; empty: they are sines in a buffer, or none."""
+    sines: bool = False
+    rotary_dim: int = 0
+    """Numbers of each head that the layers turn; 0: they do not."""
+    scaled: bool = False
+    """What was looked up is multiplied by a number."""
     dropout: float = 0.0
 
 
@@ -49,6 +55,8 @@ class OutputBody:
     table: str
     """The weight that it is where the model ties the two."""
     module: str = "lm_head"
+    upcast: bool = False
+    """The loss is of a copy in fp32."""
 
 
 TextBody = TokensBody | TypedTokensBody | TargetsBody
