@@ -25,6 +25,7 @@ from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
+from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TilesBody
@@ -86,6 +87,7 @@ def starts(block: ParameterBlock) -> bool:
         | FeaturesBody
         | FramesPatchesBody
         | PlacesBody
+        | SeriesBody
         | TilesBody
         | TokensBody
         | TypedTokensBody

@@ -5,6 +5,7 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
+from memplan.graph.attention.rotary import rotate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamp_between, dropout
@@ -85,7 +86,8 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         source = _straight(t, source, body)
         made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
         if not body.copies_heads:
-            return as_heads(t, made, heads) if shape.heads_split else made
+            cut = shape.heads_split or (part != "v_proj" and body.turning is Turning.IN_PART)
+            return as_heads(t, made, heads) if cut else made
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
@@ -106,7 +108,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
             plain = replace(kind, weight=False)
             value = norm(t, value, plain, f"{name}.v_norm", body.head_norm)
     if flow.tables is not None:
-        query, key = _turned(t, query, key, body.turning, flow.tables)
+        query, key = _turned(t, query, key, body, flow.tables)
     masked = spec.causal or body.one_row or body.masked
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
@@ -160,10 +162,10 @@ def _fused(
 
 
 def _turned(
-    t: Tape, query: Tensor, key: Tensor, turning: Turning, tables: tuple[Tensor, Tensor]
+    t: Tape, query: Tensor, key: Tensor, body: LayerBody, tables: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys, each turned by its position."""
-    match turning:
+    match body.turning:
         case Turning.NONE:
             return query, key
         case Turning.PLAIN:
@@ -172,6 +174,8 @@ def _turned(
             return _turned_in_full(t, query, *tables), _turned_in_full(t, key, *tables)
         case Turning.AXES:
             return _turned_by_axis(t, query, *tables), _turned_by_axis(t, key, *tables)
+        case Turning.IN_PART:
+            return rotate(t, query, key, body.attention, *tables)
         case Turning.COMPLEX:
             return rotary_as_complex(t, query, key, tables[0])
 

@@ -17,6 +17,7 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
@@ -76,6 +77,8 @@ TowerBody = (
     | ConvolvedBody
     | ConformerBody
     | TurnedBody
+    | SeriesBody
+    | SeriesPart
     | NetBody
     | SoundBody
     | SpeechBody

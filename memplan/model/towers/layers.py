@@ -24,6 +24,8 @@ class Turning(Enum):
     """In fp32, cast back (Qwen-VL)."""
     AXES = "axes"
     """Each half of a head by an axis of its own (Gemma 4)."""
+    IN_PART = "in_part"
+    """As the attention's own form says (GLM-ASR)."""
     COMPLEX = "complex"
     """As complex numbers in fp32, cast back (Llama 4)."""
 
