@@ -102,8 +102,9 @@ class Tape:
         frozen: bool = False,
         again: Segment | None = None,
         x: Tensor | None = None,
+        further: Sequence[Tensor] = (),
     ) -> None:
-        """Start a segment that reads ``x``, the output of the one before.
+        """Start a segment that reads ``x``, the output of the one before, and ``further`` ones of it.
 
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
@@ -112,7 +113,7 @@ class Tape:
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
-        self.segment.input = x
+        self.segment.input, self.segment.further_inputs = x, tuple(further)
         if checkpointed and self.hooks is not None and x is not None:
             self.segment.input_away = self.hooks.take_input(x)
         if self.adaptation is not None:
@@ -122,17 +123,17 @@ class Tape:
                 self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
-    def end(self, output: Tensor) -> None:
-        """Finish the segment; ``output`` is what the next one reads."""
+    def end(self, output: Tensor, further: Sequence[Tensor] = ()) -> None:
+        """Finish the segment; ``output`` and ``further`` streams are what the next one reads."""
         self.touch(*self.segment.lingering)
-        self.segment.output = output
+        self.segment.output, self.segment.further_outputs = output, tuple(further)
         if not output.requires_grad:
             # No operation keeps anything, so nothing holds the checkpoint, nor the input that it was given.
             self.segment.checkpointed, self.segment.input_away = False, None
         if not self.segment.checkpointed:
-            made = output.storage
-            kept = any(made in operation.saved for operation in self.segment.operations)
-            made.kept_by_maker = kept and made.segment == self.segment.index
+            for made in self.segment.returned:
+                kept = any(made in operation.saved for operation in self.segment.operations)
+                made.kept_by_maker = kept and made.segment == self.segment.index
         if self.segment.checkpointed:
             from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
 
@@ -199,6 +200,12 @@ class Tape:
     def linger(self, tensor: Tensor) -> None:
         """Keep a tensor alive until the present segment ends: a name in its frame."""
         self.segment.lingering.append(tensor)
+
+    def let_input_go(self) -> None:
+        """Note that the model's own variable names something else than the segment's input from here on."""
+        x = self.segment.input
+        if x is not None and not (x.storage.held or x.storage.kept_by_maker):
+            self.segment.input_let_go = len(self.segment.operations) - 1
 
     def leaf(self, tensor: Tensor) -> None:
         """Let a made tensor require a gradient: both stay until the backward pass is over."""
@@ -461,8 +468,10 @@ class Tape:
         return 0 <= storage.segment < self.segment.index and not self._is_input(storage)
 
     def _is_input(self, storage: Storage) -> bool:
-        x = self.segment.input
-        return x is not None and storage is x.storage
+        x, further = self.segment.input, self.segment.further_inputs
+        if x is not None and storage is x.storage:
+            return True
+        return bool(further) and any(storage is each.storage for each in further)
 
     # -- the plainest operations -----------------------------------------------------------------
 

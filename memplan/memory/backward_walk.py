@@ -188,9 +188,9 @@ class BackwardWalk:
     def run(self) -> BackwardProfile:
         """Walk the operations backward."""
         segment = self.segment
-        given_storage = segment.input.storage if segment.input is not None else None
-        if segment.keeps_input and given_storage is not None:
-            self.saves[given_storage] = self.saves.get(given_storage, 0) + 1
+        if segment.keeps_input and segment.input is not None:
+            for storage in segment.given:
+                self.saves[storage] = self.saves.get(storage, 0) + 1
             if not segment.nested:
                 self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
@@ -324,8 +324,9 @@ class BackwardWalk:
         if not self.holders or not keeps_something(operation) or self.extent is Extent.INPUTS:
             return
         self.holders -= 1
-        if not self.holders and self.segment.input is not None:
-            self._unkeep(self.segment.input.storage)
+        if not self.holders:
+            for storage in self.segment.given:
+                self._unkeep(storage)
 
     def _recompute(self, again: ForwardProfile) -> None:
         """Run a checkpointed segment's forward pass again.
@@ -365,8 +366,8 @@ class BackwardWalk:
             if output.storage.segment == segment.index:
                 self._unkeep(output.storage)
             self._release(given[output])
-        if segment.input is not None:
-            self._unkeep(segment.input.storage)
+        for storage in segment.given:
+            self._unkeep(storage)
 
     def _replay(self, region: Region) -> None:
         """Compute a region's dropped storages again, just before its backward pass."""
@@ -741,7 +742,11 @@ class BackwardWalk:
 
 def on_way(segment: Segment) -> set[Tensor]:
     """What a segment computes from its input, that with it, as far as gradients go back to it."""
-    found = set() if segment.input is None else {segment.input}
+    found = (
+        {*segment.further_inputs}
+        if segment.input is None
+        else {segment.input, *segment.further_inputs}
+    )
     for operation in segment.operations:
         if operation.gradients and not found.isdisjoint(operation.inputs):
             found.update(operation.outputs)

@@ -184,8 +184,8 @@ class Folding:
         self.segment = segment
         self.kept = {storage for each in segment.operations for storage in each.held}
         self.kept.update(storage for region in segment.regions for storage in region.given)
-        if segment.checkpointed and segment.input is not None:
-            self.kept.add(segment.input.storage)
+        if segment.checkpointed:
+            self.kept.update(segment.given)
         self.sizes: dict[object, int] = {}
         self.total = self.saved = self.earlier = 0
 

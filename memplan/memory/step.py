@@ -10,6 +10,7 @@ engine's business, as its program says it.
 
 from collections.abc import Collection
 from dataclasses import field
+from typing import TypeVar
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
@@ -20,6 +21,8 @@ from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
 from memplan.training.kernels import TILED_LOSSES, WHOLE
+
+_Noted = TypeVar("_Noted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +257,18 @@ class StepWalk:
         freed = 0
         if given is not None and profile.input_freed and not segment.keeps_input:
             freed = given.num_bytes
-        later = profile.end.total_bytes - freed
+        end = profile.end.total_bytes
+        kept = {
+            before.storage
+            for before, after in segment.streams
+            if after.storage in walk.saves and not segment.checkpointed
+        }
+        later = end - freed - _total(profile.further_freed, kept)
         # The first layer's input may be held by an outer variable, and then outlives the layer.
-        first = later + (freed if outlives else 0)
+        first = later
+        if not begun:
+            held = {each for each in profile.further_freed if self._outlives(each)}
+            first = end - (0 if outlives else freed) - _total(profile.further_freed, held)
         if segment.component is SegmentComponent.LOGITS_AND_LOSS:
             self._let_go_of_carried()
         carried = 0
@@ -320,7 +332,7 @@ class StepWalk:
         """Whether the storage's own segment, or the one it is the input of, keeps it."""
         for segment in self.tape.segments:
             own = storage.segment == segment.index
-            reads = segment.input is not None and segment.input.storage is storage
+            reads = storage in segment.given
             if reads and segment.checkpointed:
                 if segment.keeps_input:
                     return True
@@ -365,6 +377,8 @@ class StepWalk:
                 remaining -= repeats
                 if not remaining:
                     accumulated = finished
+                else:
+                    hand_back(segment, shared)
             released = self._free_shared(segment)
             if segment.keeps_input:
                 self.passes.backward[-1].released_bytes = released
@@ -456,6 +470,17 @@ class StepWalk:
                 released += storage.num_bytes
         self._lower(Level(saved_bytes=-released), loss=False)
         return released
+
+
+def _total(storages: Collection[Storage], but: Collection[Storage]) -> int:
+    return sum(each.num_bytes for each in storages if each not in but)
+
+
+def hand_back(segment: Segment, gradients: dict[Tensor, _Noted]) -> None:
+    """What one repetition leaves of its further inputs' gradients is what the one before it is given."""
+    for before, after in segment.streams:
+        if before in gradients:
+            gradients[after] = gradients.pop(before)
 
 
 def behind_weights(tape: Tape, captured: Collection[Operation]) -> list[Storage]:

@@ -22,6 +22,7 @@ from memplan.memory.walk import (
     InTransit,
     Level,
     forward_stages,
+    further_freed,
 )
 from memplan.training.activation_offload import OffloadRules
 
@@ -206,6 +207,7 @@ class OffloadForwardWalk(ForwardWalk):
             peak=self.peak,
             end=self._level(),
             input_freed=given is not None and given not in kept and not is_waiting,
+            further_freed=further_freed(self.segment, kept),
             cached_cast_bytes=cached,
             events=self.events,
             starts=starts,

@@ -4,7 +4,7 @@ A tensor dies when nothing later reads it and no operation keeps it. A profile i
 alive when the segment begins, so equal layers are walked once and repeated by arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import (
@@ -61,7 +61,10 @@ class ForwardProfile:
     end: Level
     """What it leaves alive, its output and its cached weight casts included."""
     input_freed: bool
-    """Nothing of this segment keeps its input, which then dies at the segment's end."""
+    """Nothing of this segment keeps its input, which then dies at the segment's end or before; ``end``
+    counts it still."""
+    further_freed: Sequence[Storage]
+    """Its further inputs of which the same is true."""
     cached_cast_bytes: int
     """Weight casts that only autocast's cache still holds when the segment ends."""
     events: list[Event]
@@ -137,9 +140,13 @@ class ForwardWalk:
     ) -> ForwardProfile:
         segment = self.segment
         index = segment.index
-        output = segment.output.storage if segment.output is not None else None
+        returned = segment.returned
         dying: list[list[Storage]] = [[] for _ in segment.operations]
-        live = saved = peak = peak_saved = cached = 0
+        live = saved = peak = peak_saved = cached = gone = peak_gone = 0
+        given = segment.input.storage if segment.input is not None else None
+        input_freed = given is not None and given not in saves
+        if input_freed and given is not None and segment.input_let_go is not None:
+            dying[segment.input_let_go].append(given)
         events: list[Event] = []
         starts: list[int] = []
         for position, operation in enumerate(operations):
@@ -152,7 +159,7 @@ class ForwardWalk:
                 highest = live + _played(events, before)
                 live += sum(size for _, size in before)
                 if highest > peak:
-                    peak, peak_saved = highest, saved
+                    peak, peak_saved, peak_gone = highest, saved, gone
             for tensor in operation.outputs:
                 storage = tensor.storage
                 if (
@@ -167,7 +174,7 @@ class ForwardWalk:
                         saved += size
                     elif storage.weight_cast:
                         cached += size
-                    elif storage is not output and not storage.held:
+                    elif storage not in returned and not storage.held:
                         last = storage.last_read
                         if last > position:
                             dying[last].append(storage)
@@ -181,23 +188,36 @@ class ForwardWalk:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
             if highest > peak:
-                peak, peak_saved = highest, saved
+                peak, peak_saved, peak_gone = highest, saved, gone
             ending = dying[position]
             if len(ending) > 1:
                 ending.sort(key=_touched)
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
+                if storage is given:
+                    gone = storage.num_bytes
         starts.append(len(events))
-        given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
-            peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
-            end=Level(saved_bytes=saved, other_bytes=live - saved),
-            input_freed=given is not None and given not in saves,
+            peak=Level(
+                saved_bytes=peak_saved,
+                other_bytes=peak - peak_saved + peak_gone,
+                earlier_bytes=-peak_gone,
+            ),
+            end=Level(saved_bytes=saved, other_bytes=live + gone - saved),
+            input_freed=input_freed,
+            further_freed=further_freed(segment, saves),
             cached_cast_bytes=cached,
             events=events,
             starts=starts,
         )
+
+
+def further_freed(segment: Segment, kept: Collection[Storage]) -> list[Storage]:
+    """Of a segment's further inputs those that die at its end, where it keeps no more than this."""
+    if segment.checkpointed:
+        return []
+    return [each.storage for each in segment.further_inputs if each.storage not in kept]
 
 
 def forward_stages(operation: Operation) -> Sequence[Sequence[Change]]:

@@ -41,7 +41,7 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("name", ["towers", "senses", "sounds", "sights"])
+@pytest.mark.parametrize("name", ["towers", "senses", "sounds", "sights", "pictures"])
 def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = Comparison()
     for record in read_records(checkout / "tests" / "data" / f"{name}.jsonl"):

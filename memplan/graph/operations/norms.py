@@ -88,21 +88,31 @@ def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) 
     return native_layer_norm(t, x, width, inputs)
 
 
-def native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
-    """``torch.nn.functional.layer_norm``: in fp32 under autocast."""
+def native_layer_norm(
+    t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
+) -> Tensor:
+    """``torch.nn.functional.layer_norm``: in fp32 under autocast.
+
+    What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
+    """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = _layer_norm_kernel(t, full, width, weights)
+    out = _layer_norm_kernel(t, full, width, weights, strided=strided)
     t.touch(x)
     return out
 
 
-def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+def _layer_norm_kernel(
+    t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
+) -> Tensor:
     rows = x.numel // width
+    copied = strided and not t.decomposed
+    scratch = (allocated_bytes(x.numel, x.dtype), RESULT) if copied else ()
     out = t.tensor(x.numel, x.dtype)
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
+        forward_scratch_bytes=scratch, backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
 

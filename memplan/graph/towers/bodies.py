@@ -11,8 +11,10 @@ from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.frames import frames_layer, frames_patches
+from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.pooling import write_pooling
@@ -20,6 +22,7 @@ from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.series import series, write_series
+from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
@@ -31,7 +34,9 @@ from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesB
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
@@ -48,6 +53,7 @@ from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
+from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
@@ -110,6 +116,12 @@ def _read_on(
         return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
+    if isinstance(body, GridBody):
+        return write_grid(t, x, body, flow)
+    if isinstance(body, ShiftedBody):
+        return write_shifted(t, x, body, flow)
+    if isinstance(body, LevelsBody):
+        return write_levels(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:

@@ -139,9 +139,7 @@ def _attention(
     ]
     query, key, value = (as_heads(t, each, heads) if shape.heads_split else each for each in made)
     out = attend(t, query, key, value, shape, None)
-    out = linear(
-        t, out, f"{name}.o_proj", size, size, bias=True, role=WeightRole.ATTENTION_OUTPUT
-    )
+    out = linear(t, out, f"{name}.o_proj", size, size, bias=True, role=WeightRole.ATTENTION_OUTPUT)
     t.touch(query, key, value)
     t.block = LayerBlock.NETWORK
     return out

@@ -32,6 +32,8 @@ class Flow:
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
     """Positions of a picture down and across."""
+    picture: tuple[int, int] = (0, 0)
+    """Pixels of a picture down and across."""
     patches: int = 0
     """Of a picture."""
     tables: tuple[Tensor, Tensor] | None = None
@@ -42,6 +44,10 @@ class Flow:
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
     tokens_seen: Tensor | None = None
     """Tokens that a decoder of masks hands on beside the picture."""
+    levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
+    """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
+    named: list[Tensor] = field(default_factory=list)
+    """What variables of the model's hold for a while."""
     places: Tensor | None = None
     """Positions of a picture, as the model made them."""
     placed: Tensor | None = None

@@ -89,14 +89,14 @@ def _attention(
     if own and flow.tables is not None:
         query, key = rotate(t, query, key, spec, *flow.tables)
     if body.padding:
-        query, key, value = (_padded(t, each, spec.head_dim, body.padding) for each in (query, key, value))
+        query, key, value = (
+            _padded(t, each, spec.head_dim, body.padding) for each in (query, key, value)
+        )
     out = attend(t, query, key, value, shape, flow.mask if spec.causal else None)
     if body.padding:
         out = t.contiguous(t.slice(out, shape.rows * spec.num_heads * spec.head_dim))
     width = spec.num_heads * spec.head_dim
-    out = linear(
-        t, out, f"{name}.o_proj", width, body.size, role=WeightRole.ATTENTION_OUTPUT
-    )
+    out = linear(t, out, f"{name}.o_proj", width, body.size, role=WeightRole.ATTENTION_OUTPUT)
     t.touch(query, key, value)
     t.block = LayerBlock.NETWORK
     return out

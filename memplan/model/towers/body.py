@@ -8,7 +8,9 @@ from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.nets import NetBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
@@ -18,6 +20,7 @@ from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
+from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
@@ -28,6 +31,13 @@ from memplan.model.towers.turned import TurnedBody
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainBody:
     """Several of these in one module, one behind the other."""
+
+    parts: tuple[TowerBody, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallBody:
+    """Several of these in a module of their own: what they read lives until it returns, as names in its frame do."""
 
     parts: tuple[TowerBody, ...]
 
@@ -46,6 +56,8 @@ class ResidualBody:
     """A weight that multiplies what is added, as ``module.name``."""
     dropout: float = 0.0
     drop_path: bool = False
+    names_branch: bool = False
+    """A variable of the layer's holds what the branch gave until the layer returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +74,17 @@ class GateBody:
     parts: tuple[TowerBody, ...]
 
 
-BranchBody = ResidualBody | LessItselfBody | GateBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaysBody:
+    """Ways that read the same; what they give is joined, channel behind channel.
+
+    A way without a part gives what is read; what is smaller than the first way's is made as large.
+    """
+
+    ways: tuple[tuple[TowerBody, ...], ...]
+
+
+BranchBody = WaysBody | CallBody | ResidualBody | LessItselfBody | GateBody
 
 TowerBody = (
     ChainBody
@@ -80,6 +102,9 @@ TowerBody = (
     | SeriesBody
     | SeriesPart
     | NetBody
+    | GridBody
+    | LevelsBody
+    | ShiftedBody
     | SoundBody
     | SpeechBody
     | PlacesBody
