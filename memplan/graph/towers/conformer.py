@@ -60,7 +60,11 @@ def write_conformer(t: Tape, x: Tensor, body: ConformerBody, flow: Flow) -> Tens
 def _tables(t: Tape, x: Tensor, body: DistanceTablesBody, flow: Flow) -> Tensor:
     """Sines are a buffer that the class makes anew, and keeps, in the dtype that its input has."""
     out = dropout(t, x, body.dropout)
-    flow.tables = None
+    flow.tables = flow.mask = None
+    if body.chunked:
+        flow.mask = t.tensor(flow.length**2, DType.BOOL)
+        t.record(OperationKind.MASK, (), (flow.mask,))
+        flow.share(t, flow.mask)
     if body.distances is Distances.SINES:
         rows = 2 * max(body.positions, flow.length) - 1
         buffer = t.buffer(rows * body.size, out.dtype)
@@ -131,11 +135,12 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
     value = _projected(t, x, "v", spec, split=shape.heads_split)
     if body.distances is Distances.SINES and flow.tables is not None:
         query, bias = _sines(t, query, shape, flow.tables[0])
-        out = _biased(t, query, key, value, shape, bias, copies=False)
+        out = _biased(t, query, key, value, shape, bias, flow.mask, copies=False)
     elif body.distances is Distances.TABLE:
-        out = _biased(t, query, key, value, shape, _looked_up(t, query, shape), copies=True)
+        bias = _looked_up(t, query, shape)
+        out = _biased(t, query, key, value, shape, bias, flow.mask, copies=True)
     else:
-        out = attend(t, query, key, value, shape, None)
+        out = attend(t, query, key, value, shape, flow.mask)
     t.touch(query, key, value, read)
     return _output(t, out, body.size)
 
@@ -166,21 +171,41 @@ def _output(t: Tape, x: Tensor, size: int) -> Tensor:
 
 
 def _biased(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, bias: Tensor, *, copies: bool
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    bias: Tensor,
+    chunks: Tensor | None,
+    *,
+    copies: bool,
 ) -> Tensor:
     """Numbers of each head and pair are added to the scores; sdpa takes them as a mask in rows.
 
     Raises ``UnsupportedOperationError`` for the flash-attention package, which takes no mask.
     """
     if shape.heads_split:
-        out = eager(t, query, key, value, shape, None, bias)
+        # What tells chunks apart is added as it is.
+        added = None if chunks is None else Tensor(chunks.numel, bias.dtype, chunks.storage)
+        out = eager(t, query, key, value, shape, added, bias)
     else:
         if t.kernels.attention.is_package:
             msg = "flash attention cannot add numbers of distances; choose attention sdpa or eager"
             raise UnsupportedOperationError(msg)
-        mask = t.contiguous(bias) if copies else bias
+        mask = bias if chunks is None else _where(t, bias, chunks)
+        mask = t.contiguous(mask) if copies else mask
         out = sdpa(t, query, key, value, shape, mask)
     t.touch(bias)
+    return out
+
+
+def _where(t: Tape, bias: Tensor, chunks: Tensor) -> Tensor:
+    out = t.tensor(bias.numel, bias.dtype)
+    t.record(
+        OperationKind.WHERE, (chunks, bias), (out,), saves=(chunks,),
+        gradients=(Gradient.NONE, Gradient.FRESH),
+    )  # fmt: skip
     return out
 
 

@@ -53,7 +53,9 @@ def record_flow(
             held.append(x)
         if isinstance(block.body, LayerBody | TurnedLayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
-        ending = [*held, *flow.returned] if block is blocks[-1] else []
+        ending = held if block is blocks[-1] else []
+        if flow.returned and (starts(block) or block is blocks[-1]):
+            ending, flow.returned = [*ending, *flow.returned], []
         if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):

@@ -38,6 +38,8 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
         middle = t.add(_added(t, attended, body, "", flow), middle)
     normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
     fed = network(t, normed, body)
+    if body.network_dropout is not None:
+        body = replace(body, dropout=body.network_dropout)
     out = t.add(_added(t, fed, body, names.second_scale, flow, names.second_post_norm), middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
 
@@ -235,6 +237,8 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
         middle = activation(t, raised, body.activation)
         t.touch(raised)
     middle = dropout(t, middle, body.activation_dropout)
+    if body.widened and t.autocast is not None:
+        middle = t.cast(middle, DType.FP32)
     out = _linear(
         t, middle, f"{names.network}.{names.down}", inner, body.size, body, bias=body.bias
     )

@@ -33,6 +33,8 @@ class DistanceTablesBody:
     positions: int
     """For how many positions sines are there at first."""
     dropout: float = 0.0
+    chunked: bool = False
+    """A mask of chunks is made, be there one chunk alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -113,6 +113,10 @@ class LayerBody:
     dropout: float = 0.0
     """Probability on what attention and network return."""
     activation_dropout: float = 0.0
+    network_dropout: float | None = None
+    """On what the network returns, where it is another."""
+    widened: bool = False
+    """The network's second matrix is given what its weights' dtype holds (Seamless M4T)."""
     drop_path: bool = False
     """Whole samples' sums are dropped: what is added is divided and multiplied by one number each."""
     gated: bool = False
