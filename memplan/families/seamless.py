@@ -1,6 +1,6 @@
 """SeamlessM4T, both versions: translation between speech and text.
 
-What hears says what it computes, with text as what it gives; classes that read text are counted.
+What they compute on the way to text is written down, since that alone has a loss.
 
 Each class takes some of five parts: a text encoder, a speech encoder (Conformer), a text decoder, a
 model from text to units of speech, and a vocoder. The base model has them all.
@@ -8,10 +8,11 @@ model from text to units of speech, and a vocoder. The base model has them all.
 
 from dataclasses import replace
 
-from memplan.families.counted import attention, counted_model, feed_forward, shared_table
+from memplan.families.counted import attention, counted_model, feed_forward
 from memplan.families.request import ReadRequest, reject_task
 from memplan.families.towers.conformer import declare_adapter, declare_conformer, distances_of
 from memplan.families.towers.layers import perceptron, tower_activation
+from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
@@ -31,6 +32,7 @@ from memplan.model.towers.sounds import FeaturesBody, ProjectedFramesBody
 from memplan.model.towers.texts import OutputBody, TargetsBody
 
 VERSION_TWO = "seamless_m4t_v2"
+SPARE = SpareBody()
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -41,16 +43,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     tied = reader.flag("tie_word_embeddings", default=True)
 
     def declare(table: ParameterTable, task: Task) -> None:
-        if task is Task.BASE or speech_in:
-            _hearing(table, reader, task, hidden, second=second)
-            return
-        stacks = ("encoder", "decoder")
-        shared_table(table, reader.integer("vocab_size"), hidden, stacks, tied=tied)
-        _stack(table, reader, "encoder", hidden)
-        _stack(table, reader, "decoder", hidden)
-        with table.block("head"):
-            table.tied("lm_head", "shared.weight", reader.integer("vocab_size"), hidden)
-        if task is Task.OTHER:
+        _translation(table, reader, task, hidden, hears=task is Task.BASE or speech_in)
+        if task is not Task.SEQ2SEQ_LM:
+            # They run at most when it generates.
             _units(table, reader, hidden, second=second)
             _vocoder(table, reader)
 
@@ -62,33 +57,52 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-def _hearing(
-    table: ParameterTable, reader: ConfigReader, task: Task, hidden: int, *, second: bool
+def _translation(
+    table: ParameterTable, reader: ConfigReader, task: Task, hidden: int, *, hears: bool
 ) -> None:
-    """Speech to text; what else the class owns runs at most when it generates."""
+    """From speech or text to text; the base model has both encoders, and hears here."""
     rows, tied = reader.integer("vocab_size"), reader.flag("tie_word_embeddings", default=True)
-    spare = SpareBody()
-    if task is Task.BASE:
-        if not tied:
-            with table.block("encoder.embed", body=spare):
-                table.embedding("encoder.embed_tokens", rows, hidden)
-        _stack(table, reader, "encoder", hidden, spare=spare)
-    _speech_encoder(table, reader, hidden, second=second)
-    tokens = "shared" if tied else "decoder.embed_tokens"
-    targets = TargetsBody(
-        size=hidden, num_positions=reader.integer("max_position_embeddings") + SINES_OFFSET,
-        tokens=tokens, sines=True, scaled=True, dropout=reader.number("dropout", default=0.0),
-    )  # fmt: skip
-    with table.block("decoder.embed", body=targets):
-        table.embedding("shared", rows, hidden, unused=not tied)
-        if not tied:
-            table.embedding(tokens, rows, hidden)
-    _stack(table, reader, "decoder", hidden, body=_decoder_layer(reader, hidden))
+    source = _Text(reader=reader, hidden=hidden, rows=rows, tied=tied)
+    if not hears or task is Task.BASE:
+        source.declare(table, "encoder", spare=hears)
+    if hears:
+        _speech_encoder(table, reader, hidden)
+    source.declare(table, "decoder", behind="speech_encoder" if hears else "encoder")
     with table.block("head", body=OutputBody(size=hidden, rows=rows, table="shared.weight")):
         table.tied("lm_head", "shared.weight", rows, hidden)
-    if task is not Task.SEQ2SEQ_LM:
-        _units(table, reader, hidden, second=second, spare=spare)
-        _vocoder(table, reader, spare=spare)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Text:
+    """What the text encoder and the text decoder have in common."""
+
+    reader: ConfigReader
+    hidden: int
+    rows: int
+    tied: bool
+
+    def declare(
+        self, table: ParameterTable, name: str, *, behind: str = "", spare: bool = False
+    ) -> None:
+        """One of them; the first that is declared owns the table that all share."""
+        reader, hidden, tokens = self.reader, self.hidden, f"{name}.embed_tokens"
+        body = TargetsBody(
+            size=hidden, num_positions=reader.integer("max_position_embeddings") + SINES_OFFSET,
+            tokens=tokens, sines=True, scaled=True, source=not behind, follows=behind == "encoder",
+            dropout=reader.number("dropout", default=0.0),
+        )  # fmt: skip
+        first = not any(
+            each.module == "shared" for block in table.blocks() for each in block.parameters
+        )
+        with table.block(f"{name}.embed", body=SPARE if spare else body):
+            if first:
+                table.embedding("shared", self.rows, hidden, unused=not self.tied)
+            if self.tied:
+                table.tied(tokens, "shared.weight", self.rows, hidden)
+            else:
+                table.embedding(tokens, self.rows, hidden)
+        layer = _text_layer(reader, name, hidden, behind)
+        _stack(table, reader, name, hidden, body=SPARE if spare else layer)
 
 
 SINES_OFFSET = 2
@@ -99,23 +113,25 @@ _NAMES = LayerNames(
 )  # fmt: skip
 
 
-def _decoder_layer(reader: ConfigReader, hidden: int) -> LayerBody:
-    """``SeamlessM4TDecoderLayer``: BART's with norms before."""
-    heads = reader.integer("decoder_attention_heads")
+def _text_layer(reader: ConfigReader, name: str, hidden: int, behind: str) -> LayerBody:
+    """``SeamlessM4TEncoderLayer``, or, ``behind`` an encoder, the decoder's: BART's, norms before."""
+    key = f"{name}_attention_heads"
+    heads = reader.integer(key)
     attention = AttentionSpec(
         num_heads=heads, num_kv_heads=heads,
-        head_dim=reader.divide("hidden_size", hidden, "decoder_attention_heads", heads),
-        query_bias=True, key_bias=True, value_bias=True, output_bias=True, causal=True,
+        head_dim=reader.divide("hidden_size", hidden, key, heads),
+        query_bias=True, key_bias=True, value_bias=True, output_bias=True, causal=bool(behind),
         fp32_softmax=False, dropout=reader.number("attention_dropout", default=0.0),
         names_weights=True,
     )  # fmt: skip
     inner_drop = reader.number("activation_dropout", default=0.0)
     return LayerBody(
-        size=hidden, inner_size=reader.integer("decoder_ffn_dim"), attention=attention,
+        size=hidden, inner_size=reader.integer(f"{name}_ffn_dim"), attention=attention,
         activation=tower_activation(reader, "activation_function", default="relu"),
         dropout=reader.number("dropout", default=0.0), activation_dropout=inner_drop,
         network_dropout=inner_drop, widened=True,
-        cross_attention=replace(attention, causal=False), memory="speech_encoder", names=_NAMES,
+        cross_attention=replace(attention, causal=False) if behind else None, memory=behind,
+        names=_NAMES,
     )  # fmt: skip
 
 
@@ -126,15 +142,14 @@ def _stack(
     hidden: int,
     prefix: str = "",
     *,
-    body: LayerBody | None = None,
-    spare: SpareBody | None = None,
+    body: LayerBody | SpareBody = SPARE,
 ) -> None:
     """A text encoder or decoder: norms before, one more behind; positions are sinusoids."""
     count = reader.layers(f"{prefix}{name}_layers")
-    with table.block(f"{prefix}{name}.layers", count=count, body=body or spare):
+    with table.block(f"{prefix}{name}.layers", count=count, body=body):
         _layer(table, hidden, reader.integer(f"{prefix}{name}_ffn_dim"), crossed=name == "decoder")
     last = NormBody(module="layer_norm", size=hidden)
-    with table.block(f"{prefix}{name}.norm", body=last if body else spare):
+    with table.block(f"{prefix}{name}.norm", body=last if isinstance(body, LayerBody) else SPARE):
         table.norm("layer_norm", hidden)
 
 
@@ -148,12 +163,11 @@ def _layer(table: ParameterTable, hidden: int, inner: int, *, crossed: bool) -> 
     table.norm("final_layer_norm", hidden)
 
 
-def _speech_encoder(
-    table: ParameterTable, reader: ConfigReader, hidden: int, *, second: bool
-) -> None:
+def _speech_encoder(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
     """``SeamlessM4TSpeechEncoder``: a Conformer, half a network, perhaps adapters, a norm."""
     features = reader.integer("feature_projection_input_dim")
     drop = reader.number("speech_encoder_dropout", default=0.0)
+    second = reader.text("model_type") == VERSION_TWO
     body = _conformer(reader, hidden, drop, second=second)
     given = FeaturesBody(features=features, length=SECONDS * FRAMES, rate=FRAMES)
     projected = ProjectedFramesBody(
@@ -202,7 +216,7 @@ def _conformer(
         size=hidden, inner_size=reader.integer("speech_encoder_intermediate_size"),
         num_heads=heads, activation=tower_activation(reader, "speech_encoder_hidden_act"),
         distances=distances_of(reader, known), kernel=reader.integer("conv_depthwise_kernel_size"),
-        causal=second, dropout=drop, activation_dropout=drop, attention_dropout=drop,
+        causal=second, names_distances=second, dropout=drop, activation_dropout=drop, attention_dropout=drop,
         convolution_dropout=drop,
     )  # fmt: skip
 
@@ -228,30 +242,29 @@ def _units(
     hidden: int,
     *,
     second: bool,
-    spare: SpareBody | None = None,
 ) -> None:
     """From text to units, with an output matrix of its own where nothing is tied."""
     if not reader.flag("tie_word_embeddings", default=True):
-        with table.block("t2u.head", body=spare):
+        with table.block("t2u.head", body=SPARE):
             table.linear("t2u.lm_head", hidden, reader.integer("t2u_vocab_size"), bias=False)
-    _stack(table, reader, "encoder", hidden, prefix="t2u_", spare=spare)
-    with table.block("t2u_decoder.embed", body=spare):
+    _stack(table, reader, "encoder", hidden, prefix="t2u_")
+    with table.block("t2u_decoder.embed", body=SPARE):
         table.embedding("t2u.embed_tokens", reader.integer("t2u_vocab_size"), hidden)
         if second:
             table.embedding("t2u.embed_char", reader.integer("char_vocab_size"), hidden)
             table.parameter("t2u", "pos_emb_alpha_char", 1)
             table.parameter("t2u", "pos_emb_alpha", 1)
     if not second:
-        _stack(table, reader, "decoder", hidden, prefix="t2u_", spare=spare)
+        _stack(table, reader, "decoder", hidden, prefix="t2u_")
         return
     count = reader.layers("t2u_decoder_layers")
-    with table.block("t2u_decoder.layers", count=count, body=spare):
+    with table.block("t2u_decoder.layers", count=count, body=SPARE):
         attention(table, "self_attn", hidden)
         table.norm("self_attn_layer_norm", hidden)
         for name in ("conv1", "conv2"):
             table.convolution(name, hidden, hidden, UNIT_KERNEL)
         table.norm("conv_layer_norm", hidden)
-    with table.block("t2u_decoder.norm", body=spare):
+    with table.block("t2u_decoder.norm", body=SPARE):
         table.norm("layer_norm", hidden)
         inputs, width, kernel = (
             reader.integer(f"t2u_variance_predictor_{key}")
@@ -276,17 +289,15 @@ def _duration_predictor(table: ParameterTable, inputs: int, width: int, kernel: 
     table.linear("duration.proj", width, 1)
 
 
-def _vocoder(
-    table: ParameterTable, reader: ConfigReader, *, spare: SpareBody | None = None
-) -> None:
+def _vocoder(table: ParameterTable, reader: ConfigReader) -> None:
     """HiFi-GAN: units, speaker and language to a signal, upsampled step by step."""
     units = reader.integer("unit_embed_dim")
     speaker, language = reader.integer("spkr_embed_dim"), reader.integer("lang_embed_dim")
-    with table.block("vocoder.embed", body=spare):
+    with table.block("vocoder.embed", body=SPARE):
         table.embedding("unit_embedding", reader.integer("unit_hifi_gan_vocab_size"), units)
         table.embedding("speaker_embedding", reader.integer("vocoder_num_spkrs"), speaker)
         table.embedding("language_embedding", reader.integer("vocoder_num_langs"), language)
-    with table.block("vocoder", body=spare):
+    with table.block("vocoder", body=SPARE):
         kernel = reader.integer("variance_predictor_kernel_size")
         _duration_predictor(table, units, units, kernel)
         channels = reader.integer("upsample_initial_channel")

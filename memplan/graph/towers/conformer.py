@@ -129,6 +129,7 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
     read = x
     if body.distances is Distances.ROTARY and flow.tables is not None:
         read = rotary(t, x, *flow.tables)
+    frame: list[Tensor] = []
     biased = body.distances in (Distances.SINES, Distances.TABLE)
     query = _projected(t, read, "q", spec, split=shape.heads_split or biased)
     key = _projected(t, read, "k", spec, split=shape.heads_split)
@@ -137,12 +138,16 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
         query, bias = _sines(t, query, shape, flow.tables[0])
         out = _biased(t, query, key, value, shape, bias, flow.mask, copies=False)
     elif body.distances is Distances.TABLE:
-        bias = _looked_up(t, query, shape)
+        bias, held = _looked_up(t, query, shape)
         out = _biased(t, query, key, value, shape, bias, flow.mask, copies=True)
+        if body.names_distances:
+            frame += held
     else:
         out = attend(t, query, key, value, shape, flow.mask)
     t.touch(query, key, value, read)
-    return _output(t, out, body.size)
+    result = _output(t, out, body.size)
+    t.touch(*frame)
+    return result
 
 
 def _spec(size: int, heads: int, drop: float) -> AttentionSpec:
@@ -234,7 +239,7 @@ def _sines(t: Tape, query: Tensor, shape: Shape, table: Tensor) -> tuple[Tensor,
     return out, bias
 
 
-def _looked_up(t: Tape, query: Tensor, shape: Shape) -> Tensor:
+def _looked_up(t: Tape, query: Tensor, shape: Shape) -> tuple[Tensor, tuple[Tensor, ...]]:
     """``_apply_relative_key_position_encoding``: a row for each pair, in the queries' dtype."""
     spec, pairs = shape.spec, shape.queries * shape.keys
     distances, clamped = t.tensor(pairs, DType.INT64), t.tensor(pairs, DType.INT64)
@@ -249,7 +254,7 @@ def _looked_up(t: Tape, query: Tensor, shape: Shape) -> Tensor:
     scores = batched_matmul(t, left, rows, shape.scores, spec.head_dim)
     bias = t.scale(scores)
     t.touch(clamped, rows, scores)
-    return bias
+    return bias, (clamped, rows, scores)
 
 
 def _convolutions(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tensor:

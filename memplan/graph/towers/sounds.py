@@ -188,17 +188,20 @@ def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow
 def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
     """``shift_tokens_right``, then tokens and positions of every sequence."""
     options = t.options
-    rows = options.batch_size * min(options.seq_len, body.num_positions)
-    flow.items = options.batch_size
-    flow.labels = from_batch(t, rows, DType.INT64)
-    ids = t.tensor(rows, DType.INT64)
-    t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
-    t.hold(ids)
-    flow.length = rows // flow.items
-    tokens = _rows_of(t, t.parameter(f"{body.tokens}.weight"), ids, OperationKind.EMBEDDING)
+    given = options.target_seq_len if body.follows else options.seq_len
+    flow.items, flow.length = options.batch_size, min(given, body.num_positions)
+    rows = flow.items * flow.length
+    ids = from_batch(t, rows, DType.INT64)
+    if not body.source:
+        flow.labels, ids = ids, t.tensor(rows, DType.INT64)
+        t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
+        t.hold(ids)
+    tokens = _rows_of(t, _table_of(t, body.tokens), ids, OperationKind.EMBEDDING)
     if body.scaled:
         tokens = t.scale(tokens)
-    if not body.positions:
+    if body.source:
+        flow.mask = None
+    elif not body.positions:
         flow.hold_mask(t, flow.length)
     if body.positions:
         numbers = t.tensor(rows, DType.INT64)
@@ -217,6 +220,12 @@ def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
         flow.tables = rotary_tables(t, flow.length, body.rotary_dim, out.dtype)
         flow.shared += flow.tables
     return dropout(t, out, body.dropout)
+
+
+def _table_of(t: Tape, module: str) -> Parameter:
+    """A module's table, be it an earlier one's that the model ties it to."""
+    tied = next((weight for name, weight in t.segment.tied if name == module), None)
+    return t.parameter(f"{module}.weight") if tied is None else tied
 
 
 def _rows_of(t: Tape, table: Parameter, numbers: Tensor, kind: OperationKind) -> Tensor:

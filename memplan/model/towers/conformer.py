@@ -49,6 +49,8 @@ class ConformerLayerBody:
     kernel: int
     causal: bool = False
     """Convolutions see what was before alone: a copy with zeros in front, and a layer norm."""
+    names_distances: bool = False
+    """Attention's own variables hold distances and their products until it returns (Seamless M4T v2)."""
     dropout: float = 0.0
     """On what the networks return."""
     activation_dropout: float = 0.0

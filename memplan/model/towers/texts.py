@@ -43,6 +43,10 @@ class TargetsBody:
     """Numbers of each head that the layers turn; 0: they do not."""
     scaled: bool = False
     """What was looked up is multiplied by a number."""
+    source: bool = False
+    """The text that is read, as the batch brings it, not what should be said."""
+    follows: bool = False
+    """It comes behind a text that is read, and is as long as targets are."""
     dropout: float = 0.0
 
 
