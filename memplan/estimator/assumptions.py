@@ -241,6 +241,9 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
 
 def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What a model sees and hears in a sample."""
+    embedding = model.stacks[0].embedding if model.stacks else None
+    if embedding is not None and embedding.regions is not None:
+        return (f"a picture of {embedding.regions.count} regions beside each sequence",)
     if not model.tables:
         return ()
     if model.denoises:

@@ -14,9 +14,11 @@ from memplan.families.towers.sizes import few, pair
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.body import ChainBody
+from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.segmenting import (
+    FineFeaturesBody,
+    FineMasksBody,
     LastLookBody,
     MasksBody,
     PlacesBody,
@@ -53,25 +55,13 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
 
     def declare(table: ParameterTable, _ending: str) -> None:
-        if request.model_type == "sam":
-            places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
-            with table.block("shared_image_embedding", body=places):
-                features = vision.integer("num_pos_feats")
-                table.parameter("shared_image_embedding", "positional_embedding", 2, features)
-        sam_vision(table, "vision_encoder", vision)
-        if request.model_type == "sam":
-            _written_parts(table, prompts, masks)
-            return
-        with table.block("prompt_encoder"):
+        places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
+        with table.block("shared_image_embedding", body=places):
             features = vision.integer("num_pos_feats")
             table.parameter("shared_image_embedding", "positional_embedding", 2, features)
-            _prompt_encoder(table, prompts)
-        with table.block("prompt_encoder.points", count=prompts.integer("num_point_embeddings")):
-            table.embedding("point_embed", 1, prompts.integer("hidden_size"))
-        _two_way_transformer(table, masks, TWO_WAY_RATE, 2)
-        _mask_decoder(table, masks)
-        if request.model_type == "sam_hq":
-            _high_quality(table, masks)
+        fine = request.model_type == "sam_hq"
+        sam_vision(table, "vision_encoder", vision, keeps_wide=fine)
+        _written_parts(table, prompts, masks, fine=fine)
 
     return whole_model(
         reader, request, (BARE,), declare,
@@ -79,15 +69,24 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigReader) -> None:
+def _written_parts(
+    table: ParameterTable, prompts: ConfigReader, masks: ConfigReader, *, fine: bool
+) -> None:
     """Behind SAM's encoder, in the order in which it runs; a prompt is one point, and no mask."""
     size, heads = masks.integer("hidden_size"), masks.integer("num_attention_heads", default=8)
     tokens = masks.integer("num_multimask_outputs") + 1
     last_narrow = size // masks.integer("attention_downsample_rate")
-    with table.block("prompt_encoder", body=PromptBody(size=size, num_tokens=tokens)):
+    last_token = "hq_token.weight" if fine else ""
+    if fine:
+        with table.block("mask_decoder.features", body=FineFeaturesBody(size=size)):
+            _fine_features(table, size, masks.integer("vit_dim"))
+    prompt = PromptBody(size=size, num_tokens=tokens + fine, last_token=last_token)
+    with table.block("prompt_encoder", body=prompt):
         _prompt_encoder(table, prompts)
         table.embedding("iou_token", 1, size)
         table.embedding("mask_tokens", tokens, size)
+        if fine:
+            table.embedding("hq_token", 1, size)
     points = prompts.integer("num_point_embeddings")
     with table.block("prompt_encoder.points", count=points, body=SpareBody()):
         table.embedding("point_embed", 1, prompts.integer("hidden_size"))
@@ -107,7 +106,15 @@ def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigRe
     inner, depth = masks.integer("iou_head_hidden_dim"), few(masks, "iou_head_depth")
     with table.block("mask_decoder.quality", body=SpareBody()):
         _deep(table, "iou_prediction_head", size, inner, tokens, depth)
-    with table.block("mask_decoder.masks", body=MasksBody(size=size, num_tokens=tokens)):
+    made: TowerBody = MasksBody(size=size, num_tokens=tokens)
+    if fine:
+        made = FineMasksBody(size=size, num_tokens=tokens)
+    with table.block("mask_decoder.masks", body=made):
+        if fine:
+            _deep(table, "hq_mask_mlp", size, size, size // 8, 3)
+            table.convolution("mask_conv1", size // 8, size // 4, 3, 3)
+            table.norm("mask_norm", size // 4)
+            table.convolution("mask_conv2", size // 4, size // 8, 3, 3)
         for number in range(tokens):
             _deep(table, f"output_hypernetworks_mlps.{number}", size, size, size // 8, 3)
 
@@ -182,21 +189,14 @@ def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
         _deep(table, "output_hypernetworks_mlp", size, size, size // 8, 3)
 
 
-def _high_quality(table: ParameterTable, reader: ConfigReader) -> None:
-    """``SamHQMaskDecoder``: one more mask, from the encoder's early and late features."""
-    size, vision = reader.integer("hidden_size"), reader.integer("vit_dim")
-    with table.block("mask_decoder.high_quality"):
-        table.embedding("hq_token", 1, size)
-        _deep(table, "hq_mask_mlp", size, size, size // 8, 3)
-        table.convolution("compress_vit_conv1", vision, size, 2, 2)
-        table.norm("compress_vit_norm", size)
-        table.convolution("compress_vit_conv2", size, size // 8, 2, 2)
-        table.convolution("encoder_conv1", size, size // 4, 2, 2)
-        table.norm("encoder_norm", size // 4)
-        table.convolution("encoder_conv2", size // 4, size // 8, 2, 2)
-        table.convolution("mask_conv1", size // 8, size // 4, 3, 3)
-        table.norm("mask_norm", size // 4)
-        table.convolution("mask_conv2", size // 4, size // 8, 3, 3)
+def _fine_features(table: ParameterTable, size: int, vision: int) -> None:
+    """``SamHQMaskDecoder``: one more mask reads the encoder's early and late features."""
+    table.convolution("compress_vit_conv1", vision, size, 2, 2)
+    table.norm("compress_vit_norm", size)
+    table.convolution("compress_vit_conv2", size, size // 8, 2, 2)
+    table.convolution("encoder_conv1", size, size // 4, 2, 2)
+    table.norm("encoder_norm", size // 4)
+    table.convolution("encoder_conv2", size // 4, size // 8, 2, 2)
 
 
 def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -221,10 +221,12 @@ def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         _memory_encoder(table, reader)
         _memory(table, reader, vision.integer("fpn_hidden_size"))
 
-    return whole_model(
+    model = whole_model(
         reader, request, (BARE,), declare,
         hidden_size=vision.integer("fpn_hidden_size"), context_length=1,
     )  # fmt: skip
+    left_out = f"{model.activations_left_out} (its class runs under torch.inference_mode alone)"
+    return replace(model, activations_left_out=left_out)
 
 
 def _object_scores(table: ParameterTable, reader: ConfigReader) -> None:

@@ -1,7 +1,10 @@
-"""LXMERT, VisualBERT and FLAVA: BERT's layers on text and on images, counted."""
+"""LXMERT, VisualBERT and FLAVA: BERT's layers on text and on images; of VisualBERT all but its
+question-answering tasks is written down, the rest is counted."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from memplan.families.bert_mixers import with_layers
 from memplan.families.counted import (
     attention,
     classifier,
@@ -11,8 +14,11 @@ from memplan.families.counted import (
     masked_lm_head,
     square,
 )
+from memplan.families.encoders import Variation, read_encoder
 from memplan.families.request import ReadRequest, reject_task
+from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.config import ConfigReader
+from memplan.model.layers import LayerSpec, RegionsSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
@@ -116,6 +122,8 @@ def read_visual_bert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     hidden, labels = reader.integer("hidden_size"), request.labels(reader)
     heads = reader.integer("num_attention_heads")
     reader.divide("hidden_size", hidden, "num_attention_heads", heads)
+    if task in VISUAL_BERT.tasks and not reader.flag("bypass_transformer"):
+        return _visual_bert(reader, read_encoder(reader, request, VISUAL_BERT))
 
     def declare(table: ParameterTable, task: Task) -> None:
         _visual_bert_body(table, reader, hidden)
@@ -136,6 +144,39 @@ def read_visual_bert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         context_length=reader.integer("max_position_embeddings"),
         tied=reader.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
+
+
+VISUAL_BERT = Variation(
+    token_type_buffer=False,
+    padding_mask=True,
+    names_weights=False,
+    head_activation=None,
+    pooler_tasks=(Task.PRETRAINING, Task.BASE),
+    classifier_dropout_key="hidden_dropout_prob",
+    tasks=(Task.PRETRAINING, Task.BASE),
+)
+"""Its own two tasks are written down; visual reasoning, questions and choices are counted."""
+
+
+def _visual_bert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """BERT with a picture's regions behind the tokens, and attention that the class writes out itself."""
+
+    def adjusted(layer: LayerSpec) -> LayerSpec:
+        attention = layer.attention
+        assert isinstance(attention, AttentionSpec)
+        return replace(layer, attention=replace(attention, form=AttentionForm.PLAIN_SCORES))
+
+    model = with_layers(model, adjusted)
+    stack = model.stacks[0]
+    assert stack.embedding is not None
+    regions = RegionsSpec(
+        num_features=reader.integer("visual_embedding_dim"),
+        num_positions=reader.integer("max_position_embeddings"),
+        num_types=reader.integer("type_vocab_size"),
+    )
+    embedding = replace(stack.embedding, regions=regions, positions_in_place=True)
+    stack = replace(stack, embedding=embedding)
+    return replace(model, stacks=(stack,), eager_attention_only=True)
 
 
 def _visual_bert_body(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:

@@ -27,6 +27,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
+from memplan.graph.stack_forms import settled, share
 from memplan.graph.stacks import (
     BASE_MODEL,
     WHOLE_MODEL,
@@ -39,9 +40,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import (
     AttentionForm,
-    BlockSparseSpec,
     PositionBias,
-    RelativeSpec,
     RotarySpec,
 )
 from memplan.model.layers import NormPlacement, StackSpec
@@ -84,11 +83,12 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
             return t
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
-    if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import settled  # only for BigBird
-
-        stack = settled(stack, options.seq_len)
-        model = replace(model, stacks=(stack,))
+    if stack.embedding is not None and stack.embedding.regions is not None:
+        options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
+        t.options = options
+        t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
+    stack = settled(stack, options.seq_len)
+    model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
@@ -119,6 +119,10 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         t.hold(copied)
     context = shared_tensors(t, model, stack)
     context.vectors, context.embeddings = held, copied
+    if stack.embedding is not None and stack.embedding.layout is not None:
+        from memplan.graph.layout_stream import layout_embeddings  # only for LiLT
+
+        layout_embeddings(t, stack.embedding, stack.embedding.layout, context)
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of
@@ -148,6 +152,16 @@ def _input_bytes(t: Tape, model: ModelSpec) -> int:
     if group is not None:
         return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
     return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
+
+
+def _beside_tokens(t: Tape, regions: int) -> int:
+    """What a batch with a picture's regions holds beside their features [bytes]: masks of tokens and
+    regions, labels of regions too, and whether picture and text belong together."""
+    batch = t.options.batch_size
+    tokens, beside = batch * t.options.seq_len, batch * regions
+    labels = _ids(t, tokens) - _ids(t, tokens - beside)
+    masks = _ids(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
+    return labels + masks + _ids(t, batch)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -258,15 +272,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
         context.mask = spare_mask(t, context)
-    first = stack.runs[0].layer.attention if stack.runs else None
-    if isinstance(first, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
-
-        context.mask = band_mask(t, first, context)
-    if isinstance(first, RelativeSpec):
-        from memplan.graph.attention.relative import position_states  # only for XLNet
-
-        context.bias = position_states(t, first, context)
+    share(t, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -344,6 +350,10 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
 
             x = convolve(t, stack.convolution, embedded, x, context)
+    if context.beside is not None:
+        from memplan.graph.pruning import prune  # only where a stream ends before the others
+
+        prune(t.segment)
     return x
 
 
@@ -368,7 +378,7 @@ def run_layer(
         t.begin(
             f"{stack.name}.layers",
             part=ModelPart.LAYERS,
-            repeat=1 if run.shared else remaining,
+            repeat=1 if run.shared or context.beside is not None else remaining,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             again=first,

@@ -151,7 +151,7 @@ class Playback:
             for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
         self.casts: list[Place] = []
-        self.carried: Place | None = None
+        self.carried: list[Place] = []
         self.output: Place | None = None
         joined_at = self.tape.joined_at
         for each in self.passes.forward:
@@ -206,7 +206,7 @@ class Playback:
         segment = each.segment
         ledger = self.ledger
         kept = self.kept[segment]
-        carried = segment.carried if segment.carried not in kept else None
+        carried = [each for each in segment.carried if each not in kept]
         stops = self.engine.stops(segment)
         cuts = [] if stops is None else forward_cuts(each, stops)
         if each.loss:
@@ -227,7 +227,7 @@ class Playback:
                         frame[key] = ledger.allocate(size)
                     elif key is WORKSPACE:
                         self._need_workspace(forward=True)
-                    elif key is not carried and key in frame:
+                    elif key not in carried and key in frame:
                         # An empty tensor's event has no bytes either: torch asks for nothing.
                         ledger.free(frame.pop(key))
                     elif key in sources:
@@ -236,8 +236,7 @@ class Playback:
                     self.engine.reach(segment, repetition, acts)
             self.transit = [_taken(key, frame, sources) for key in each.profile.leaving]
             self._let_go_of_carried()
-            if carried is not None:
-                self.carried = (frame, carried)
+            self.carried = [(frame, each) for each in carried]
             for key in frame:
                 if isinstance(key, Storage) and key.weight_cast and key not in kept:
                     self.casts.append((frame, key))
@@ -266,9 +265,9 @@ class Playback:
 
     def _let_go_of_carried(self) -> None:
         """The model's variable is set anew, or gone."""
-        if self.carried is not None:
-            self._free(self.carried)
-            self.carried = None
+        for place in self.carried:
+            self._free(place)
+        self.carried = []
 
     def _sources(self, segment: Segment, repetition: int) -> Sources:
         """Where a repetition's input and its further ones are noted."""

@@ -64,10 +64,19 @@ class ClassifierSpec:
     """Probability before the dense layer."""
     dropout: float = 0.0
     """Probability before the last linear layer, for sequences."""
+    upcast_tokens: bool = False
+    """Classes of tokens are cast to fp32 before their loss (``ForTokenClassification``)."""
     token_dropout: float = 0.0
     """The same, for tokens."""
     span_dropout: float = 0.0
     """The same, for spans."""
+
+
+DECODER_CLASSIFIER = ClassifierSpec(
+    pooling=Pooling.LAST_LOGITS, token_dropout=0.1, upcast_tokens=True
+)
+"""A decoder's, with the dropout that ``GenericForTokenClassification`` falls back on
+(transformers 5.23, ``modeling_layers``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

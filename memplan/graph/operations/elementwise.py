@@ -88,3 +88,13 @@ def written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
         backward_scratch_bytes=scratch,
     )  # fmt: skip
     return after
+
+
+def add_in_place(t: Tape, x: Tensor, added: Tensor) -> Tensor:
+    """``x += added``."""
+    out = t.view(x, x.numel)
+    gradient = Gradient.ALIAS if added.dtype is x.dtype else Gradient.FRESH
+    if added.numel != x.numel:
+        gradient = Gradient.SUMMED
+    t.record(OperationKind.ADD_IN_PLACE, (x, added), (out,), gradients=(Gradient.ALIAS, gradient))
+    return out

@@ -15,8 +15,10 @@ from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.levels import write_levels
+from memplan.graph.towers.matting import write_matters
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pairs import write_pairs
+from memplan.graph.towers.parsing import write_parsers
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import write_queried
@@ -37,8 +39,10 @@ from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
+from memplan.model.towers.matting import MattersBody
 from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.pairs import PairBody
+from memplan.model.towers.parsing import ParsersBody
 from memplan.model.towers.parts import (
     ActivationBody,
     GatedBody,
@@ -120,6 +124,10 @@ def _read_on(
         return write_grid(t, x, body, flow)
     if isinstance(body, ShiftedBody):
         return write_shifted(t, x, body, flow)
+    if isinstance(body, MattersBody):
+        return write_matters(t, x, body, flow)
+    if isinstance(body, ParsersBody):
+        return write_parsers(t, x, body, flow)
     if isinstance(body, LevelsBody):
         return write_levels(t, x, body, flow)
     if isinstance(body, BranchBody):

@@ -22,6 +22,7 @@ from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
@@ -56,6 +57,10 @@ def record_flow(
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
             ending, flow.returned = [*ending, *flow.returned], []
+        ending = [*held, *flow.returned] if block is blocks[-1] else []
+        if isinstance(block.body, NormedLevelsBody):
+            # The backbone returns before the model that reads its levels does.
+            ending, held = held, []
         if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):

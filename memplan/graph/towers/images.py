@@ -46,7 +46,7 @@ def picture_size(
 
 def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     """A convolution, tokens before its vectors, positions added."""
-    height, width = picture_size(t.options.image_size, body)
+    height, width = flow.picture = picture_size(t.options.image_size, body)
     flow.items *= body.crops
     flow.grid = height // body.patch[0], width // body.patch[1]
     patches = flow.patches = body.rows or flow.grid[0] * flow.grid[1]

@@ -6,6 +6,7 @@ from memplan.graph.towers.images import picture_size
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.matting import MattingBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PromptBody
@@ -14,6 +15,8 @@ from memplan.model.towers.tiles import TilesBody
 
 SEGMENTING = "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss"
 """The step that is meant where a class, ``SamModel``, has no loss of its own."""
+MATTING = "alphas kept until backward, their sum as the loss: the class has none"
+"""The same of ``VitMatteForImageMatting``."""
 
 
 def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
@@ -80,6 +83,8 @@ def media_words(
         words.append("clips of 30 s, to which all are padded")
     if any(isinstance(each, PromptBody) for each in _bodies(model)):
         words.append(SEGMENTING)
+    if any(isinstance(each, MattingBody) for each in _bodies(model)):
+        words.append(MATTING)
     if words:
         words.append("workspaces of convolutions not counted")
     return tuple(words)

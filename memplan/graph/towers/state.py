@@ -32,6 +32,8 @@ class Flow:
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
     """Positions of a picture down and across."""
+    pixels: Tensor | None = None
+    """The pictures, as the batch brought them."""
     picture: tuple[int, int] = (0, 0)
     """Pixels of a picture down and across."""
     patches: int = 0
@@ -54,6 +56,8 @@ class Flow:
     """Positions of the picture, added to it each time it is looked at."""
     found: list[Tensor] = field(default_factory=list)
     """What the model's own variables hold of a picture until its masks are there."""
+    fine: Tensor | None = None
+    """The picture widened fourfold, for the finest mask."""
     asked: Tensor | None = None
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)

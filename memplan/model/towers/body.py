@@ -11,8 +11,10 @@ from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
+from memplan.model.towers.matting import MattersBody
 from memplan.model.towers.nets import NetBody
 from memplan.model.towers.pairs import PairBody
+from memplan.model.towers.parsing import ParsersBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
@@ -104,6 +106,8 @@ TowerBody = (
     | NetBody
     | GridBody
     | LevelsBody
+    | ParsersBody
+    | MattersBody
     | ShiftedBody
     | SoundBody
     | SpeechBody
