@@ -57,7 +57,6 @@ def record_flow(
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
             ending, flow.returned = [*ending, *flow.returned], []
-        ending = [*held, *flow.returned] if block is blocks[-1] else []
         if isinstance(block.body, NormedLevelsBody):
             # The backbone returns before the model that reads its levels does.
             ending, held = held, []
