@@ -44,13 +44,18 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, task: Task) -> None:
         body(table, reader, task)
 
-    return counted_model(
+    model = counted_model(
         reader, request, declare,
         task=task, vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("d_model", "hidden_size"),
         context_length=reader.integer(context_key),
         tied=reader.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
+    return replace(model, eager_attention_only=request.model_type in EAGER_ONLY)
+
+
+EAGER_ONLY = frozenset({"speech_to_text", "speecht5"})
+"""Types whose classes write their scores out, whatever kernel is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

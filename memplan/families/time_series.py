@@ -195,7 +195,7 @@ def _patchtsmixer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         reader, request, (PREDICTION, BARE, PRETRAINING, REGRESSION, SERIES_CLASSES), declare,
         hidden_size=size, context_length=patches,
     )  # fmt: skip
-    return replace(model, recomputes=False)
+    return replace(model, recomputes=False, eager_attention_only=True)
 
 
 def _mixer_encoder(table: ParameterTable, reader: ConfigReader, size: int, patches: int) -> None:

@@ -6,10 +6,12 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
@@ -31,10 +33,12 @@ from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
+from memplan.graph.towers.videos import write_videos
+from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
 from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
@@ -63,6 +67,7 @@ from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 def write_body(
@@ -79,6 +84,8 @@ def write_body(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
+        case WordsPatchesBody():
+            return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
         case ClipBody():
@@ -91,6 +98,9 @@ def write_body(
             return text_tokens(t, body, flow)
         case TypedTokensBody():
             return typed_tokens(t, body, flow)
+        case PatchQueriesBody():
+            assert x is not None
+            return patch_queries(t, x, body, flow, given)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():
@@ -154,6 +164,12 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, VideoContrastBody):
+        return write_videos(t, x, body, flow, given)
+    if isinstance(body, WordsBody):
+        return words_of(t, x, body, flow)
+    if isinstance(body, SummedBody):
+        return summed(t, x, body)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow)
     if isinstance(body, TileBody):

@@ -18,6 +18,7 @@ from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
+from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
 from memplan.model.towers.layers import LayerBody
@@ -97,6 +98,7 @@ def starts(block: ParameterBlock) -> bool:
         | TilesBody
         | TokensBody
         | TypedTokensBody
+        | WordsPatchesBody
         | TargetsBody,
     )
 

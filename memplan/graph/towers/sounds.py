@@ -241,10 +241,11 @@ def output(
     t: Tape, x: Tensor, body: OutputBody, flow: Flow, declared: dict[str, Parameter], *, tied: bool
 ) -> Tensor:
     """Logits over the vocabulary, and their cross-entropy as they are."""
-    if tied:
-        logits = matmul_weight(t, x, declared[body.table], module=body.module)
+    if tied and body.table:
+        bias = t.parameter(f"{body.module}.bias") if body.bias else None
+        logits = matmul_weight(t, x, declared[body.table], bias, module=body.module)
     else:
-        logits = linear(t, x, body.module, body.size, body.rows)
+        logits = linear(t, x, body.module, body.size, body.rows, bias=body.bias)
     t.returned.append(logits)
     t.give_out(logits)
     return cross_entropy(t, t.cast(logits, DType.FP32) if body.upcast else logits, flow.labels)

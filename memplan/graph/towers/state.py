@@ -26,6 +26,8 @@ class Flow:
     """What the model should say."""
     shapes: Tensor | None = None
     """Which shape the tiles of each picture are laid out in."""
+    words: int = 0
+    """Of a text before the patches that stand in the same sequence."""
     length: int = 0
     """How long a clip's signal is here."""
     deep: list[Tensor] = field(default_factory=list)
@@ -62,6 +64,8 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
+    past: Tensor | None = None
+    """What goes past several blocks and is added behind them."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
+from memplan.model.towers.blends import BlendBody
 from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.layers import LayerBody
@@ -28,6 +29,7 @@ from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +117,11 @@ TowerBody = (
     | SegmentingBody
     | PoolingBody
     | ContrastBody
+    | PatchQueriesBody
     | ProjectingBody
     | PairBody
+    | BlendBody
+    | VideoContrastBody
     | QueriedBody
     | OutputBody
     | DenoiserBody

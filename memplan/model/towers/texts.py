@@ -57,10 +57,11 @@ class OutputBody:
     size: int
     rows: int
     table: str
-    """The weight that it is where the model ties the two."""
+    """The weight that it is where the model ties the two; empty: it is its own."""
     module: str = "lm_head"
     upcast: bool = False
     """The loss is of a copy in fp32."""
+    bias: bool = False
 
 
 TextBody = TokensBody | TypedTokensBody | TargetsBody
