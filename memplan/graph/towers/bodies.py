@@ -15,6 +15,7 @@ from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.matting import write_matters
@@ -41,6 +42,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.matting import MattersBody
@@ -94,6 +96,8 @@ def write_body(
             return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
+        case PlacedTokensBody():
+            return placed_tokens(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
         case TypedTokensBody():
@@ -136,6 +140,8 @@ def _read_on(
         return write_shifted(t, x, body, flow)
     if isinstance(body, MattersBody):
         return write_matters(t, x, body, flow)
+    if isinstance(body, LatentsBody):
+        return write_latents(t, x, body, flow)
     if isinstance(body, ParsersBody):
         return write_parsers(t, x, body, flow)
     if isinstance(body, LevelsBody):

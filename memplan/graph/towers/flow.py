@@ -21,6 +21,7 @@ from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parsing import NormedLevelsBody
@@ -95,6 +96,7 @@ def starts(block: ParameterBlock) -> bool:
         | FramesPatchesBody
         | PlacesBody
         | SeriesBody
+        | PlacedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody
