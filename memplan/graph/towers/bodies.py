@@ -30,7 +30,7 @@ from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.videos import write_videos
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
@@ -63,7 +63,7 @@ from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.videos import VideoContrastBody
 
@@ -92,6 +92,8 @@ def write_body(
             return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DecodedTokensBody():
+            return decoded_tokens(t, body, flow)
         case PlacedTokensBody():
             return placed_tokens(t, body, flow)
         case TokensBody():

@@ -29,7 +29,13 @@ from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import (
+    DecodedTokensBody,
+    OutputBody,
+    TargetsBody,
+    TokensBody,
+    TypedTokensBody,
+)
 from memplan.model.towers.tiles import TilesBody
 
 
@@ -92,6 +98,7 @@ def starts(block: ParameterBlock) -> bool:
         | FramesPatchesBody
         | PlacesBody
         | PlacedTokensBody
+        | DecodedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody
