@@ -344,7 +344,7 @@ def _formula_projector(table: ParameterTable, vision: ConfigReader) -> None:
         ConvolutionBody(module=f"conv{number}", kernel=3, stride=2, padding=2) for number in (1, 2)
     )
     # What the neck gave, the model returns beside the decoder's result.
-    parts = (
+    parts: tuple[TowerBody, ...] = (
         ReturnedBody(), *convolutions, LinearBody(module="linear_1", inputs=after, outputs=after),
         LinearBody(module="linear_2", inputs=after, outputs=out),
     )  # fmt: skip
