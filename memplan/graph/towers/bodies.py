@@ -31,7 +31,7 @@ from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
 from memplan.graph.towers.videos import write_videos
@@ -66,7 +66,7 @@ from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
 from memplan.model.towers.videos import VideoContrastBody
@@ -96,6 +96,8 @@ def write_body(
             return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DecodedTokensBody():
+            return decoded_tokens(t, body, flow)
         case PlacedTokensBody():
             return placed_tokens(t, body, flow)
         case TokensBody():

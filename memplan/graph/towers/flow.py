@@ -30,7 +30,13 @@ from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import (
+    DecodedTokensBody,
+    OutputBody,
+    TargetsBody,
+    TokensBody,
+    TypedTokensBody,
+)
 from memplan.model.towers.tiles import TilesBody
 from memplan.model.towers.turned import TurnedLayerBody
 
@@ -97,6 +103,7 @@ def starts(block: ParameterBlock) -> bool:
         | PlacesBody
         | SeriesBody
         | PlacedTokensBody
+        | DecodedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody

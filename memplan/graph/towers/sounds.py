@@ -249,6 +249,8 @@ def output(
     t.returned.append(logits)
     t.give_out(logits)
     return cross_entropy(t, t.cast(logits, DType.FP32) if body.upcast else logits, flow.labels)
+    full = t.cast(logits, DType.FP32) if body.upcast else logits
+    return cross_entropy(t, full, flow.labels)
 
 
 def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:

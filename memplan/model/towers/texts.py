@@ -51,6 +51,18 @@ class TargetsBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedTokensBody:
+    """A decoder's tokens as the batch brings them: a table times a number, positions added, a norm (mBART)."""
+
+    size: int
+    num_positions: int
+    tokens: str
+    positions: str
+    norm: str
+    dropout: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OutputBody:
     """The output matrix over a vocabulary, and the cross-entropy of the labels."""
 
@@ -61,7 +73,8 @@ class OutputBody:
     module: str = "lm_head"
     upcast: bool = False
     """The loss is of a copy in fp32."""
+    """Logits are widened to fp32 before the loss."""
     bias: bool = False
 
 
-TextBody = TokensBody | TypedTokensBody | TargetsBody
+TextBody = DecodedTokensBody | TokensBody | TypedTokensBody | TargetsBody
