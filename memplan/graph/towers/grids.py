@@ -31,6 +31,7 @@ from memplan.model.towers.grids import (
     OffsetAttentionBody,
     PlacedBody,
     ReducedAttentionBody,
+    ReturnedBody,
     SampleFactorsBody,
     ScaledBody,
     TokenBody,
@@ -47,6 +48,10 @@ def write_grid(t: Tape, x: Tensor, body: GridBody, flow: Flow) -> Tensor:
             return x
         case ForgottenBody():
             t.release(flow.named.pop())
+            return x
+        case ReturnedBody():
+            t.hold(x)
+            flow.returned.append(x)
             return x
         case LocalBody():
             t.linger(x)
