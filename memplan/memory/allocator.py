@@ -45,7 +45,6 @@ Blocks = dict[int, BlockInUse]
 """Blocks handed out, by the event that asked for them."""
 _Asked = tuple[int, int, int, list[int]]
 """What is asked for in units, the least key that serves it, a rest that is not split off, and its pool."""
-_State = tuple[int, dict[int, list[int]], Blocks]
 
 EMPTY_CACHE = 0
 """The event ``torch.cuda.empty_cache()``."""
@@ -104,8 +103,8 @@ class CachingAllocator:
         Event number ``n`` allocates that many bytes where it is positive; ``~n``, negative, frees
         what event ``n`` allocated; ``EMPTY_CACHE`` is what it says. ``streams`` names the stream of
         an allocation where that is not 0. ``repeats`` are the events from which on the same is done
-        as just before, to the next of them or the end: once that has changed nothing, no more of it
-        is followed.
+        as just before, with blocks of its own alone, to the next of them or the end: once that has
+        changed nothing, no more of it is followed.
 
         >>> CachingAllocator().replay([512, ~0])
         """
@@ -117,9 +116,10 @@ class CachingAllocator:
         for start, stop in pairwise((*repeats, len(events))):
             if died_at is not None:
                 break
-            before = self._state(blocks)
+            # Where no block stays and no segment came or went, all blocks lie where they lay.
+            before = self.num_mallocs, self._reserved, len(blocks)
             died_at = self._follow(events[start:stop], start, streams, blocks)
-            if died_at is None and _is_settled(before, self._state(blocks), stop - start):
+            if before == (self.num_mallocs, self._reserved, len(blocks)):
                 break
         return died_at
 
@@ -201,11 +201,6 @@ class CachingAllocator:
         self.peak_requested, self.peak_allocated = peak_requested, peak_allocated
         return died_at
 
-    def _state(self, blocks: "Blocks") -> "_State":
-        """What a later request may be served from, and blocks that may still be freed."""
-        free = {pool: list(keys) for pool, keys in self._pools.items()}
-        return self.num_mallocs, free, dict(blocks)
-
     def blocks_in_use(self) -> "Blocks":
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
         return {}
@@ -245,20 +240,6 @@ def _segment_size(request: int) -> int:
     if request < _MEDIUM_REQUEST:
         return _MEDIUM_SEGMENT
     return ceil_div(request, _ROUNDING) * _ROUNDING
-
-
-def _is_settled(before: _State, after: _State, length: int) -> bool:
-    """Whether ``length`` events that do the same once more would change as little as they did.
-
-    A block that they freed has a successor, ``length`` events later, which is freed in its turn.
-    """
-    (mallocs, free, blocks), (later_mallocs, later_free, later) = before, after
-    return (
-        mallocs == later_mallocs
-        and len(blocks) == len(later)
-        and free == later_free
-        and all(later.get(n, later.get(n + length)) == block for n, block in blocks.items())
-    )
 
 
 def replay(

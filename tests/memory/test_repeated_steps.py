@@ -1,5 +1,6 @@
 """A step that is as the one before is written down again, and not followed where it changes nothing."""
 
+import random
 from typing import Any
 
 import pytest
@@ -105,6 +106,41 @@ def test_what_leaves_more_behind_each_time_is_followed_to_the_end() -> None:
     ledger = repeated(first, num_steps=30)
     assert replay(ledger.events, {}, ledger.repeats) == replay(ledger.events)
     assert replay(ledger.events, {}, ledger.repeats, capacity_bytes=80 * MIB).died_at is not None
+
+
+def drawn(chance: random.Random) -> Ledger:
+    """Something that stays or goes, then steps that are all the same and may leave something behind."""
+    ledger = Ledger()
+    for size in (30, 3, 60):
+        block = ledger.allocate(size * MIB)
+        if chance.random() < 0.7:
+            ledger.free(block)
+    start, there = len(ledger.events), []
+    for _ in range(chance.randrange(2, 14)):
+        if chance.random() < 0.08:
+            ledger.empty_cache()
+        elif there and chance.random() < 0.5:
+            ledger.free(there.pop(chance.randrange(len(there))))
+        else:
+            stream = int(chance.random() < 0.2)
+            there.append(ledger.allocate(chance.choice((1, 2, 3, 12, 25)) * MIB, stream))
+    for block in there[chance.choice((0, 0, 1)) :]:
+        ledger.free(block)
+    for _ in range(6):
+        last, start = start, len(ledger.events)
+        assert ledger.repeat(last)
+    return ledger
+
+
+def test_what_is_not_followed_makes_no_difference() -> None:
+    chance = random.Random(5)
+    for number in range(150):
+        ledger = drawn(chance)
+        found = replay(ledger.events, ledger.streams, ledger.repeats)
+        assert found == replay(ledger.events, ledger.streams), number
+        capacity = chance.randrange(found.allocated_bytes, found.reserved_bytes + 1)
+        found = replay(ledger.events, ledger.streams, ledger.repeats, capacity_bytes=capacity)
+        assert found == replay(ledger.events, ledger.streams, capacity_bytes=capacity), number
 
 
 def test_a_step_that_frees_what_came_before_it_is_not_repeated() -> None:

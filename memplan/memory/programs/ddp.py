@@ -30,7 +30,6 @@ class DdpProgram(Program):
     """One rank of several."""
 
     num_steps = 3
-    settled_step = 2
     """The buckets of the second step are not those of the first."""
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:

@@ -56,7 +56,7 @@ class PipelineProgram:
         self.weight_words: Mapping[ComponentKind, str] = first.weight_words
         self.left_out = first.left_out
         self.unsaved = first.unsaved
-        self.num_steps, self.settled_step = first.num_steps, first.settled_step
+        self.num_steps = first.num_steps
         for program in self.programs.values():
             program.share(first)
             # A process has one workspace for each of its threads, whatever stage asks first.

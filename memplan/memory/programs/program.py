@@ -135,18 +135,21 @@ class Steps(Protocol):
     """What is run step by step."""
 
     ledger: Ledger
-    settled_step: int
 
     def run_step(self, step: int) -> None:
         """One of its steps."""
 
 
+SETTLED_STEP = 1
+"""Later ones are as this one, once it keeps to its own blocks: the optimizer's states come with the first."""
+
+
 def run_steps(program: Steps, num_steps: int) -> None:
-    """Run steps; those that are as the settled one are only written down again."""
+    """Run steps; those that are as the one before are only written down again."""
     ledger, last = program.ledger, 0
     for step in range(num_steps):
         begin = len(ledger.events)
-        if step <= program.settled_step or not ledger.repeat(last):
+        if step <= SETTLED_STEP or not ledger.repeat(last):
             program.run_step(step)
         last = begin
 
@@ -169,8 +172,6 @@ class Program:
     num_steps = 4
     """Steps of a run. Two give the reserved peak of 66 of 68 runs of PyTorch's CUDA build, and the least
     capacity of fewer."""
-    settled_step = 1
-    """Every later step is as this one, block by block."""
 
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         self.given = given
