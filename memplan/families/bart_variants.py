@@ -1,4 +1,4 @@
-"""LED, Pegasus-X, BigBird-Pegasus, FSMT and ProphetNet: BART's layers with another attention.
+"""LED, BigBird-Pegasus, FSMT and ProphetNet: BART's layers with another attention.
 
 All are counted: what sets them apart, attention to windows, blocks or several future tokens, is
 not written down as operations; of LED only its class for questions, whose tokens attend globally
@@ -27,18 +27,13 @@ class Variation:
 
     num_layers_keys: tuple[str, str] = ("encoder_layers", "decoder_layers")
     position_keys: tuple[str, str] = ("max_position_embeddings", "max_position_embeddings")
-    positions: bool = True
-    """Tables of positions are learned, or at least parameters."""
     position_rows_skipped: bool = False
     """The tables have rows for the padding token and what stands before it (FSMT)."""
     embedding_norm: bool = True
-    final_norm: bool = False
     attention_bias: bool | None = True
     """None: as ``use_bias`` says."""
     global_projections: bool = False
     """The encoder's global tokens have queries, keys and values of their own (LED)."""
-    global_tokens: bool = False
-    """The encoder has a table of global tokens and a norm on them in each layer (Pegasus-X)."""
     future_tokens: bool = False
     """The decoder looks several tokens ahead (ProphetNet)."""
     two_vocabularies: bool = False
@@ -51,13 +46,6 @@ VARIATIONS: dict[str, Variation] = {
         position_keys=("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
         global_projections=True,
         tasks=(Task.QUESTION_ANSWERING,),
-    ),
-    "pegasus_x": Variation(
-        positions=False,
-        embedding_norm=False,
-        final_norm=True,
-        attention_bias=False,
-        global_tokens=True,
     ),
     "bigbird_pegasus": Variation(
         attention_bias=None,
@@ -92,7 +80,6 @@ class Shape:
     bias: bool
     tied: bool
     num_labels: int
-    num_global_tokens: int = 0
     num_future_tokens: int = 0
     future_width: int = 0
     """Outputs of the layer that scores relative positions: buckets times heads (ProphetNet)."""
@@ -134,7 +121,6 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
         bias=reader.flag("use_bias") if bias is None else bias,
         tied=tied,
         num_labels=request.labels(reader),
-        num_global_tokens=reader.integer("num_global_tokens") if variation.global_tokens else 0,
         num_future_tokens=reader.integer("ngram") if future else 0,
         future_width=reader.integer("num_buckets") * heads if future else 0,
         cross_attention=not future or reader.flag("add_cross_attention", default=True),
@@ -158,9 +144,7 @@ def names_decoder(reader: ConfigReader) -> bool:
 def _stack(reader: ConfigReader, variation: Variation, index: int) -> StackShape:
     name = STACKS[index]
     vocab_key = ("src_vocab_size", "tgt_vocab_size")[index]
-    num_positions = 0
-    if variation.positions:
-        num_positions = reader.integer(variation.position_keys[index])
+    num_positions = reader.integer(variation.position_keys[index])
     if variation.position_rows_skipped:
         num_positions += reader.integer("pad_token_id", default=1, minimum=0) + 1
     return StackShape(
@@ -211,10 +195,7 @@ def _declare_stack(
 ) -> None:
     hidden, decoder = shape.hidden_size, stack.name == "decoder"
     with table.block(f"{stack.name}.embed"):
-        if stack.num_positions:
-            table.embedding("embed_positions", stack.num_positions, hidden)
-        if shape.num_global_tokens and not decoder:
-            table.embedding("embed_global", shape.num_global_tokens, hidden)
+        table.embedding("embed_positions", stack.num_positions, hidden)
         if shape.num_future_tokens and decoder:
             table.embedding("ngram_embeddings", shape.num_future_tokens, hidden)
         if variation.embedding_norm:
@@ -226,9 +207,6 @@ def _declare_stack(
             _declare_encoder_attention(table, shape, variation)
         feed_forward(table, hidden, stack.inner_size)
         table.norm("final_layer_norm", hidden)
-    with table.block(f"{stack.name}.norm"):
-        if variation.final_norm:
-            table.norm("layer_norm", hidden)
 
 
 def _declare_encoder_attention(table: ParameterTable, shape: Shape, variation: Variation) -> None:
@@ -238,8 +216,6 @@ def _declare_encoder_attention(table: ParameterTable, shape: Shape, variation: V
         for name in ("query_global", "key_global", "value_global"):
             table.linear(f"self_attn.{name}", hidden, hidden)
     table.norm("self_attn_layer_norm", hidden)
-    if variation.global_tokens:
-        table.norm("global_self_attn_layer_norm", hidden)
 
 
 def _declare_decoder_attention(table: ParameterTable, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""BERT's kin that mix tokens otherwise: LUKE, FNet, SqueezeBERT and BigBird.
+"""BERT's kin that mix tokens otherwise: LUKE, LiLT, FNet, SqueezeBERT and BigBird.
 
 Each is BERT as ``memplan.families.encoders`` reads it, with its layers replaced (transformers 5.23, the
 class's modelling file). Tasks that BERT's heads do not cover are counted, as ``counted_encoders`` does.
@@ -8,13 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families import counted_encoders
+from memplan.families.counted import CLASSIFIED
 from memplan.families.encoders import LAYER_NORM, ROBERTA, TASKS, Variation, read_encoder
 from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionForm, AttentionSpec, BlockSparseSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LanguageAdaptersSpec, LayerSpec, NormPlacement
+from memplan.model.layers import (
+    LanguageAdaptersSpec,
+    LayerSpec,
+    LayoutStreamSpec,
+    LayoutTablesSpec,
+    NormPlacement,
+)
 from memplan.model.mixers import (
     ChannelsFirstNetworkSpec,
     ChannelsFirstSpec,
@@ -38,8 +45,9 @@ class Kin:
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``KIN``."""
     kin = KIN[request.model_type]
-    task = reject_task(reader, request, *counted_encoders.FORMS[request.model_type].tasks)
-    if task not in kin.variation.tasks:
+    counted = counted_encoders.FORMS.get(request.model_type)
+    tasks = kin.variation.tasks if counted is None else counted.tasks
+    if reject_task(reader, request, *tasks) not in kin.variation.tasks:
         return counted_encoders.read(reader, request)
     return kin.adjusted(reader, read_encoder(reader, request, kin.variation))
 
@@ -107,6 +115,40 @@ def _idle(table: ParameterTable, module: str, shape: tuple[int, ...], *, bias: i
         table.parameter(module, "weight", *shape, unused=True)
     if bias:
         table.parameter(module, "bias", bias, unused=True)
+
+
+def _lilt(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """A narrow stream of boxes beside the text's, with attention that adds both streams' scores."""
+    hidden, shrink = model.hidden_size, reader.integer("channel_shrink_ratio")
+    width = reader.divide("hidden_size", hidden, "channel_shrink_ratio", shrink)
+    inner = reader.integer("intermediate_size")
+    inner = reader.divide("intermediate_size", inner, "channel_shrink_ratio", shrink)
+    reader.divide("hidden_size", hidden, "the coordinates of a box and its sides", 6)
+
+    def adjusted(layer: LayerSpec) -> LayerSpec:
+        scores, network = layer.attention, layer.feed_forward
+        assert isinstance(scores, AttentionSpec)
+        assert isinstance(network, FeedForwardSpec)
+        head_dim = reader.divide("hidden_size", width, "num_attention_heads", scores.num_heads)
+        layout = LayoutStreamSpec(
+            width=width, head_dim=head_dim, network=replace(network, intermediate_size=inner)
+        )
+        return replace(layer, layout=layout)
+
+    model = with_layers(model, adjusted)
+    stack = model.stacks[0]
+    assert stack.embedding is not None
+    rows = reader.integer("max_2d_position_embeddings")
+    positions = reader.integer("max_position_embeddings")
+    tables = LayoutTablesSpec(
+        num_rows=rows, num_positions=positions, width=width,
+        norm=LAYER_NORM, dropout=stack.embedding.dropout,
+    )  # fmt: skip
+    embedding = replace(
+        stack.embedding, num_box_positions=0, layout=tables, positions_in_place=True
+    )
+    stack = replace(stack, embedding=embedding, spare_mask=True)
+    return replace(model, stacks=(stack,), eager_attention_only=True)
 
 
 def _fnet(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
@@ -243,6 +285,10 @@ def _xmod(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
 
 KIN: dict[str, Kin] = {
     "xmod": Kin(variation=ROBERTA, adjusted=_xmod),
+    "lilt": Kin(
+        variation=replace(ROBERTA, token_type_buffer=False, tasks=(Task.BASE, *CLASSIFIED)),
+        adjusted=_lilt,
+    ),
     "convbert": Kin(
         variation=Variation(
             pooler_tasks=(),

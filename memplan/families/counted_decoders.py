@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from memplan.families.hybrids import (
     Hybrid,
-    attention_weights,
-    counted,
     gated_network,
     plain_attention,
     read_hybrid,
@@ -22,12 +20,19 @@ from memplan.families.llama import (
     read_feed_forward,
 )
 from memplan.families.request import ReadRequest
-from memplan.model.attention import AttentionSpec, OutputGate, Projection, RotarySpec
+from memplan.model.attention import (
+    AttentionSpec,
+    OutputGate,
+    Projection,
+    QueryScaling,
+    RotarySpec,
+)
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
 from memplan.model.mixers import DifferentialSpec, DynamicMaskSpec
 from memplan.model.mixtures import (
     CrossedKeysSpec,
+    FullPrecisionExpertsSpec,
     MixtureSpec,
     Normalization,
     RouterScore,
@@ -37,7 +42,6 @@ from memplan.model.mixtures import (
 )
 from memplan.model.networks import Activation, Clamp, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
-from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
 NORM = NormSpec(kind=NormKind.RMS)
@@ -52,15 +56,6 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 def all_alike(reader: ConfigReader) -> list[str]:
     """Every layer is like the others."""
     return ["layer"] * reader.layers("num_hidden_layers")
-
-
-def gated_weights(
-    table: ParameterTable, name: str, hidden_size: int, inner: int, *, bias: bool = False
-) -> None:
-    """The three linear layers of a gated network."""
-    table.linear(f"{name}.gate_proj", hidden_size, inner, bias=bias)
-    table.linear(f"{name}.up_proj", hidden_size, inner, bias=bias)
-    table.linear(f"{name}.down_proj", inner, hidden_size, bias=bias)
 
 
 # -- DiffLlama -----------------------------------------------------------------------------------
@@ -222,25 +217,31 @@ def _doge_experts(reader: ConfigReader, dense: FeedForwardSpec) -> CrossedKeysSp
 
 def _filter_layer(reader: ConfigReader, _: str) -> LayerSpec:
     """gpt-oss's layer looking both ways, with experts that always compute in fp32."""
-    hidden_size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
     spec = plain_attention(reader, Variation())
     experts, active = reader.integer("num_local_experts"), reader.integer("num_experts_per_tok")
     check_experts(reader, "num_experts_per_tok", active, experts)
-
-    def attention(table: ParameterTable) -> None:
-        table.parameter("self_attn", "sinks", spec.num_heads)
-        attention_weights(table, "self_attn", spec, hidden_size)
-
-    def network(table: ParameterTable) -> None:
-        name = "mlp.experts"
-        table.linear("mlp.router", hidden_size, experts)
-        first, last = (experts, hidden_size, 2 * inner), (experts, inner, hidden_size)
-        table.experts(name, "gate_up_proj", *first, active=active, matrices=2)
-        table.experts(name, "gate_up_proj_bias", experts, 2 * inner, active=active, matrices=2)
-        table.experts(name, "down_proj", *last, active=active)
-        table.experts(name, "down_proj_bias", experts, hidden_size, active=active)
-
-    return LayerSpec(attention=counted(attention), feed_forward=counted(network), norm=NORM)
+    bias = reader.flag("attention_bias")
+    attention = replace(
+        spec,
+        output_bias=bias,
+        rotary=RotarySpec(dim=spec.head_dim, halved=True, interleaved=True),
+        query_scaling=QueryScaling.BOTH,
+        own_eager=True,
+        sinks=True,
+        sinks_upcast=True,
+        causal=False,
+        sliding_window=reader.integer("sliding_window"),
+    )
+    network = FullPrecisionExpertsSpec(
+        num_experts=experts,
+        num_experts_per_token=active,
+        intermediate_size=reader.integer("intermediate_size"),
+    )
+    return LayerSpec(
+        attention=attention,
+        feed_forward=network,
+        norm=NormSpec(kind=NormKind.RMS_UPCAST),
+    )
 
 
 # -- Step 3.5 ------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ COUNTED: dict[str, Hybrid] = {
     "openai_privacy_filter": Hybrid(
         kinds=all_alike,
         layer=_filter_layer,
-        left_out="its attention and experts",
+        final_norm=NormSpec(kind=NormKind.RMS_UPCAST),
         tasks=(Task.TOKEN_CLASSIFICATION, Task.BASE),
     ),
     "step3p5": Hybrid(

@@ -1,6 +1,6 @@
 """Encoders that are counted: their attention, convolutions or mixing are not written down.
 
-LiLT and Funnel; of BigBird, ConvBERT, Longformer, LUKE, SqueezeBERT, FNet, X-MOD and XLNet the tasks
+Funnel; of BigBird, ConvBERT, Longformer, LUKE, SqueezeBERT, FNet, X-MOD and XLNet the tasks
 that BERT's heads do not cover. Each class adds its own weights to BERT's layer or replaces parts of it;
 a row of ``FORMS`` says how.
 """
@@ -220,7 +220,7 @@ def languages(reader: ConfigReader) -> list[str]:
     return found
 
 
-# -- LUKE and LiLT ---------------------------------------------------------------------------------
+# -- LUKE ------------------------------------------------------------------------------------------
 
 ENTITIES = "entity_embeddings"
 
@@ -256,27 +256,6 @@ def _luke_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: 
     table.norm("entity_predictions.transform.norm", width)
     table.tied("entity_predictions.decoder", f"{ENTITIES}.weight", count, width)
     table.parameter("entity_predictions", "bias", count)
-
-
-def _lilt(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
-    """A narrow stream of boxes runs beside the text's through every layer."""
-    hidden, shrink = sizes.hidden_size, reader.integer("channel_shrink_ratio")
-    narrow = reader.divide("hidden_size", hidden, "channel_shrink_ratio", shrink)
-    inner = reader.divide("intermediate_size", sizes.inner_size, "channel_shrink_ratio", shrink)
-    rows = reader.integer("max_2d_position_embeddings")
-    share = reader.divide("hidden_size", hidden, "the coordinates of a box and its sides", 6)
-    with table.block("embed"):
-        _embeddings(table, reader, sizes)
-    with table.block("layout.embed"):
-        for name in ("x", "y", "h", "w"):
-            table.embedding(f"{name}_position_embeddings", rows, share)
-        table.embedding("box_position_embeddings", sizes.num_positions, narrow)
-        table.linear("box_linear_embeddings", hidden, narrow)
-        table.norm("embed_norm", narrow)
-    with table.block("encoder.layers", count=sizes.num_layers):
-        encoder_layer(table, hidden, sizes.inner_size)
-    with table.block("encoder.layout_layers", count=sizes.num_layers):
-        encoder_layer(table, narrow, inner)
 
 
 # -- ConvBERT, SqueezeBERT and FNet -----------------------------------------------------------------
@@ -491,13 +470,6 @@ FORMS: dict[str, Form] = {
         body=_luke,
         head=_luke_head,
         pooler_tasks=_POOLED_CLASSES | {Task.MASKED_LM},
-    ),
-    "lilt": Form(
-        positions_from_ids=True,
-        body=_lilt,
-        head=_dense_head,
-        pooler_tasks=frozenset({Task.BASE}),
-        tasks=(Task.BASE, *CLASSIFIED),
     ),
     "convbert": Form(
         body=_convbert,

@@ -1,13 +1,12 @@
-"""Transformers over the patches of an image or a video: ViT and its kin, and ViLT with a text."""
+"""Transformers over the patches of an image or a video: ViT and its kin."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.request import ReadRequest
-from memplan.families.towers.bert import bert_embeddings
 from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
-from memplan.families.towers.parts import attention, fused_attention, transformer_layer
+from memplan.families.towers.parts import attention, fused_attention
 from memplan.families.towers.sizes import pair
 from memplan.families.towers.vit import (
     VIT_TOWERS,
@@ -18,7 +17,7 @@ from memplan.families.towers.vit import (
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
 from memplan.model.towers.layers import LayerBody, LayerNames
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.pooling import ClassifierBody, PoolerBody, TowerPooling
@@ -170,28 +169,52 @@ def _timesformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         ("divided_space_time", "space_only", "joint_space_time"),
     )  # fmt: skip
     bias = reader.flag("qkv_bias", default=True)
+    # What each frame says of itself alone has no loss in the class: labels are a clip's.
+    written = kind != "space_only"
+    drop = reader.number("hidden_dropout_prob", default=0.0)
+    patches = FramesPatchesBody(
+        size=size, channels=reader.integer("num_channels"), image=pair(reader, "image_size"),
+        patch=pair(reader, "patch_size"), frames=reader.integer("num_frames"), dropout=drop,
+    )  # fmt: skip
+    body = FramesLayerBody(
+        size=size, inner_size=reader.integer("intermediate_size"), frames=patches.frames,
+        num_heads=reader.integer("num_attention_heads"), bias=bias,
+        divided=kind == "divided_space_time", activation=tower_activation(reader, "hidden_act"),
+        dropout=drop, attention_dropout=reader.number("attention_probs_dropout_prob", default=0.0),
+    )  # fmt: skip
+
+    def declare_layer(table: ParameterTable) -> None:
+        fused_attention(table, "self_attn", size, bias=bias)
+        table.norm("layernorm_before", size)
+        table.norm("layernorm_after", size)
+        perceptron(table, "mlp", size, reader.integer("intermediate_size"))
+        if body.divided:
+            fused_attention(table, "temporal_attn", size, bias=bias)
+            table.norm("temporal_layernorm", size)
+            table.linear("temporal_dense", size, size)
 
     def declare(table: ParameterTable, ending: str) -> None:
-        with table.block("embed"):
+        with table.block("embed", body=patches if written else None):
             table.parameter("embeddings", "cls_token", 1, 1, size)
             table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
             if kind != "space_only":
                 frames = reader.integer("num_frames")
                 table.parameter("embeddings", "time_embeddings", 1, frames, size)
             patch_projection(table, reader, size)
-        with table.block("layers", count=reader.layers("num_hidden_layers")):
-            fused_attention(table, "self_attn", size, bias=bias)
-            table.norm("layernorm_before", size)
-            table.norm("layernorm_after", size)
-            perceptron(table, "mlp", size, reader.integer("intermediate_size"))
-            if kind == "divided_space_time":
-                fused_attention(table, "temporal_attn", size, bias=bias)
-                table.norm("temporal_layernorm", size)
-                table.linear("temporal_dense", size, size)
-        with table.block("norm"):
+        count = reader.layers("num_hidden_layers")
+        drops = reader.number("drop_path_rate", default=0.0) > 0
+        # The share that is dropped grows from none in the first layer.
+        plain = 1 if drops else count
+        with table.block("layers", count=plain, body=body if written else None):
+            declare_layer(table)
+        dropping = replace(body, drop_path=True) if written else None
+        with table.block("layers", count=count - plain, body=dropping):
+            declare_layer(table)
+        with table.block("norm", body=NormBody(module="layernorm", size=size)):
             table.norm("layernorm", size)
         if ending == VIDEOS:
-            classifier(table, "classifier", size, request.labels(reader))
+            labels = request.labels(reader)
+            classifier(table, "classifier", size, labels, pooling=TowerPooling.FIRST, known=written)
 
     return whole_model(
         reader, request, (VIDEOS, BARE), declare,
@@ -199,76 +222,8 @@ def _timesformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-RETRIEVAL = "ForImageAndTextRetrieval"
-TWO_IMAGES = "ForImagesAndTextClassification"
-QUESTIONS = "ForQuestionAnswering"
-TOKENS = "ForTokenClassification"
-MASKED_TEXT = "ForMaskedLM"
-
-
-def _vilt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """ViLT: one transformer over a text's tokens and an image's patches.
-
-    Its config ties the output matrix whatever the file says (``ViltConfig.__post_init__``).
-    """
-    size = reader.integer("hidden_size")
-
-    def declare(table: ParameterTable, ending: str) -> None:
-        with table.block("embed"):
-            table.parameter("embeddings", "cls_token", 1, 1, size)
-            table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
-            bert_embeddings(table, reader)
-            patch_projection(table, reader, size)
-            kinds = reader.integer("modality_type_vocab_size")
-            table.embedding("modality_embeddings", kinds, size)
-        with table.block("layers", count=reader.layers("num_hidden_layers")):
-            bias = reader.flag("qkv_bias", default=True)
-            inner = reader.integer("intermediate_size")
-            transformer_layer(table, size, inner, qkv_bias=bias)
-        with table.block("norm"):
-            table.norm("layernorm", size)
-            if ending != TOKENS:
-                table.linear("pooler.dense", size, size)
-        _vilt_head(table, reader, request, ending)
-
-    return whole_model(
-        reader, request,
-        (MASKED_TEXT, BARE, RETRIEVAL, TWO_IMAGES, QUESTIONS, TOKENS), declare,
-        hidden_size=size, vocab_size=reader.integer("vocab_size"),
-        context_length=reader.integer("max_position_embeddings"),
-        tied=True,
-    )  # fmt: skip
-
-
-def _vilt_head(
-    table: ParameterTable, reader: ConfigReader, request: ReadRequest, ending: str
-) -> None:
-    size, labels = reader.integer("hidden_size"), request.labels(reader)
-    images = reader.integer("num_images", default=1) if ending == TWO_IMAGES else 1
-    with table.block("head"):
-        match ending:
-            case "ForImageAndTextRetrieval":
-                table.linear("rank_output", size, 1)
-            case "ForTokenClassification":
-                table.linear("classifier", size, labels)
-            case "ForQuestionAnswering" | "ForImagesAndTextClassification":
-                inner = size * (2 if ending == QUESTIONS else images)
-                table.linear("classifier.0", size * images, inner)
-                table.norm("classifier.1", inner)
-                table.linear("classifier.3", inner, labels)
-            case "ForMaskedLM":
-                vocab_size = reader.integer("vocab_size")
-                table.linear("mlm_score.transform.dense", size, size)
-                table.norm("mlm_score.transform.norm", size)
-                table.tied("mlm_score.decoder", "word_embeddings.weight", vocab_size, size)
-                table.parameter("mlm_score.decoder", "bias", vocab_size)
-            case _:
-                pass
-
-
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     **dict.fromkeys(VIT_TOWERS, _vit),
     "videomae": _videomae,
     "timesformer": _timesformer,
-    "vilt": _vilt,
 }

@@ -10,7 +10,7 @@ from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.heads import HeadSpec
+from memplan.model.heads import DECODER_CLASSIFIER, HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
@@ -75,6 +75,10 @@ def decoder_model(
 ) -> ModelSpec:
     """A decoder-only model around its one stack."""
     tied = reader.flag("tie_word_embeddings", default=tied_by_default)
+    head = replace(head or HeadSpec(), tied=tied)
+    if reader.raw("classifier_dropout") is not None:
+        own = reader.number("classifier_dropout")
+        head = replace(head, classifier=replace(DECODER_CLASSIFIER, token_dropout=own))
     return ModelSpec(
         name=request.name,
         family=request.model_type,
@@ -83,7 +87,7 @@ def decoder_model(
         hidden_size=hidden_size,
         context_length=reader.integer("max_position_embeddings", default=2048),
         stacks=(stack,),
-        head=replace(head or HeadSpec(), tied=tied),
+        head=head,
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         source=reader.source,

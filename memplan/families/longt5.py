@@ -32,7 +32,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         context_length=reader.integer("n_positions", "max_position_embeddings", default=512),
         stacks=(
             _in_blocks(reader, encoder),
-            t5.read_stack(reader, t5.Variation(), "decoder", num_decoder_layers, hidden_size),
+            _returning_weights(
+                t5.read_stack(reader, t5.Variation(), "decoder", num_decoder_layers, hidden_size)
+            ),
         ),
         head=HeadSpec(tied=True, scaled=not untied),
         num_labels=request.labels(reader),
@@ -57,3 +59,9 @@ def _in_blocks(reader: ConfigReader, stack: StackSpec) -> StackSpec:
         return replace(run, layer=replace(run.layer, attention=blocks))
 
     return replace(stack, runs=tuple(replaced(run) for run in stack.runs))
+
+
+def _returning_weights(stack: StackSpec) -> StackSpec:
+    """The decoder, whose layers hand on their attention weights."""
+    runs = tuple(replace(run, layer=replace(run.layer, returns_weights=True)) for run in stack.runs)
+    return replace(stack, runs=runs)

@@ -6,10 +6,10 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.families.towers.wav2vec2 import (
     WAV2VEC2_KINDS,
     output_size,
-    wav2vec2_bert_tower,
     wav2vec2_tower,
     weighs_layers,
 )
+from memplan.families.towers.wav2vec2_bert import wav2vec2_bert_tower
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
@@ -61,9 +61,11 @@ def _head(table: ParameterTable, reader: ConfigReader, request: ReadRequest, end
             module="classifier", size=size, classes=request.labels(reader),
             weights="model.layer_weights" if weighs_layers(reader) else "",
         )  # fmt: skip
-    if ending == CTC and not reader.flag("add_adapter"):
+    bert = request.model_type == "wav2vec2-bert"
+    adapted = reader.flag("add_adapter")
+    if ending == CTC and (bert or not adapted):
         body = TranscriptBody(
-            size=size, rows=reader.integer("vocab_size"),
+            size=output_size(reader) if adapted else size, rows=reader.integer("vocab_size"),
             dropout=reader.number("final_dropout", default=0.0),
         )  # fmt: skip
     with table.block("head", body=body):

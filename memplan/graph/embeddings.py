@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.elementwise import add_in_place, dropout
 from memplan.graph.operations.lookups import embedding, embedding_lookup
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.layers import EmbeddingSpec
+from memplan.model.layers import EmbeddingSpec, RegionsSpec
 from memplan.model.parameters import WeightRole
 from memplan.model.spec import ModelSpec
 
@@ -28,7 +28,8 @@ def module_embeddings(
     ``seen`` writes what towers give over the tokens' rows, before anything is added to them.
     """
     width = spec.embedding_size
-    tokens = t.options.batch_size * t.options.seq_len
+    length = t.options.seq_len - (spec.regions.count if spec.regions is not None else 0)
+    tokens = t.options.batch_size * length
     table = t.parameter(
         "word_embeddings.weight", model.vocab_size, width, role=WeightRole.TOKEN_TABLE
     )
@@ -44,16 +45,18 @@ def module_embeddings(
     if spec.num_token_types:
         x = t.add(x, _token_types(t, spec, tokens, held))
     if spec.num_positions:
-        rows = tokens if spec.positions_from_ids else t.options.seq_len
+        rows = tokens if spec.positions_from_ids else length
         added = embedding(t, "position_embeddings", spec.num_positions, width, rows, positions)
         held.append(added)
-        x = t.add(x, added)
+        x = add_in_place(t, x, added) if spec.positions_in_place else t.add(x, added)
     elif spec.zeros_for_positions:
         zeros = t.tensor(x.numel, x.dtype)
         t.record(OperationKind.ZEROS, (), (zeros,))
         held.append(zeros)
     if spec.num_box_positions:
         x = _boxes(t, spec, x, tokens, held)
+    if spec.regions is not None:
+        x = _with_regions(t, spec.regions, x, width, held)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
     if spec.projected_first:
@@ -118,6 +121,22 @@ def _boxes(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tens
     for rows in held[-6:]:
         x = t.add(x, rows)
     return x
+
+
+def _with_regions(t: Tape, spec: RegionsSpec, x: Tensor, width: int, held: list[Tensor]) -> Tensor:
+    """VisualBERT's: features of a picture's regions, projected, with positions and types of their own."""
+    from memplan.graph.towers.state import from_batch  # only then
+
+    count = t.options.batch_size * spec.count
+    features = from_batch(t, count * spec.num_features, t.compute)
+    types = _made(t, count, hold=False)
+    projected = linear(t, features, "visual_projection", spec.num_features, width, bias=True)
+    names = ("visual_token_type_embeddings", "visual_position_embeddings")
+    kinds = embedding(t, names[0], spec.num_types, width, count, types)
+    places = embedding(t, names[1], spec.num_positions, width, count, _made(t, count, hold=False))
+    summed = t.add(t.add(projected, places), kinds)
+    held += [projected, kinds, places, summed]
+    return t.concatenate(x, summed)
 
 
 def _joined(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from memplan.graph.attention.paths import attend
 from memplan.graph.attention.position_bias import learned_bias, zero_bias
 from memplan.graph.counted import record_tables
 from memplan.graph.heads import classification
-from memplan.graph.layer_parts import feed_forward_of, mix_tokens
+from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.layers import add_residual
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
@@ -24,17 +24,16 @@ from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient
+from memplan.graph.pruning import prune
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
+from memplan.graph.stack_forms import begun, embedded, given_back, own_loss, settled, share
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL, counted_parts, output_matrix, split_runs
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
-    BlockSparseSpec,
-    FutureTokensSpec,
-    LocalBlocksSpec,
     PositionBias,
     QueryScaling,
 )
@@ -52,11 +51,8 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     if model.tables:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks
-    if isinstance(encoder.runs[0].layer.attention, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import settled  # only for BigBird-Pegasus
-
-        encoder = settled(encoder, options.seq_len)
-        model = replace(model, stacks=(encoder, decoder))
+    encoder = settled(encoder, options.seq_len)
+    model = replace(model, stacks=(encoder, decoder))
     source, target = options.seq_len, options.target_seq_len
     labels = 1 if model.task is Task.SEQUENCE_CLASSIFICATION else target
     t.inputs_bytes = sum(
@@ -85,7 +81,8 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
         t.leave(encoder.name)
     ids = t.tensor(options.batch_size * target, DType.INT64)
     t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
-    x = record_stack(t, model, decoder, context, stack_table(t, decoder, table), ids)
+    own = own_vocabulary(t, decoder, table.shape[1]) or stack_table(t, decoder, table)
+    x = record_stack(t, model, decoder, context, own, ids)
     head(t, model, x, table)
     t.release(memory)
     return t
@@ -111,20 +108,25 @@ def begin_embedding(t: Tape, stack: StackSpec) -> None:
 
 
 def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
-    """Begin with the table that both stacks look their tokens up in."""
+    """Begin with the table that both stacks look their tokens up in, or the first one of two."""
     begin_embedding(t, stack)
     width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
-    if stack.embedding is not None and stack.embedding.num_rows:
-        rows = stack.embedding.num_rows
-        return t.parameter("embed_tokens.weight", rows, width, role=WeightRole.TABLE)
+    own = own_vocabulary(t, stack, width)
+    if own is not None:
+        return own
     return t.parameter("shared.weight", model.vocab_size, width, role=WeightRole.TABLE)
+
+
+def own_vocabulary(t: Tape, stack: StackSpec, width: int) -> Parameter | None:
+    """The table of a stack that has a vocabulary of its own."""
+    rows = 0 if stack.embedding is None else stack.embedding.num_rows
+    if not rows:
+        return None
+    return t.parameter("embed_tokens.weight", rows, width, role=WeightRole.TABLE)
 
 
 def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
     """The shared table, or the stack's own, beside which the shared one serves nothing."""
-    if stack.embedding is not None and stack.embedding.num_rows and stack.name == "decoder":
-        rows = stack.embedding.num_rows
-        return t.parameter("embed_tokens.weight", rows, shared.shape[1], role=WeightRole.TABLE)
     if stack.embedding is None or not stack.embedding.own_table:
         return shared
     shared.unused = True
@@ -144,38 +146,36 @@ def record_stack(
     t.enter(stack.name)
     spec = stack.embedding or model.stacks[0].embedding
     spec = spec or EmbeddingSpec(embedding_size=model.hidden_size)
-    attention_of = stack.runs[0].layer.attention
-    if isinstance(attention_of, FutureTokensSpec):
-        from memplan.graph.attention.future_tokens import embed_streams  # only for ProphetNet
-
-        x = embed_streams(t, spec, attention_of, context, table, ids)
-    else:
+    own = embedded(t, stack, spec, context, table, ids)
+    if own is None:
         x = embed(t, spec, context, table, ids)
         context.mask, _ = attention_masks(t, model, stack, context)
+    else:
+        x = own
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
-    if isinstance(attention_of, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird-Pegasus
-
-        context.mask = band_mask(t, attention_of, context)
-    if isinstance(attention_of, LocalBlocksSpec):
-        from memplan.graph.attention.local_blocks import local_mask  # only for LongT5
-
-        context.mask = local_mask(t, attention_of, context)
+    share(t, stack, context)
+    length = context.seq_len
+    x = begun(t, stack, x, context)
     t.end(x)
     for run in split_runs(t, stack):
-        t.begin(
-            f"{stack.name}.layers",
-            part=ModelPart.LAYERS,
-            repeat=run.count,
-            checkpointed=run.checkpointed,
-            frozen=run.frozen,
-            x=x,
-        )
-        t.segment.layer = run.layer
-        x = layer(t, x, run.layer, context)
-        t.end(x)
-    return finish(t, stack, x, context, first)
+        # Layers beside which a stream runs are written down one by one.
+        repeats = (run.count,) if context.beside is None else (1,) * run.count
+        for repeat in repeats:
+            t.begin(
+                f"{stack.name}.layers",
+                part=ModelPart.LAYERS,
+                repeat=repeat,
+                checkpointed=run.checkpointed,
+                frozen=run.frozen,
+                x=x,
+            )
+            t.segment.layer = run.layer
+            x = layer(t, x, run.layer, context)
+            t.end(x)
+    if context.beside is not None:
+        prune(t.segment)
+    return finish(t, stack, x, context, first, length)
 
 
 def embed(
@@ -187,7 +187,7 @@ def embed(
         x = t.scale(x)
     t.embedded(x, table)
     t.hold(x)
-    if spec.num_positions:
+    if spec.num_positions or spec.computed_positions:
         x = t.add(x, positions(t, spec, context))
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "layernorm_embedding", context.hidden_size)
@@ -218,7 +218,13 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     rows = context.seq_len * (context.batch if spec.batched_positions else 1)
     numbers = t.tensor(rows, DType.INT64)
     t.record(OperationKind.ARANGE, (), (numbers,))
-    if spec.position_buffer:
+    if spec.computed_positions:
+        found = t.tensor(rows * context.hidden_size, t.compute)
+        half = allocated_bytes(rows * context.hidden_size // 2, t.compute)
+        t.record(
+            OperationKind.SIN, (numbers,), (found,), forward_scratch_bytes=(RESULT, half, half)
+        )
+    elif spec.position_buffer:
         size = spec.num_positions * context.hidden_size
         t.hold_buffer(allocated_bytes(size, t.options.weights))
         found = t.tensor(rows * context.hidden_size, t.compute)
@@ -236,12 +242,15 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     return found
 
 
-def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int) -> Tensor:
+def finish(
+    t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int, length: int
+) -> Tensor:
     """The final norm and dropout; then what the stack's variables held is let go."""
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
     if stack.final_norm is not None:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=freeze.norm or whole)
+        x = given_back(t, stack, x, context, length)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
         is_module = stack.runs[0].layer.dropout_modules
         x = dropout(t, x, stack.final_dropout, module="dropout" if is_module else "")
@@ -258,16 +267,21 @@ def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: i
 
 def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     """Self-attention, cross attention in a decoder, feed-forward."""
+    own = whole_layer(t, x, spec, context)
+    if own is not None:
+        return own
     each = spec.half_clamp is HalfClamp.SUBLAYERS
     x = attention_sublayer(t, x, spec, context, cross=False)
     x = clamped(t, x) if each else x
     if spec.cross_attention is not None:
         # The same name takes both attentions' weights: the first ones go when the second come.
         weights: list[Tensor] = []
-        if not spec.names_parts:
+        if not spec.names_parts and not spec.returns_weights:
             weights, t.segment.lingering = t.segment.lingering, []
         x = attention_sublayer(t, x, spec, context, cross=True)
         t.touch(*weights)
+        if spec.returns_weights:
+            t.carry(*t.segment.lingering)
         x = clamped(t, x) if each else x
     x = feed_forward_sublayer(t, x, spec, context)
     return x if spec.half_clamp is HalfClamp.NEVER else clamped(t, x)
@@ -450,13 +464,13 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     decoder = model.stacks[-1]
     if decoder.final_norm is None:
         t.leave(decoder.name)
-    loss, streams = x, decoder.runs[0].layer.attention
+    loss, own = x, None
+    if model.task is Task.SEQ2SEQ_LM:
+        own = own_loss(t, model, x, table)
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         loss = classification(t, model, x, None)
-    elif model.task is Task.SEQ2SEQ_LM and isinstance(streams, FutureTokensSpec):
-        from memplan.graph.attention.future_tokens import stream_loss  # only for ProphetNet
-
-        loss = stream_loss(t, model, streams, x, table)
+    elif own is not None:
+        loss = own
     elif model.task is Task.SEQ2SEQ_LM:
         if decoder.tokens_first and t.options.batch_size > 1:
             x = t.scale(x, OperationKind.CLONE)

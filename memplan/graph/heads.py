@@ -11,14 +11,9 @@ from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.heads import DECODER_CLASSIFIER, ClassifierSpec, HeadSpec, Pooling
 from memplan.model.networks import Activation
 from memplan.model.spec import ModelSpec, Task
-
-DECODER_CLASSIFIER = ClassifierSpec(pooling=Pooling.LAST_LOGITS, token_dropout=0.1)
-"""A decoder's, with the dropout that ``GenericForTokenClassification`` falls back on
-(transformers 5.23, ``modeling_layers``)."""
-
 
 WHOLE_SEQUENCES = frozenset({Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE})
 """Tasks whose logits are one row for each sequence."""
@@ -104,7 +99,8 @@ def classification(t: Tape, model: ModelSpec, x: Tensor, pooled: Tensor | None) 
         x = _dense(t, model, spec, x)
     if model.task is Task.TOKEN_CLASSIFICATION:
         x = dropout(t, x, spec.token_dropout)
-        return cross_entropy(t, _classify(t, model, x, bias=True))
+        logits = _classify(t, model, x, bias=True)
+        return cross_entropy(t, t.cast(logits, DType.FP32) if spec.upcast_tokens else logits)
     x = dropout(t, x, spec.span_dropout)
     return span_loss(t, _classify(t, model, x, bias=True), model.num_labels)
 

@@ -84,6 +84,28 @@ class Writer(NamedTuple):
     """What its tensors count as; None: as the part's place says."""
 
 
+LAYERS: Mapping[str, Writer] = {
+    "StreamsSpec": Writer("hyper_connections", "streams_layer"),
+    "LanguageAdaptersSpec": Writer("language_adapters", "adapted_layer"),
+    "LayoutStreamSpec": Writer("layout_stream", "layout_layer"),
+    "SharedBlockSpec": Writer("shared_block", "block_layer"),
+    "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
+}
+"""Layers that are written down whole, by the class of the spec that makes them so."""
+
+
+def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
+    """A layer that is no sequence of parts with norms and sums around them."""
+    forms = (layer.streams, layer.adapters, layer.layout, layer.shared_block, layer.attention)
+    for spec in forms:
+        writer = LAYERS.get(type(spec).__name__)
+        if writer is not None:
+            write = getattr(import_module(f"memplan.graph.{writer.module}"), writer.function)
+            out: Tensor = write(t, x, layer, spec, context)
+            return out
+    return None
+
+
 MIXERS: Mapping[str, Writer] = {
     "LatentAttentionSpec": Writer("attention.latent", "latent_attention"),
     "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
@@ -120,6 +142,7 @@ NETWORKS: Mapping[str, Writer] = {
     "SortedExpertsSpec": Writer("experts.sorted_lists", "sorted_experts"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
+    "FullPrecisionExpertsSpec": Writer("experts.full_precision", "full_precision_experts"),
     "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
     "ChannelsFirstNetworkSpec": Writer("mixers.channels_first", "channels_first_network"),
     "GroupedNetworkSpec": Writer("mixers.convolved_heads", "grouped_network"),

@@ -1,7 +1,7 @@
 """Whole layers: what mixes the tokens, a feed-forward network, and norms where the class has them."""
 
 from memplan.dtypes import DType
-from memplan.graph.layer_parts import feed_forward_of, mix_tokens
+from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
@@ -24,18 +24,9 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         from memplan.graph.falcon import direct_layer  # only for Falcon
 
         return direct_layer(t, x, layer, spec, context)
-    if layer.streams is not None:
-        from memplan.graph.hyper_connections import streams_layer  # only for DeepSeek-V4
-
-        return streams_layer(t, x, layer, layer.streams, context)
-    if layer.adapters is not None:
-        from memplan.graph.language_adapters import adapted_layer  # only for X-MOD
-
-        return adapted_layer(t, x, layer, layer.adapters, context)
-    if layer.shared_block is not None:
-        from memplan.graph.shared_block import block_layer  # only for Zamba
-
-        return block_layer(t, x, layer, layer.shared_block, context)
+    own = whole_layer(t, x, layer, context)
+    if own is not None:
+        return own
     placement = layer.placement
     if placement is NormPlacement.PRE:
         return pre_norm_layer(t, x, layer, context)

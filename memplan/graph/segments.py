@@ -1,6 +1,6 @@
 """Operations and the segments they stand in: what the tape is made of, and what walks read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,7 @@ class Operation:
         "keeps",
         "keeps_weight",
         "kind",
+        "multiplies",
         "outputs",
         "pinned",
         "saved",
@@ -128,6 +129,8 @@ class Operation:
         sends: Sends = NO_SENDS,
     ) -> None:
         self.kind = kind
+        self.multiplies = kind in _MULTIPLYING
+        """Whether it is a product of matrices that cuBLAS computes, or holds some that are only counted."""
         self.inputs = inputs
         self.outputs = outputs
         self.saved = saved
@@ -190,12 +193,8 @@ class Operation:
                 return operands[::-1]
         return pairs
 
-    @property
-    def multiplies(self) -> bool:
-        """Whether it is a product of matrices that cuBLAS computes, or holds some that are only counted."""
-        return self.kind in PRODUCTS or self.kind is OperationKind.COUNTED
 
-
+_MULTIPLYING = PRODUCTS | {OperationKind.COUNTED}
 BUFFER_WORDS = "tables beside the weights"
 
 
@@ -271,7 +270,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "graph_held", "handed_in", "index", "input", "input_away", "kept_outputs", "layer", "left", "lingering", "name",
+        "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
@@ -308,6 +307,10 @@ class Segment:
         self.parameters: list[Parameter] = []
         self.input: Tensor | None = None
         self.output: Tensor | None = None
+        self.further_inputs: tuple[Tensor, ...] = ()
+        """Streams that it is given beside its input, and that nothing but it reads: a prompt's."""
+        self.further_outputs: tuple[Tensor, ...] = ()
+        """What becomes of them: the next repetition's further inputs, in their order."""
         self.handed_in: frozenset[Storage] = frozenset()
         """What an engine makes of its arguments before it begins: kept, and never computed again."""
         self.external_reads: list[Storage] = []
@@ -316,7 +319,7 @@ class Segment:
         """Those of them that its operations keep for backward."""
         self.releases: list[Storage] = []
         """Storages of earlier segments that are let go when this one ends."""
-        self.carried: Storage | None = None
+        self.carried: tuple[Storage, ...] = ()
         """What the model holds of one repetition until the next one ends, kept or not."""
         self.lingering: list[Tensor] = []
         """What variables hold until the segment ends."""
@@ -338,8 +341,33 @@ class Segment:
         some of its outputs, and with them the graph that made them."""
         self.kept_outputs: frozenset[Storage] = frozenset()
         """In a checkpointed segment, what its policy keeps all the same."""
+        self.input_let_go: int | None = None
+        """The operation behind which the model's variable names something else than its input; None: the
+        input stays to the end."""
         self.input_away: Away | None = None
         """Where a checkpointed segment's input lies until it runs again, if it goes."""
+
+    @property
+    def given(self) -> tuple[Storage, ...]:
+        """What it is handed by the one before: its input and what comes beside that."""
+        streams = self.further_inputs
+        return tuple(each.storage for each in (self.input, *streams) if each is not None)
+
+    @property
+    def returned(self) -> tuple[Storage, ...]:
+        """What it hands on."""
+        streams = self.further_outputs
+        return tuple(each.storage for each in (self.output, *streams) if each is not None)
+
+    @property
+    def streams(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Further inputs and what they become."""
+        return zip(self.further_inputs, self.further_outputs, strict=False)
+
+    def becomes(self, given: Storage) -> Tensor | None:
+        """What a further input becomes; None where nothing of it goes on."""
+        found = (after for before, after in self.streams if before.storage is given)
+        return next(found, None)
 
     @property
     def keeps_input(self) -> bool:

@@ -27,6 +27,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.positions import decoder_embeddings
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
+from memplan.graph.stack_forms import settled, share
 from memplan.graph.stacks import (
     BASE_MODEL,
     WHOLE_MODEL,
@@ -39,12 +40,11 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import (
     AttentionForm,
-    BlockSparseSpec,
     PositionBias,
-    RelativeSpec,
     RotarySpec,
 )
-from memplan.model.layers import NormPlacement, StackSpec
+from memplan.model.heads import FEATURES
+from memplan.model.layers import TOKENS_PER_STEP, CrossedSpec, NormPlacement, StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.joining import Joining
@@ -71,7 +71,9 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
         record_denoiser(t, model.tables)
         return t
-    if not model.stacks and not model.activations_left_out:
+    # What a base model inside reads may not be known though its task's class is (Perceiver).
+    known = all(block.body is not None for block in counted_parts(model))
+    if not model.stacks and known and not model.activations_left_out:
         from memplan.graph.towers.flow import record_flow  # only for towers by themselves
 
         record_flow(t, counted_parts(model), tied=model.head.tied)
@@ -82,13 +84,25 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
+    if model.join is not None and model.join.joining is Joining.UNSEEN:
+        from memplan.graph.towers.flow import (
+            record_flow,  # only for towers that nothing is shown to
+        )
+
+        record_flow(t, counted_parts(model), tied=model.head.tied)
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
-    if stack.runs and isinstance(stack.runs[0].layer.attention, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import settled  # only for BigBird
-
-        stack = settled(stack, options.seq_len)
-        model = replace(model, stacks=(stack,))
+    if stack.embedding is not None and stack.embedding.trajectory is not None:
+        options = replace(options, seq_len=TOKENS_PER_STEP * options.seq_len)
+        t.options, t.inputs_bytes = options, 0
+    if stack.embedding is not None and stack.embedding.regions is not None:
+        options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
+        t.options = options
+        t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
+    if stack.crossed is not None:
+        t.inputs_bytes += _of_regions(t, model, stack.crossed)
+    stack = settled(stack, options.seq_len)
+    model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
@@ -119,6 +133,10 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         t.hold(copied)
     context = shared_tensors(t, model, stack)
     context.vectors, context.embeddings = held, copied
+    if stack.embedding is not None and stack.embedding.layout is not None:
+        from memplan.graph.layout_stream import layout_embeddings  # only for LiLT
+
+        layout_embeddings(t, stack.embedding, stack.embedding.layout, context)
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of
@@ -132,7 +150,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         return t
     x = finish_stack(t, stack, x, context)
     t.options = options
-    head(t, model, x, table)
+    head(t, model, x, table, context.beside)
     return t
 
 
@@ -148,6 +166,26 @@ def _input_bytes(t: Tape, model: ModelSpec) -> int:
     if group is not None:
         return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
     return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
+
+
+def _beside_tokens(t: Tape, regions: int) -> int:
+    """What a batch with a picture's regions holds beside their features [bytes]: masks of tokens and
+    regions, labels of regions too, and whether picture and text belong together."""
+    batch = t.options.batch_size
+    tokens, beside = batch * t.options.seq_len, batch * regions
+    labels = _ids(t, tokens) - _ids(t, tokens - beside)
+    masks = _ids(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
+    return labels + masks + _ids(t, batch)
+
+
+def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
+    """LXMERT's labels of regions, each with how sure it is, whether the picture fits, and answers [bytes]."""
+    batch = t.options.batch_size
+    rows = batch * crossed.regions.count
+    losses = model.head.regions.losses if model.head.regions is not None else ()
+    labels = sum(_ids(t, rows) for name, _ in losses if name != FEATURES)
+    sure = len(losses) * t.tensor(rows, t.compute).storage.num_bytes
+    return labels + sure + 2 * _ids(t, batch)
 
 
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
@@ -175,6 +213,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         t.enter(BASE_MODEL)
     if spec.own_module:
         return module_embeddings(t, model, spec, partial(_with_pictures, t, model))
+    if spec.trajectory is not None:
+        from memplan.graph.trajectories import trajectory_embeddings  # only then
+
+        return trajectory_embeddings(t, model, spec, spec.trajectory)
     rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
@@ -232,7 +274,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
 
 def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
     """What towers give, written over the embeddings of a model that has such."""
-    if model.join is None or model.join.joining is Joining.CROSSED:
+    if model.join is None or model.join.joining in (Joining.CROSSED, Joining.UNSEEN):
         return x
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
@@ -258,15 +300,7 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
         context.mask = spare_mask(t, context)
-    first = stack.runs[0].layer.attention if stack.runs else None
-    if isinstance(first, BlockSparseSpec):
-        from memplan.graph.attention.block_sparse import band_mask  # only for BigBird
-
-        context.mask = band_mask(t, first, context)
-    if isinstance(first, RelativeSpec):
-        from memplan.graph.attention.relative import position_states  # only for XLNet
-
-        context.bias = position_states(t, first, context)
+    share(t, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -344,6 +378,14 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
 
             x = convolve(t, stack.convolution, embedded, x, context)
+    if stack.crossed is not None:
+        from memplan.graph.crossed_streams import cross_streams  # only for LXMERT
+
+        return cross_streams(t, stack, stack.crossed, x, context)
+    if context.beside is not None:
+        from memplan.graph.pruning import prune  # only where a stream ends before the others
+
+        prune(t.segment)
     return x
 
 
@@ -362,13 +404,14 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
+    is_repeated = not run.shared and context.beside is None and stack.crossed is None
     first = None
     while remaining:
         given = x
         t.begin(
             f"{stack.name}.layers",
             part=ModelPart.LAYERS,
-            repeat=1 if run.shared else remaining,
+            repeat=remaining if is_repeated else 1,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             again=first,
@@ -377,6 +420,8 @@ def run_layer(
         t.segment.layer = run.layer
         x = decoder_layer(t, x, run.layer, context)
         t.end(x)
+        if stack.crossed is not None:
+            t.cache(x)
         if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
             t.segment.repeat = 1
         if run.shared and first is None:
@@ -418,8 +463,10 @@ def _norm_frozen(t: Tape, stack: StackSpec) -> bool:
     return freeze.norm or bool(getattr(freeze, stack.name))
 
 
-def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
-    """What the task adds, and its loss."""
+def head(
+    t: Tape, model: ModelSpec, x: Tensor, table: Parameter, beside: Tensor | None = None
+) -> None:
+    """What the task adds, and its loss; ``beside`` is the stream that ran beside the hidden states."""
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
@@ -430,6 +477,11 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant
 
         x = cut_prompts(t, x, model.hidden_size)
+    if embedded is not None and embedded.trajectory is not None:
+        from memplan.graph.trajectories import predicted_actions  # only then
+
+        t.end(predicted_actions(t, model, x, embedded.trajectory))
+        return
     pooled = base_parts(t, model, x)
     if model.task is Task.MASKED_LM:
         loss = masked_lm(t, model, x, table)
@@ -437,11 +489,19 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         loss = replaced_tokens(t, model, x)
     elif model.task is Task.PRETRAINING:
         loss = next_sentence(t, model, masked_lm(t, model, x, table), pooled)
+        if model.head.regions is not None and pooled is not None:
+            from memplan.graph.crossed_streams import region_losses  # only for LXMERT
+
+            loss = region_losses(t, model, model.head.regions, loss, beside, pooled)
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:
         t.loss_apart = model.head.unnamed_loss
         loss = causal_lm(t, model, x, table)
+    elif model.head.vector_size:
+        from memplan.graph.token_vectors import token_vectors  # only for retrievers
+
+        loss = token_vectors(t, model, x)
     else:
         loss = x if pooled is None else pooled
     t.release_cache()

@@ -1,11 +1,17 @@
 """What the layers of a stack share, and hand from one to the next."""
 
+from __future__ import annotations
+
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec
+
+if TYPE_CHECKING:
+    from memplan.graph.segments import Segment
+    from memplan.graph.tape import Tape
+    from memplan.graph.tensors import Tensor
+    from memplan.model.attention import AttentionSpec
 
 
 @dataclass(slots=True)
@@ -46,6 +52,8 @@ class StackContext:
     """Keys and values that later layers read, of layers with and without a window (Gemma 4)."""
     residual: Tensor | None = None
     """What the layer's network is going to be added to."""
+    beside: Tensor | None = None
+    """The stream that runs beside the hidden states, from layer to layer (LiLT)."""
     embeddings: Tensor | None = None
     """A copy of them, which layers read beside the states (Zamba)."""
     blocks: dict[int, Segment] = field(default_factory=dict)
@@ -61,6 +69,14 @@ class StackContext:
     local_cos: Tensor | None = None
     local_sin: Tensor | None = None
     """Tables of their own for layers with a sliding window (Gemma 3)."""
+
+    def hand_on(self, t: Tape, stream: Tensor) -> None:
+        """Give the next layer the stream beside the states; what a layer gave this one goes behind it."""
+        t.hold(stream)
+        given = self.beside
+        if given is not None and t.segments[given.storage.segment].is_layer:
+            t.release(given)
+        self.beside = stream
 
     def tables_of(self, *, compressed: bool) -> tuple[Tensor, Tensor]:
         """Those of layers with and without compressed entries (DeepSeek-V4)."""

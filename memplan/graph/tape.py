@@ -12,6 +12,7 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -66,6 +67,8 @@ class Tape:
         of it or single parameters, for each stretch; empty: not known."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
+        self.asked_multiprocessors = False
+        """Something on it depends on how many multiprocessors the card has."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
         self.buffers_in_use: tuple[int, ...] = ()
@@ -90,6 +93,23 @@ class Tape:
         """All buffers together [bytes]."""
         return sum(each.num_bytes * each.segment.repeat for each in self.buffers)
 
+    @property
+    def num_multiprocessors(self) -> int:
+        """Of the card, where kernels go by it."""
+        self.asked_multiprocessors = True
+        return self.options.multiprocessors
+
+    def as_on(self, options: TapeOptions) -> "Tape | None":
+        """The same operations with the options of another card; None where that runs others."""
+        if self.asked_multiprocessors or options.is_tiled:
+            return None
+        for call, kernel in self.sdpa_calls.items():
+            if choose_sdpa_kernel(call, options.sdpa) is not kernel:
+                return None
+        made = copy(self)
+        made.options = options
+        return made
+
     # -- segments and parameters -----------------------------------------------------------------
 
     def begin(
@@ -102,8 +122,9 @@ class Tape:
         frozen: bool = False,
         again: Segment | None = None,
         x: Tensor | None = None,
+        further: Sequence[Tensor] = (),
     ) -> None:
-        """Start a segment that reads ``x``, the output of the one before.
+        """Start a segment that reads ``x``, the output of the one before, and ``further`` ones of it.
 
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
@@ -112,7 +133,7 @@ class Tape:
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
-        self.segment.input = x
+        self.segment.input, self.segment.further_inputs = x, tuple(further)
         if checkpointed and self.hooks is not None and x is not None:
             self.segment.input_away = self.hooks.take_input(x)
         if self.adaptation is not None:
@@ -122,17 +143,17 @@ class Tape:
                 self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
-    def end(self, output: Tensor) -> None:
-        """Finish the segment; ``output`` is what the next one reads."""
+    def end(self, output: Tensor, further: Sequence[Tensor] = ()) -> None:
+        """Finish the segment; ``output`` and ``further`` streams are what the next one reads."""
         self.touch(*self.segment.lingering)
-        self.segment.output = output
+        self.segment.output, self.segment.further_outputs = output, tuple(further)
         if not output.requires_grad:
             # No operation keeps anything, so nothing holds the checkpoint, nor the input that it was given.
             self.segment.checkpointed, self.segment.input_away = False, None
         if not self.segment.checkpointed:
-            made = output.storage
-            kept = any(made in operation.saved for operation in self.segment.operations)
-            made.kept_by_maker = kept and made.segment == self.segment.index
+            for made in self.segment.returned:
+                kept = any(made in operation.saved for operation in self.segment.operations)
+                made.kept_by_maker = kept and made.segment == self.segment.index
         if self.segment.checkpointed:
             from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
 
@@ -200,6 +221,12 @@ class Tape:
         """Keep a tensor alive until the present segment ends: a name in its frame."""
         self.segment.lingering.append(tensor)
 
+    def let_input_go(self) -> None:
+        """Note that the model's own variable names something else than the segment's input from here on."""
+        x = self.segment.input
+        if x is not None and not (x.storage.held or x.storage.kept_by_maker):
+            self.segment.input_let_go = len(self.segment.operations) - 1
+
     def leaf(self, tensor: Tensor) -> None:
         """Let a made tensor require a gradient: both stay until the backward pass is over."""
         if self.options.without_gradients:
@@ -217,9 +244,9 @@ class Tape:
             self.leaf(tensor)
             self.segment.left.append((0, table.module))
 
-    def carry(self, tensor: Tensor) -> None:
-        """Note that the model's own variable holds a tensor until the next layer has returned."""
-        self.segment.carried = tensor.storage
+    def carry(self, *tensors: Tensor) -> None:
+        """Note that the model's own variable holds tensors until the next layer has returned."""
+        self.segment.carried = tuple(each.storage for each in tensors)
 
     def sdpa_kernel(self, call: SdpaCall) -> ScoreKernel:
         """The kernel that the card takes for a call of ``scaled_dot_product_attention``."""
@@ -402,6 +429,8 @@ class Tape:
         segment = self.segment
         index = segment.index
         position = len(segment.operations)
+        x = segment.input
+        given = segment.given if segment.further_inputs or x is None else (x.storage,)
         differentiable = False
         for tensor in inputs:
             if tensor.requires_grad:
@@ -410,7 +439,7 @@ class Tape:
             if storage.segment == index:
                 storage.last_read = position
                 storage.touched = 0
-            elif storage.segment >= 0 and not self._is_input(storage):
+            elif storage.segment >= 0 and storage not in given:
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
         pinned: list[Storage] = []
@@ -433,7 +462,7 @@ class Tape:
                     continue
                 if storage in saved:
                     continue
-                if storage.segment == index or self._is_input(storage):
+                if storage.segment == index or storage in given:
                     saved.append(storage)
                     if tensor in outputs:
                         saves_output = True
@@ -441,15 +470,15 @@ class Tape:
                     _note(segment.external_saves, storage)
             for tensor in pins:
                 storage = tensor.storage
-                if storage.segment == index or self._is_input(storage):
+                if storage.segment == index or storage in given:
                     pinned.append(storage)
                 elif storage.segment >= 0:
                     _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
                 kind, inputs, outputs, saved, gradients if differentiable else (),
-                forward_scratch=_blocks(forward_scratch_bytes),
-                backward_scratch=_blocks(backward_scratch_bytes),
+                forward_scratch=_blocks(forward_scratch_bytes) if forward_scratch_bytes else (),
+                backward_scratch=_blocks(backward_scratch_bytes) if backward_scratch_bytes else (),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
                 pinned=pinned, handed=handed, tiles=tiles, sends=sends,
@@ -461,8 +490,10 @@ class Tape:
         return 0 <= storage.segment < self.segment.index and not self._is_input(storage)
 
     def _is_input(self, storage: Storage) -> bool:
-        x = self.segment.input
-        return x is not None and storage is x.storage
+        x, further = self.segment.input, self.segment.further_inputs
+        if x is not None and storage is x.storage:
+            return True
+        return bool(further) and any(storage is each.storage for each in further)
 
     # -- the plainest operations -----------------------------------------------------------------
 

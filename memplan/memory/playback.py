@@ -19,6 +19,7 @@ from memplan.memory.step import (
     BackwardPass,
     ForwardPass,
     StepPasses,
+    hand_back,
     kept_by,
     lets_go,
     seed_of,
@@ -52,9 +53,11 @@ Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
 Place = tuple[Frame, object]
 """Where a block is noted."""
+Sources = dict[object, Place]
+"""Where what a repetition is given is noted."""
 _Parked = tuple[
     dict[tuple[int, int], Frame],
-    dict[tuple[int, int], Place],
+    dict[tuple[int, int], Sources],
     dict[Tensor, Block],
     dict[Storage, int],
     Place | None,
@@ -139,7 +142,7 @@ class Playback:
     def forward(self) -> None:
         """Every segment's forward pass; ``return_loss`` is to follow."""
         self.frames: dict[tuple[int, int], Frame] = {}
-        self.inputs: dict[tuple[int, int], Place] = {}
+        self.inputs: dict[tuple[int, int], Sources] = {}
         self.shared: dict[Tensor, Block] = {}
         self.flow: Block | None = None
         self.transit: list[Block] = []
@@ -148,7 +151,7 @@ class Playback:
             for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
         self.casts: list[Place] = []
-        self.carried: Place | None = None
+        self.carried: list[Place] = []
         self.output: Place | None = None
         joined_at = self.tape.joined_at
         for each in self.passes.forward:
@@ -203,7 +206,7 @@ class Playback:
         segment = each.segment
         ledger = self.ledger
         kept = self.kept[segment]
-        carried = segment.carried if segment.carried not in kept else None
+        carried = [each for each in segment.carried if each not in kept]
         stops = self.engine.stops(segment)
         cuts = [] if stops is None else forward_cuts(each, stops)
         if each.loss:
@@ -215,9 +218,8 @@ class Playback:
             self.engine.before_forward(segment, repetition)
             frame = ledger.frame()
             self.frames[segment.index, repetition] = frame
-            source = self._source(repetition, given)
-            if source is not None:
-                self.inputs[segment.index, repetition] = source
+            sources = self._sources(segment, repetition)
+            self.inputs[segment.index, repetition] = sources
             frame.update(zip(each.profile.arriving, self.transit, strict=True))
             for events, acts in _pieces(each.profile.events, cuts):
                 for key, size in events:
@@ -225,22 +227,24 @@ class Playback:
                         frame[key] = ledger.allocate(size)
                     elif key is WORKSPACE:
                         self._need_workspace(forward=True)
-                    elif key is not carried and key in frame:
+                    elif key not in carried and key in frame:
                         # An empty tensor's event has no bytes either: torch asks for nothing.
                         ledger.free(frame.pop(key))
+                    elif key in sources:
+                        self._free(sources[key])
                 if acts:
                     self.engine.reach(segment, repetition, acts)
-            self.transit = [_taken(key, frame, source) for key in each.profile.leaving]
+            self.transit = [_taken(key, frame, sources) for key in each.profile.leaving]
             self._let_go_of_carried()
-            if carried is not None:
-                self.carried = (frame, carried)
+            self.carried = [(frame, each) for each in carried]
             for key in frame:
                 if isinstance(key, Storage) and key.weight_cast and key not in kept:
                     self.casts.append((frame, key))
             # The caller's variable holds the input until the module's hooks have run too.
             self.engine.after_forward(segment, repetition)
-            if self._drops_input(each, repetition, given) and source is not None:
-                self._free(source)
+            for storage in segment.given:
+                if storage in sources and self._drops(each, repetition, storage):
+                    self._free(sources[storage])
             output = segment.output.storage if segment.output is not None else None
             if output in frame:
                 self.output = (frame, output)
@@ -261,17 +265,20 @@ class Playback:
 
     def _let_go_of_carried(self) -> None:
         """The model's variable is set anew, or gone."""
-        if self.carried is not None:
-            self._free(self.carried)
-            self.carried = None
+        for place in self.carried:
+            self._free(place)
+        self.carried = []
 
-    def _source(self, repetition: int, given: Storage | None) -> Place | None:
-        """Where a repetition's input is noted."""
-        if given is None:
-            return None
-        if repetition:
-            return self.output
-        return self._place(given)
+    def _sources(self, segment: Segment, repetition: int) -> Sources:
+        """Where a repetition's input and its further ones are noted."""
+        if not repetition:
+            found = {each: self._place(each) for each in segment.given}
+        else:
+            before = self.frames[segment.index, repetition - 1]
+            found = {given.storage: (before, after.storage) for given, after in segment.streams}
+            if segment.input is not None:
+                found[segment.input.storage] = self.output
+        return {storage: place for storage, place in found.items() if place is not None}
 
     def _place(self, storage: Storage) -> Place | None:
         """Where a storage of an earlier segment is noted: its last repetition's, as a rule."""
@@ -281,20 +288,24 @@ class Playback:
         frame = self.frames.get((storage.segment, repeat - 1))
         return None if frame is None or storage not in frame else (frame, storage)
 
-    def _drops_input(self, each: ForwardPass, repetition: int, given: Storage | None) -> bool:
+    def _drops(self, each: ForwardPass, repetition: int, given: Storage) -> bool:
+        """Whether what a repetition was given dies at its end."""
         segment = each.segment
-        if given is None or segment.keeps_input or not each.profile.input_freed:
+        is_input = segment.input is not None and given is segment.input.storage
+        if is_input and (segment.keeps_input or not each.profile.input_freed):
+            return False
+        if not is_input and given not in each.profile.further_freed:
             return False
         if repetition:
-            output = segment.output
-            return output is None or output.storage not in self.kept[segment]
+            after = segment.output if is_input else segment.becomes(given)
+            return after is None or after.storage not in self.kept[segment]
         if given.held or self.keepers.get(given, 0) > 0 or given.segment < 0:
             return False
         return given not in self.kept[self.tape.segments[given.segment]]
 
     def _kept_nearby(self, storage: Storage) -> bool:
         for segment in self.tape.segments:
-            reads = segment.input is not None and segment.input.storage is storage
+            reads = storage in segment.given
             if reads and segment.keeps_input:
                 return True
             if (storage.segment == segment.index or reads) and storage in self.kept[segment]:
@@ -313,7 +324,7 @@ class Playback:
             return
         segment = self.tape.segments[storage.segment]
         repetitions = range(segment.repeat)
-        if segment.output is not None and segment.output.storage is storage:
+        if storage in segment.returned:
             repetitions = repetitions[-1:]
         for repetition in repetitions:
             frame = self.frames.get((storage.segment, repetition))
@@ -404,7 +415,7 @@ class Playback:
         ledger.reach(segment, repetition)
         engine.before_backward(segment, repetition)
         frame = self.frames[segment.index, repetition]
-        source = self.inputs.get((segment.index, repetition))
+        sources = self.inputs.get((segment.index, repetition), {})
         given = segment.input.storage if segment.input is not None else None
         for tensor, buffer in each.profile.given.items():
             block = None
@@ -428,10 +439,10 @@ class Playback:
                         self._need_workspace(forward=False)
                     elif key in frame:
                         ledger.free(frame.pop(key))
-                    elif key is given and source is not None:
-                        if segment.keeps_input and not repetition:
+                    elif key in sources:
+                        if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
-                        self._free(source)
+                        self._free(sources[key])
                 if acts:
                     engine.reach(segment, repetition, acts)
             parameter = interval.parameter
@@ -448,6 +459,8 @@ class Playback:
                 self.flow = block
             else:
                 self.shared[tensor] = block
+        if repetition:
+            hand_back(segment, self.shared)
         self.transit = [frame.pop(key) for key in each.profile.leaving]
         engine.after_backward(segment, repetition)
 
@@ -531,11 +544,12 @@ class _Bystander:
         """Nothing."""
 
 
-def _taken(key: object, frame: Frame, source: Place | None) -> Block:
+def _taken(key: object, frame: Frame, sources: Sources) -> Block:
     """Take a block out of what a repetition holds, or its input out of where it is noted."""
-    if key in frame or source is None:
+    if key in frame or key not in sources:
         return frame.pop(key)
-    return source[0].pop(source[1])
+    before, noted = sources[key]
+    return before.pop(noted)
 
 
 def count_uses(tape: Tape, passes: Sequence[BackwardPass]) -> dict[tuple[Parameter, int], int]:

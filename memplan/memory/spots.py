@@ -11,7 +11,7 @@ from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Storage
 from memplan.memory.account import ComponentKind, Entry
-from memplan.memory.backward_walk import GradientBuffer, Interval
+from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.playback import Acts, Cut, Stops, backward_cuts, forward_cuts
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walk import WORKSPACE, Event, InTransit, Level
@@ -184,8 +184,8 @@ class Folding:
         self.segment = segment
         self.kept = {storage for each in segment.operations for storage in each.held}
         self.kept.update(storage for region in segment.regions for storage in region.given)
-        if segment.checkpointed and segment.input is not None:
-            self.kept.add(segment.input.storage)
+        if segment.checkpointed:
+            self.kept.update(segment.given)
         self.sizes: dict[object, int] = {}
         self.total = self.saved = self.earlier = 0
 

@@ -4,7 +4,7 @@ A tensor dies when nothing later reads it and no operation keeps it. A profile i
 alive when the segment begins, so equal layers are walked once and repeated by arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import (
@@ -61,7 +61,10 @@ class ForwardProfile:
     end: Level
     """What it leaves alive, its output and its cached weight casts included."""
     input_freed: bool
-    """Nothing of this segment keeps its input, which then dies at the segment's end."""
+    """Nothing of this segment keeps its input, which then dies at the segment's end or before; ``end``
+    counts it still."""
+    further_freed: Sequence[Storage]
+    """Its further inputs of which the same is true."""
     cached_cast_bytes: int
     """Weight casts that only autocast's cache still holds when the segment ends."""
     events: list[Event]
@@ -137,9 +140,13 @@ class ForwardWalk:
     ) -> ForwardProfile:
         segment = self.segment
         index = segment.index
-        output = segment.output.storage if segment.output is not None else None
-        dying: list[list[Storage]] = [[] for _ in segment.operations]
-        live = saved = peak = peak_saved = cached = 0
+        returned = segment.returned
+        dying: dict[int, list[Storage]] = {}
+        live = saved = peak = peak_saved = cached = gone = peak_gone = 0
+        given = segment.input.storage if segment.input is not None else None
+        input_freed = given is not None and given not in saves
+        if input_freed and given is not None and segment.input_let_go is not None:
+            dying[segment.input_let_go] = [given]
         events: list[Event] = []
         starts: list[int] = []
         for position, operation in enumerate(operations):
@@ -152,12 +159,12 @@ class ForwardWalk:
                 highest = live + _played(events, before)
                 live += sum(size for _, size in before)
                 if highest > peak:
-                    peak, peak_saved = highest, saved
+                    peak, peak_saved, peak_gone = highest, saved, gone
             for tensor in operation.outputs:
                 storage = tensor.storage
                 if (
                     storage.segment == index
-                    and storage not in present
+                    and not (present and storage in present)
                     and not _is_alias(operation, storage)
                 ):
                     size = storage.num_bytes
@@ -167,37 +174,51 @@ class ForwardWalk:
                         saved += size
                     elif storage.weight_cast:
                         cached += size
-                    elif storage is not output and not storage.held:
+                    elif storage not in returned and not storage.held:
                         last = storage.last_read
                         if last > position:
-                            dying[last].append(storage)
+                            dying.setdefault(last, []).append(storage)
                         else:
                             # What nothing reads dies in the kernel, before any variable.
-                            dying[position].insert(0, storage)
+                            dying.setdefault(position, []).insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
-            highest = max(highest, live)
+            if live > highest:  # noqa: PLR1730
+                highest = live
             if after:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
             if highest > peak:
-                peak, peak_saved = highest, saved
-            ending = dying[position]
+                peak, peak_saved, peak_gone = highest, saved, gone
+            ending = dying.get(position, ())
             if len(ending) > 1:
-                ending.sort(key=_touched)
+                ending = sorted(ending, key=_touched)
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
+                if storage is given:
+                    gone = storage.num_bytes
         starts.append(len(events))
-        given = segment.input.storage if segment.input is not None else None
         return ForwardProfile(
-            peak=Level(saved_bytes=peak_saved, other_bytes=peak - peak_saved),
-            end=Level(saved_bytes=saved, other_bytes=live - saved),
-            input_freed=given is not None and given not in saves,
+            peak=Level(
+                saved_bytes=peak_saved,
+                other_bytes=peak - peak_saved + peak_gone,
+                earlier_bytes=-peak_gone,
+            ),
+            end=Level(saved_bytes=saved, other_bytes=live + gone - saved),
+            input_freed=input_freed,
+            further_freed=further_freed(segment, saves),
             cached_cast_bytes=cached,
             events=events,
             starts=starts,
         )
+
+
+def further_freed(segment: Segment, kept: Collection[Storage]) -> list[Storage]:
+    """Of a segment's further inputs those that die at its end, where it keeps no more than this."""
+    if segment.checkpointed:
+        return []
+    return [each.storage for each in segment.further_inputs if each.storage not in kept]
 
 
 def forward_stages(operation: Operation) -> Sequence[Sequence[Change]]:
@@ -231,7 +252,10 @@ def _played(events: list[Event], changes: Sequence[Change]) -> int:
 
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
-    return any(tensor.storage is storage for tensor in operation.inputs)
+    for tensor in operation.inputs:  # noqa: SIM110  (asked of every output, in half the time)
+        if tensor.storage is storage:
+            return True
+    return False
 
 
 def last_recomputed(segment: Segment) -> int:

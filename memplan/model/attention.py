@@ -47,6 +47,8 @@ class RotarySpec:
     """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
     halved: bool = False
     """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
+    interleaved: bool = False
+    """The halves are every other number; with ``halved`` (OpenAI's privacy filter)."""
     sections: bool = False
     """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     repeated: bool = False
@@ -128,6 +130,8 @@ class QueryScaling(Enum):
     """As soon as they are projected, before the keys are (OPT)."""
     LAST = "last"
     """Once keys and values are there too (ESM)."""
+    BOTH = "both"
+    """So are the keys, each once they are turned (OpenAI's privacy filter)."""
     NORMED = "normed"
     """As soon as they are normed, before the keys are (Muse Glimmer)."""
 
@@ -211,6 +215,8 @@ class AttentionSpec:
     """The class's eager attention subtracts the largest score first (gpt-oss, MiMo-V2)."""
     sinks: bool = False
     """A learned score of each head joins the softmax as one more key; with ``own_eager``."""
+    sinks_upcast: bool = False
+    """Their softmax is in fp32 (OpenAI's privacy filter)."""
     form: AttentionForm = AttentionForm.INTERFACE
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
@@ -276,6 +282,21 @@ class BlockSparseSpec:
     num_random_blocks: int
     integer_masks: bool = False
     """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalTokensSpec:
+    """Pegasus-X's attention: of blocks to themselves and to global tokens, and of these to all."""
+
+    num_heads: int
+    head_dim: int
+    block_size: int
+    num_tokens: int
+    """The global ones."""
+    staggered: bool = False
+    """Blocks begin half a block earlier."""
+    dropout: float = 0.0
+    """Probability on the attention weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

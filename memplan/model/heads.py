@@ -64,10 +64,35 @@ class ClassifierSpec:
     """Probability before the dense layer."""
     dropout: float = 0.0
     """Probability before the last linear layer, for sequences."""
+    upcast_tokens: bool = False
+    """Classes of tokens are cast to fp32 before their loss (``ForTokenClassification``)."""
     token_dropout: float = 0.0
     """The same, for tokens."""
     span_dropout: float = 0.0
     """The same, for spans."""
+
+
+DECODER_CLASSIFIER = ClassifierSpec(
+    pooling=Pooling.LAST_LOGITS, token_dropout=0.1, upcast_tokens=True
+)
+"""A decoder's, with the dropout that ``GenericForTokenClassification`` falls back on
+(transformers 5.23, ``modeling_layers``)."""
+
+
+FEATURES = "feat"
+"""The loss that compares a region's features themselves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionHeadSpec:
+    """What LXMERT's pretraining predicts beside masked tokens."""
+
+    activation: Activation
+    norm: NormSpec
+    losses: tuple[tuple[str, int], ...] = ()
+    """What of each region, and how many numbers that is; a dense layer and a norm come first."""
+    num_answers: int = 0
+    """Of questions; 0: they are not asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +136,12 @@ class HeadSpec:
     """An untied output matrix leaves the head's own bias unused (BERT)."""
     pooler_tasks: tuple[Task, ...] = ()
     """Tasks whose class has a pooler: a dense layer and a tanh on the first token (BERT)."""
+    vector_size: int = 0
+    """Each token becomes a vector of so many numbers, whose length is one (ColPali); 0: none does."""
     discriminator: Activation | None = None
     """The activation of the head that tells replaced tokens from others (ELECTRA)."""
+    regions: RegionHeadSpec | None = None
+    """Pretraining predicts a picture's regions and answers too (LXMERT)."""
     contact_features: int = 0
     """Inputs of a regression on attention maps that no loss reaches (ESM)."""
     classifier: ClassifierSpec | None = None

@@ -92,6 +92,15 @@ class SharedBlockSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutStreamSpec:
+    """LiLT's second stream, of the tokens' boxes: as many heads, whose scores both streams add up."""
+
+    width: int
+    head_dim: int
+    network: FeedForwardSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer of a stack."""
 
@@ -151,6 +160,8 @@ class LayerSpec:
     """The residual is the norm's output, not its input (an option of BLOOM)."""
     streams: StreamsSpec | None = None
     """Each part stands between a sum and a mixture of residual streams (DeepSeek-V4)."""
+    layout: LayoutStreamSpec | None = None
+    """A stream of boxes runs beside the text's (LiLT)."""
     shared_block: SharedBlockSpec | None = None
     """What stands before its mixer is a block that other layers run too (Zamba)."""
     own_vector: OwnVectorSpec | None = None
@@ -160,6 +171,9 @@ class LayerSpec:
     names_parts: bool = False
     """Variables of the layer hold what each of its parts gave until the layer ends, dropout being the
     part's own (ProphetNet)."""
+    returns_weights: bool = False
+    """It returns both attentions' weights, which a variable of the stack holds until the next layer has
+    returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 
@@ -213,6 +227,50 @@ class LayerVectorsSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutTablesSpec:
+    """How boxes become the stream beside the text: rows of tables, joined and projected (LiLT)."""
+
+    num_rows: int
+    num_positions: int
+    width: int
+    """Of the stream."""
+    norm: NormSpec
+    dropout: float = 0.0
+
+
+NUM_REGIONS = 36
+"""Regions of each picture that a detector gives: the fixed number of the features that LXMERT was trained
+with (arXiv:1908.07490, section 4.1: 36 objects); no config says it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionsSpec:
+    """Features of a picture's regions, projected and put behind the tokens (VisualBERT)."""
+
+    num_features: int
+    num_positions: int = 0
+    num_types: int = 0
+    count: int = NUM_REGIONS
+
+
+TOKENS_PER_STEP = 3
+"""A return, a state and an action."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectorySpec:
+    """Returns, states and actions in the place of tokens (Decision Transformer)."""
+
+    state: int
+    action: int
+    """Numbers of a state and of an action."""
+    num_steps: int
+    """Rows of the table of steps."""
+    squashed: bool
+    """Predicted actions pass through a tanh."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSpec:
     """How token ids become hidden states."""
 
@@ -232,6 +290,8 @@ class EmbeddingSpec:
     """The positions are looked up for every sequence of the batch (BART's encoder)."""
     fixed_positions: bool = False
     """The position table holds sinusoids and is not trained (Pegasus)."""
+    computed_positions: bool = False
+    """Sinusoids are computed for every batch, for which there is no table at all (Pegasus-X)."""
     position_buffer: bool = False
     """The position table is a buffer, no parameter (M2M-100)."""
     extra_rows: int = 0
@@ -247,6 +307,14 @@ class EmbeddingSpec:
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
     num_box_positions: int = 0
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
+    layout: LayoutTablesSpec | None = None
+    """A stream beside the text begins with tables of boxes (LiLT)."""
+    trajectory: TrajectorySpec | None = None
+    """There are no tokens, but steps of a trajectory (Decision Transformer)."""
+    regions: RegionsSpec | None = None
+    """A picture's regions stand behind the tokens (VisualBERT)."""
+    positions_in_place: bool = False
+    """Positions are added in place (LiLT)."""
     joined_tables: tuple[tuple[int, int], ...] = ()
     """Rows and widths of tables that are joined to the tokens', then projected (RoCBert)."""
     zeros_for_positions: bool = False
@@ -293,6 +361,20 @@ class ConvolutionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CrossedSpec:
+    """A stream of a picture's regions, with layers of its own, and layers in which it and the text read
+    each other; all are as wide as the text's (LXMERT)."""
+
+    regions: RegionsSpec
+    num_sides: int
+    """Numbers of a region's box."""
+    region_layers: int
+    crossed_layers: int
+    read_in_the_end: bool
+    """A loss reads what the regions have become."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StackSpec:
     """An encoder or a decoder."""
 
@@ -302,6 +384,8 @@ class StackSpec:
     embedding: EmbeddingSpec | None
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
+    crossed: CrossedSpec | None = None
+    """What comes behind its layers, of another stream too (LXMERT)."""
     convolution: ConvolutionSpec | None = None
     """Beside the first layer, which then is a run of its own."""
     final_dropout: float = 0.0

@@ -10,6 +10,7 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     FutureTokensSpec,
+    GlobalTokensSpec,
     LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
@@ -21,6 +22,7 @@ from memplan.model.mixtures import (
     CapacityMixtureSpec,
     CrossedKeysSpec,
     EveryTokenSpec,
+    FullPrecisionExpertsSpec,
     SortedAttentionSpec,
     SortedExpertsSpec,
 )
@@ -300,6 +302,7 @@ OtherMixer = (
     | BlockSparseSpec
     | RelativeSpec
     | FutureTokensSpec
+    | GlobalTokensSpec
     | FourierSpec
     | ChannelsFirstSpec
     | ConvolvedHeadsSpec
@@ -328,6 +331,7 @@ WITH_SCORES = (
 OtherNetwork = (
     ChannelMixingSpec
     | EveryTokenSpec
+    | FullPrecisionExpertsSpec
     | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec

@@ -108,6 +108,16 @@ class CapacityMixtureSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FullPrecisionExpertsSpec:
+    """Experts that compute in fp32 whatever they are given, one after another, each from fp32 copies of
+    its matrices (OpenAI's privacy filter)."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureSpec:
     """A mixture-of-experts feed-forward network."""
 

@@ -25,6 +25,7 @@ class Activation(Enum):
     """The tanh form as one kernel."""
     GELU_FAST = "gelu_fast"
     QUICK_GELU = "quick_gelu"
+    HARDSWISH = "hardswish"
     SILU = "silu"
     TANH = "tanh"
     BLOOM_GELU = "bloom_gelu"

@@ -260,15 +260,16 @@ def kept_tensors(segment: Segment, names: "_SizeNames") -> tuple[Node, ...]:
     kept = _kept_storages(segment)
     nodes: list[Node] = []
     if segment.checkpointed and segment.input is not None:
-        nodes.append(
-            Node(
-                name="its input",
-                num_bytes=segment.input.storage.num_bytes,
-                formula=names.formula(segment.input),
-                source="checkpointed: everything else is computed again",
+        for given in (segment.input, *segment.further_inputs):
+            nodes.append(
+                Node(
+                    name="its input",
+                    num_bytes=given.storage.num_bytes,
+                    formula=names.formula(given),
+                    source="checkpointed: everything else is computed again",
+                )
             )
-        )
-        kept.pop(segment.input.storage, None)
+            kept.pop(given.storage, None)
     nodes += [_kept_node(storage, users, segment, names) for storage, users in kept.items()]
     return tuple(sorted(_grouped(nodes), key=lambda node: -node.num_bytes))
 
@@ -276,7 +277,7 @@ def kept_tensors(segment: Segment, names: "_SizeNames") -> tuple[Node, ...]:
 def shared_tensors(tape: Tape, names: "_SizeNames") -> tuple[Node, ...]:
     """What is made once and kept by later segments: masks, position tables, an encoder's output."""
     own = {storage for segment in tape.segments for storage in _kept_storages(segment)}
-    inputs = {each.input.storage for each in tape.segments if each.input and each.checkpointed}
+    inputs = {given for each in tape.segments if each.checkpointed for given in each.given}
     users: dict[Storage, list[str]] = {}
     for segment in tape.segments:
         later = segment.external_reads if segment.checkpointed else segment.external_saves
@@ -338,9 +339,9 @@ def _kept_node(
 
 def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str]:
     """The tensor on a storage, and what to call it."""
-    given = segment.input
-    if given is not None and given.storage is storage:
-        return given, "its input"
+    for given in (segment.input, *segment.further_inputs):
+        if given is not None and given.storage is storage:
+            return given, "its input"
     for operation in segment.operations:
         for tensor in operation.outputs:
             if tensor.storage is storage:

@@ -1,5 +1,7 @@
 """Settings that cannot be, or contradict each other."""
 
+from operator import attrgetter
+
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.text import shown
@@ -33,24 +35,32 @@ _OPTIONAL_SIZES = frozenset(
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 """Numbers for which 0 stands for as many as fit."""
+_BOUNDS = tuple(
+    (name, 0 if name in _FITTING else 1, limit, name in _OPTIONAL_SIZES)
+    for name, limit in _LIMITS.items()
+)
+"""Each with the least and the most that it may be, and whether it may be null."""
+_FLAGS = (
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "optimizer_in_backward",
+)  # fmt: skip
+_NUMBERS, _SWITCHES = attrgetter(*_LIMITS), attrgetter(*_FLAGS)
 
 
 def check_sizes(setup: DerivedSetup) -> None:
     """Refuse numbers of the wrong kind, or out of bounds, and switches that are neither true nor false."""
-    for name, limit in _LIMITS.items():
-        value = getattr(setup, name)
-        if value is None and name in _OPTIONAL_SIZES:
+    for (name, least, limit, is_optional), value in zip(_BOUNDS, _NUMBERS(setup), strict=True):
+        if value is None and is_optional:
             continue
         if value.__class__ is not int and (isinstance(value, bool) or not isinstance(value, int)):
             msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
-        least = 0 if name in _FITTING else 1
         if not least <= value <= limit:
             msg = f"{name}: must be from {least} to {limit}, got {shown(value)}"
             raise SetupError(msg)
-    for name in _FLAGS:
-        if not isinstance(getattr(setup, name), bool):
-            msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
+    for name, value in zip(_FLAGS, _SWITCHES(setup), strict=True):
+        if value.__class__ is not bool:
+            msg = f"{name}: expected true or false, got {shown(value)}"
             raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
@@ -63,12 +73,6 @@ def check_sizes(setup: DerivedSetup) -> None:
             "give a number of nodes that divides them"
         )
         raise SetupError(msg)
-
-
-_FLAGS = (
-    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
-    "optimizer_in_backward",
-)  # fmt: skip
 
 
 def check_engine(setup: DerivedSetup) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import HashedOnce, dataclass
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import (
     AllocatorKind,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetupFields:
+class SetupFields(HashedOnce):
     """What is said of a run. ``TrainingSetup`` reads and checks it."""
 
     num_gpus: int = 1

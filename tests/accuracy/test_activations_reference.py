@@ -40,7 +40,9 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
         optimizer=settings["opt"].replace("_", "-"),
         kernel_scratch=False,
     )
-    answer = estimate(load_model(record["config"], TASKS[record["task"]]), setup)
+    answer = estimate(
+        load_model(record["config"], TASKS.get(record["task"], record["task"])), setup
+    )
     return {
         "params": answer.num_params,
         "bytes_before": answer.held_bytes,

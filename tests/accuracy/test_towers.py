@@ -28,7 +28,7 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
         kernel_scratch=False,
         **settings.get("setup", {}),
     )
-    model = load_model(record["config"])
+    model = load_model(record["config"], record.get("task"))
     assert not model.activations_left_out
     answer = estimate(model, setup)
     return {
@@ -41,7 +41,7 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("name", ["towers", "senses", "sights"])
+@pytest.mark.parametrize("name", ["towers", "senses", "sounds", "sights", "pictures"])
 def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = Comparison()
     for record in read_records(checkout / "tests" / "data" / f"{name}.jsonl"):

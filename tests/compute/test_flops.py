@@ -299,7 +299,7 @@ def test_a_model_whose_operations_are_not_written_down_is_refused() -> None:
     from memplan.estimator.flops import estimate_flops
     from memplan.training.setup import TrainingSetup
 
-    model = load_model({"model_type": "swinv2"})
+    model = load_model({"model_type": "swinv2", "architectures": ["Swinv2ForMaskedImageModeling"]})
     assert model.activations_left_out
     with pytest.raises(UnsupportedOperationError, match="swinv2: its operations are not written"):
         estimate_flops(model, TrainingSetup())

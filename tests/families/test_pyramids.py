@@ -4,16 +4,18 @@ from collections.abc import Mapping
 
 import pytest
 
-from memplan.errors import ConfigError
+from memplan.api import estimate
+from memplan.errors import ConfigError, SetupError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.sources.defaults import class_defaults
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 
 
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
     config = {"model_type": model_type, "architectures": [architecture], **sizes}
     model = read_model(config, source="config.json", name="x", defaults=class_defaults())
-    assert model.activations_left_out
     found = count_parameters(model)
     return found.total, found.base, found.largest_layer
 
@@ -138,3 +140,29 @@ def test_down_ops_that_are_none_are_refused() -> None:
 def test_pvt_classifies_a_thousand_classes_by_default() -> None:
     total, base, _ = counts("pvt", "PvtForImageClassification", {})
     assert total - base == 1000 * (512 + 1)
+
+
+@pytest.mark.parametrize("model_type", ["swinv2", "focalnet"])
+def test_which_patches_pretraining_hides_is_not_written_down(model_type: str) -> None:
+    for ending, left_out in (("ImageClassification", ""), ("MaskedImageModeling", model_type)):
+        config = {"model_type": model_type, "architectures": [f"ModelFor{ending}"]}
+        model = read_model(config, source="config.json", name="x", defaults=class_defaults())
+        assert model.activations_left_out.endswith(left_out)
+        assert bool(model.activations_left_out) is bool(left_out)
+
+
+def test_cvt_classifies_by_the_last_stages_token() -> None:
+    config = {
+        "model_type": "cvt",
+        "architectures": ["CvtForImageClassification"],
+        "cls_token": [False, False, False],
+    }
+    with pytest.raises(ConfigError, match="cls_token: the last stage has none"):
+        read_model(config, source="config.json", name="x", defaults=class_defaults())
+
+
+@pytest.mark.parametrize("model_type", ["pvt", "levit"])
+def test_classes_with_a_table_for_their_pictures_take_no_others(model_type: str) -> None:
+    model = load_model({"model_type": model_type})
+    with pytest.raises(SetupError, match="takes pictures of 224 pixels a side alone"):
+        estimate(model, TrainingSetup(image_size=256))

@@ -1,4 +1,4 @@
-"""Every kind of a layer's parts has a row that says who writes it down."""
+"""Every kind of a layer's parts, of whole layers and of stacks has a row that says who writes it down."""
 
 from importlib import import_module
 from inspect import signature
@@ -6,13 +6,14 @@ from types import UnionType
 
 import pytest
 
-from memplan.graph.layer_parts import MIXERS, NETWORKS, Writer
+from memplan.graph.layer_parts import LAYERS, MIXERS, NETWORKS, Writer
+from memplan.graph.stack_forms import FORMS, StackForm
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import MemoryAttentionSpec, OtherMixer, OtherNetwork
 from memplan.model.mixtures import MixtureSpec
 
-WHOLE_LAYERS = {MemoryAttentionSpec.__name__}
+WHOLE_LAYERS = {MemoryAttentionSpec.__name__, *LAYERS}
 
 
 def names(union: UnionType) -> set[str]:
@@ -33,3 +34,22 @@ def test_a_row_names_what_takes_its_spec(row: tuple[str, Writer]) -> None:
     assert [each.name for each in taken] == ["t", "x", "spec", "context"]
     said = getattr(taken[2].annotation, "__name__", taken[2].annotation)
     assert said == spec
+
+
+@pytest.mark.parametrize("row", LAYERS.items(), ids=lambda each: each[0])
+def test_a_whole_layer_takes_its_spec(row: tuple[str, Writer]) -> None:
+    spec, writer = row
+    function = getattr(import_module(f"memplan.graph.{writer.module}"), writer.function)
+    taken = list(signature(function).parameters.values())
+    assert len(taken) == 5
+    assert getattr(taken[3].annotation, "__name__", taken[3].annotation) == spec
+
+
+@pytest.mark.parametrize("row", FORMS.items(), ids=lambda each: each[0])
+def test_a_stack_form_names_what_there_is(row: tuple[str, StackForm]) -> None:
+    spec, form = row
+    assert spec in names(OtherMixer)
+    module = import_module(f"memplan.graph.{form.module}")
+    named = [each for each in form[1:] if each]
+    assert named
+    assert all(callable(getattr(module, each)) for each in named)

@@ -1,5 +1,6 @@
 """wav2vec 2.0 and its kin: convolutions of the signal, then a transformer or a Conformer."""
 
+from memplan.families.towers.conformer import conformer_layer, declare_conformer
 from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sizes import at_least_one, each_stage
@@ -7,6 +8,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.conformer import Distances, DistanceTablesBody
 from memplan.model.towers.layers import BiasedHeads, LayerBody, LayerNames
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.sounds import (
@@ -65,13 +67,10 @@ def wav2vec2_tower(
     features = _signal_convolutions(table, name, reader, kind)
     size = reader.integer("hidden_size")
     normed = not kind.projection_norm_optional or reader.flag("feat_proj_layer_norm", default=True)
-    masked = reader.flag("apply_spec_augment", default=True) and reader.number(
-        "mask_time_prob", default=MASK_PROBABILITY
-    )
     projected = ProjectedFramesBody(
         features=features, size=size, norm="layer_norm" if normed else "",
         dropout=reader.number("feat_proj_dropout", default=0.0),
-        mask="model.masked_spec_embed" if masked else "",
+        mask=time_mask(reader), returned=not kind.projection_norm_optional,
     )  # fmt: skip
     with table.block(f"{name}.feature_projection", body=projected):
         if normed:
@@ -79,6 +78,38 @@ def wav2vec2_tower(
         table.linear("projection", features, size)
         if kind.always_masks or masks(reader):
             table.parameter("model", "masked_spec_embed", size)
+    if kind.conformer:
+        _conformer(table, name, reader, kind, size)
+    else:
+        _encoder(table, name, reader, kind, size)
+    if kind.adapts and reader.flag("add_adapter"):
+        _adapter(table, name, reader)
+
+
+def _conformer(
+    table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind, size: int
+) -> None:
+    """``Wav2Vec2ConformerEncoder``, which owns a convolution for positions and never runs it."""
+    known = (Distances.SINES, Distances.ROTARY)
+    body = conformer_layer(reader, known)
+    tables = DistanceTablesBody(
+        size=size, head_dim=size // body.num_heads, distances=body.distances,
+        positions=reader.integer("max_source_positions"), dropout=body.dropout,
+    )  # fmt: skip
+    with table.block(f"{name}.encoder.embed", body=tables):
+        _positions(table, reader, kind, size)
+        if weighs_layers(reader):
+            table.computes(ChainBody(parts=(tables, CollectedBody())))
+    count = reader.layers("num_hidden_layers")
+    declare_conformer(table, f"{name}.encoder.layers", count, reader, body)
+    with table.block(f"{name}.encoder.norm", body=NormBody(module="layer_norm", size=size)):
+        table.norm("layer_norm", size)
+
+
+def _encoder(
+    table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind, size: int
+) -> None:
+    """``Wav2Vec2Encoder``, or the one with its norms before (``StableLayerNorm``)."""
     written = _is_written(reader, kind)
     stable = reader.flag("do_stable_layer_norm")
     placed = _position_body(reader, size, kind)
@@ -93,16 +124,11 @@ def wav2vec2_tower(
             table.computes(_before_layers(table, reader, kind, first))
     body = _layer_body(reader, size, kind, stable=stable) if written else None
     with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers"), body=body):
-        if kind.conformer:
-            conformer_layer(table, reader, batch_norm=True)
-        else:
-            _layer(table, reader, kind)
+        _layer(table, reader, kind)
     if stable:
         last = NormBody(module="layer_norm", size=size)
         with table.block(f"{name}.encoder.norm", body=last if written else None):
             table.norm("layer_norm", size)
-    if kind.adapts and reader.flag("add_adapter"):
-        _adapter(table, name, reader)
 
 
 def _before_layers(
@@ -128,9 +154,8 @@ def weighs_layers(reader: ConfigReader) -> bool:
 
 def _is_written(reader: ConfigReader, kind: Wav2Vec2Kind) -> bool:
     """Whether the operations of the type's encoder are written down."""
-    rare = kind.conformer
     batch_norm = kind.projection_norm_optional and reader.flag("conv_pos_batch_norm")
-    return not (rare or batch_norm or reader.optional_integer("adapter_attn_dim"))
+    return not (batch_norm or reader.optional_integer("adapter_attn_dim"))
 
 
 def _position_body(
@@ -173,6 +198,14 @@ def _layer_body(reader: ConfigReader, size: int, kind: Wav2Vec2Kind, *, stable: 
 _GATED = BiasedHeads(
     gate="attn.gru_rel_pos_linear", outputs=GATE_WIDTH, factor="attn.gru_rel_pos_const"
 )
+
+
+def time_mask(reader: ConfigReader) -> str:
+    """The vector that overwrites masked stretches of time in training; empty: none are masked."""
+    masked = reader.flag("apply_spec_augment", default=True) and reader.number(
+        "mask_time_prob", default=MASK_PROBABILITY
+    )
+    return "model.masked_spec_embed" if masked else ""
 
 
 def masks(reader: ConfigReader) -> bool:
@@ -252,41 +285,6 @@ def _layer(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind) -> N
         table.linear("adapter_layer.linear_2", narrow, size)
 
 
-def conformer_layer(table: ParameterTable, reader: ConfigReader, *, batch_norm: bool) -> None:
-    """Half a feed-forward network, attention, convolutions, and the other half.
-
-    The convolutions' norm is of the batch or of each layer: both own a weight and a bias.
-    """
-    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
-    kernel = reader.integer("conv_depthwise_kernel_size")
-    for half in ("ffn1", "ffn2"):
-        table.norm(f"{half}_layer_norm", size)
-        perceptron(table, half, size, inner)
-    table.norm("self_attn_layer_norm", size)
-    attention(table, "self_attn", size)
-    _relative_positions(table, reader, size)
-    table.norm("conv_module.layer_norm", size)
-    table.convolution("conv_module.pointwise_conv1", size, 2 * size, 1, bias=False)
-    table.convolution("conv_module.depthwise_conv", size, size, kernel, groups=size, bias=False)
-    table.norm(f"conv_module.{'batch_norm' if batch_norm else 'depthwise_layer_norm'}", size)
-    table.convolution("conv_module.pointwise_conv2", size, size, 1, bias=False)
-    table.norm("final_layer_norm", size)
-
-
-def _relative_positions(table: ParameterTable, reader: ConfigReader, size: int) -> None:
-    kind = reader.text("position_embeddings_type")
-    heads = reader.integer("num_attention_heads")
-    head_dim = reader.divide("hidden_size", size, "num_attention_heads", heads)
-    if kind == "relative":
-        table.linear("self_attn.linear_pos", size, size, bias=False)
-        table.parameter("self_attn", "pos_bias_u", heads, head_dim)
-        table.parameter("self_attn", "pos_bias_v", heads, head_dim)
-    if kind == "relative_key":
-        left = reader.integer("left_max_position_embeddings", minimum=0)
-        right = reader.integer("right_max_position_embeddings", minimum=0)
-        table.embedding("self_attn.distance_embedding", left + right + 1, head_dim)
-
-
 def output_size(reader: ConfigReader) -> int:
     """Width behind an adapter, where there is one."""
     size = reader.integer("hidden_size")
@@ -308,35 +306,3 @@ def _adapter(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         adapter_projection(table, reader)
     with table.block(f"{name}.adapter.layers", count=reader.layers("num_adapter_layers")):
         table.convolution("conv", out, 2 * out, kernel)
-
-
-def wav2vec2_bert_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """``Wav2Vec2BertModel``: a Conformer over filter banks, an adapter with attention."""
-    size = reader.integer("hidden_size")
-    features = reader.integer("feature_projection_input_dim")
-    with table.block(f"{name}.feature_projection"):
-        table.norm("layer_norm", features)
-        table.linear("projection", features, size)
-        if masks(reader):
-            table.parameter("model", "masked_spec_embed", size)
-    with table.block(f"{name}.encoder.layers", count=reader.layers("num_hidden_layers")):
-        conformer_layer(table, reader, batch_norm=False)
-    inner = reader.integer("intermediate_size")
-    if reader.flag("use_intermediate_ffn_before_adapter"):
-        with table.block(f"{name}.intermediate"):
-            perceptron(table, "intermediate_ffn", size, inner)
-    if reader.flag("add_adapter"):
-        _attentive_adapter(table, name, reader, inner)
-
-
-def _attentive_adapter(table: ParameterTable, name: str, reader: ConfigReader, inner: int) -> None:
-    out, kernel = output_size(reader), reader.integer("adapter_kernel_size")
-    with table.block(f"{name}.adapter"):
-        adapter_projection(table, reader)
-    with table.block(f"{name}.adapter.layers", count=reader.layers("num_adapter_layers")):
-        for each in ("residual", "self_attn"):
-            table.norm(f"{each}_layer_norm", out)
-            table.convolution(f"{each}_conv", out, 2 * out, kernel)
-        attention(table, "self_attn", out)
-        table.norm("ffn_layer_norm", out)
-        perceptron(table, "ffn", out, inner)

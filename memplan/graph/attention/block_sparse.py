@@ -67,14 +67,14 @@ def settled(stack: StackSpec, seq_len: int) -> StackSpec:
     return replace(stack, runs=tuple(full(run) for run in stack.runs), spare_mask=True)
 
 
-def band_mask(t: Tape, spec: BlockSparseSpec, context: StackContext) -> Tensor:
+def share_band_mask(t: Tape, spec: BlockSparseSpec, context: StackContext) -> None:
     """What the model makes of its mask for the middle blocks, and holds."""
     blocks = max(context.seq_len // spec.block_size - 4, 1)
     dtype = DType.INT64 if spec.integer_masks else DType.FP32
     mask = t.tensor(context.batch * blocks * 3 * spec.block_size**2, dtype)
     t.record(OperationKind.MUL, (), (mask,))
     t.hold(mask)
-    return mask
+    context.mask = mask
 
 
 def block_sparse(t: Tape, x: Tensor, spec: BlockSparseSpec, context: StackContext) -> Tensor:

@@ -27,7 +27,7 @@ def eager(
         query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
         scores = _reordered_scores(t, query, key, shape)
     else:
-        scores = t.scale(_heads_product(t, query, key, shape, shape.scores, spec.head_dim))
+        scores = t.scale(heads_product(t, query, key, shape, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise(OperationKind.TANH, t.scale(scores), saves_output=True))
     for added in (bias, mask):
@@ -42,7 +42,7 @@ def eager(
     else:
         t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
-    out = _heads_product(t, weights, value, shape, shape.outputs, shape.keys, first_merged=True)
+    out = heads_product(t, weights, value, shape, shape.outputs, shape.keys, first_merged=True)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
     t.touch(*held)
     if spec.names_weights:
@@ -50,7 +50,7 @@ def eager(
     return out
 
 
-def _heads_product(
+def heads_product(
     t: Tape,
     left: Tensor,
     right: Tensor,

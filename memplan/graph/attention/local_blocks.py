@@ -53,12 +53,12 @@ class Sizes:
         return self.rows * 3 * self.block
 
 
-def local_mask(t: Tape, spec: LocalBlocksSpec, context: StackContext) -> Tensor:
+def share_local_mask(t: Tape, spec: LocalBlocksSpec, context: StackContext) -> None:
     """What the stack hands its layers: which neighbours are there, or which tokens are no padding."""
     ones = t.tensor(context.batch * context.seq_len, DType.FP32)
     t.record(OperationKind.ONES, (), (ones,))
     t.hold(ones)
-    return ones if spec.global_block_size else _neighbours(t, _sizes(spec, context))
+    context.mask = ones if spec.global_block_size else _neighbours(t, _sizes(spec, context))
 
 
 def _neighbours(t: Tape, sizes: Sizes, *, held: bool = True) -> Tensor:

@@ -165,9 +165,10 @@ def _through(
         out = efficient(t, query, key, value, shape, mask)
     else:
         out = t.contiguous(math(t, query, key, value, shape, mask, spread=spread))
+    # Autocast's copies go when the function returns, before what it found is copied into rows.
+    t.touch(*reversed(cast))
     if out.by_head:
         out = t.contiguous(out)
-    t.touch(*reversed(cast))
     if mask is not None:
         t.touch(mask)
     t.touch(*held)

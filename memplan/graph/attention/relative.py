@@ -16,7 +16,7 @@ from memplan.model.attention import RelativeSpec
 from memplan.model.parameters import WeightRole
 
 
-def position_states(t: Tape, spec: RelativeSpec, context: StackContext) -> Tensor:
+def share_positions(t: Tape, spec: RelativeSpec, context: StackContext) -> None:
     """Sines of all distances, for every sequence, dropped out without a gradient; the stack holds them."""
     numel = 2 * context.seq_len * context.hidden_size
     angles = t.tensor(numel // 2, DType.FP32)
@@ -28,7 +28,7 @@ def position_states(t: Tape, spec: RelativeSpec, context: StackContext) -> Tenso
         longer = t.view(table, numel * context.batch)
         found = drop(t, longer)
     t.hold(found)
-    return found
+    context.bias = found
 
 
 def relative_attention(t: Tape, x: Tensor, spec: RelativeSpec, context: StackContext) -> Tensor:

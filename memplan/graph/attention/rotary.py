@@ -122,7 +122,13 @@ def _expanded(t: Tape, table: Tensor) -> Tensor:
 
 
 def _turned(t: Tape, x: Tensor, form: RotarySpec, cos: Tensor, sin: Tensor) -> Tensor:
-    return _turned_halves(t, x, cos, sin) if form.halved else rotary(t, x, cos, sin)
+    if not form.halved:
+        return rotary(t, x, cos, sin)
+    size = x.numel // 2
+    if form.interleaved:
+        return _turned_halves(t, (t.slice(x, size), t.slice(x, size)), cos, sin)
+    first, second = t.split(x, size, size)
+    return _turned_halves(t, (first, second), cos, sin)
 
 
 def _cut_both(
@@ -142,9 +148,9 @@ def _cut_both(
     return cut
 
 
-def _turned_halves(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turned_halves(t: Tape, halves: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tensor:
     """gpt-oss's ``_apply_rotary_emb``: the halves apart, each joined from two products."""
-    first, second = t.split(x, x.numel // 2, x.numel // 2)
+    first, second = halves
     left = _less(t, t.mul(first, cos), t.mul(second, sin))
     right = t.add(t.mul(second, cos), t.mul(first, sin))
     out = t.concatenate(left, right)

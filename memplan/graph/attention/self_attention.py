@@ -61,6 +61,12 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         if t.options.casts_inputs:
             cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
         query, key = rotate(t, query, key, spec, cos, sin, frame)
+    if spec.query_scaling is QueryScaling.BOTH:
+        turned = query, key
+        query = t.scale(query)
+        t.touch(turned[0])
+        key = t.scale(key)
+        t.touch(turned[1])
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
     if spec.query_scaled_by_position:

@@ -45,7 +45,8 @@ def head_normed(t: Tape, x: Tensor, kind: HeadNorm, module: str, head_dim: int) 
                 t.parameter(f"{module}.{name}", head_dim, role=WeightRole.NORM)
                 for name in ("weight", "bias")
             )
-            out = native_layer_norm(t, x, head_dim, weights)
+            out = native_layer_norm(t, x, head_dim, weights, strided=True)
+            t.touch(x)
             # The kernel lays what it makes head by head, as its argument is read.
             out.by_head = True
             return out
@@ -84,8 +85,15 @@ def scores(
     out = attend(t, query, key, value, shape, None)
     if widened:
         out = t.cast(out, query.dtype)
-    t.touch(query, key, value)
     return out
+
+
+def let_go_of(t: Tape, given: Tensor, since: int) -> None:
+    """Note that the variable of what queries were projected from names what attention found."""
+    for position, operation in enumerate(t.segment.operations[since:], since):
+        if operation.flops:
+            given.storage.last_read = max(given.storage.last_read, position)
+            return
 
 
 def joint_attention(
@@ -124,13 +132,17 @@ def joint_attention(
     if rotary and d.tables is not None:
         query, key = turned(t, query, d.tables), turned(t, key, d.tables)
     out = scores(t, query, key, value, d.batch, spec)
-    t.touch(*own, *other, query, key, value)
     mine, others = _parted(t, out, x.numel, prompt_first=prompt_first)
     if prompt_first:
         mine = project(t, _rows(t, mine, d), "attn.to_out.0", size)
-        return mine, project(t, _rows(t, others, d), "attn.to_add_out", size)
-    given = None if last else project(t, _rows(t, others, d), "attn.to_add_out", size)
-    return project(t, _rows(t, mine, d), "attn.to_out.0", size), given
+        given: Tensor | None = project(t, _rows(t, others, d), "attn.to_add_out", size)
+    else:
+        given = None if last else project(t, _rows(t, others, d), "attn.to_add_out", size)
+        mine = project(t, _rows(t, mine, d), "attn.to_out.0", size)
+        if last:
+            t.linger(others)
+    t.touch(out, *other, query, key, value)
+    return mine, given
 
 
 def _heads_of(

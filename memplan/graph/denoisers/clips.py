@@ -6,6 +6,7 @@ from memplan.graph.denoisers.attention import (
     head_normed,
     head_spec,
     kernel_normed,
+    let_go_of,
     project,
     scores,
 )
@@ -83,8 +84,9 @@ def _attention(
     if rotary and d.tables is not None:
         query, key = turned_in_place(t, query, d.tables), turned_in_place(t, key, d.tables)
     out = scores(t, query, key, value, d.batch, head_spec(size, body.num_heads))
+    out = project(t, out, f"{module}.to_out.0", size)
     t.touch(query, key, value)
-    return project(t, out, f"{module}.to_out.0", size)
+    return out
 
 
 def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Tensor:
@@ -110,7 +112,6 @@ def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Ten
     prompt = t.add(prompt, t.mul(gate_of_prompt, t.slice(fed, prompt.numel)))
     t.touch(fed, row)
     d.prompt = prompt
-    t.hold(prompt)
     return clip
 
 
@@ -147,9 +148,11 @@ def _joined_attention(
     if body.rotary and d.tables is not None:
         query = _turned_clip(t, query, clip.numel, d.tables)
         key = _turned_clip(t, key, clip.numel, d.tables)
+    before = len(t.segment.operations)
     out = scores(t, query, key, value, d.batch, spec, widened=False)
-    t.touch(row, query, key, value)
-    out = dropout(t, project(t, out, "attn1.to_out.0", size), 0.0)
+    let_go_of(t, row, before)
+    out = project(t, out, "attn1.to_out.0", size)
+    t.touch(query, key, value)
     of_prompt, of_clip = t.split(out, prompt.numel, clip.numel)
     return of_prompt, of_clip
 

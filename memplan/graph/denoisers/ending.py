@@ -26,10 +26,13 @@ def denoised(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
         _, x = cut_row(t, x, size, d)
     if body.first_norm:
         x = affine_norm(t, x, body.first_norm, size)
+        t.let_input_go()
     if body.modulation is Modulation.TABLE:
         x = _by_table(t, x, body, d)
     else:
         x = _by_linear(t, x, body, d)
+    if not (body.first_norm or body.cropped):
+        t.let_input_go()
     made = linear(t, x, "proj_out", size, body.outputs, bias=True)
     t.touch(x)
     given = t.contiguous(made)

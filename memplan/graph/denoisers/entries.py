@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memplan.dtypes import DType
-from memplan.graph.denoisers.state import Denoising, batch_dtype, latent_size
+from memplan.graph.denoisers.state import Denoising, LatentSize, batch_dtype, latent_size
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
@@ -86,7 +86,6 @@ def image_entry(t: Tape, body: ImageEntryBody, d: Denoising) -> Tensor:
     embed_time(t, d, body.time)
     given = take_prompt(t, d, body.text)
     d.prompt = linear(t, given, "context_embedder", body.text, body.size, bias=True)
-    t.hold(d.prompt)
     return x
 
 
@@ -97,7 +96,6 @@ def packed_entry(t: Tape, body: PackedEntryBody, d: Denoising) -> Tensor:
     embed_time(t, d, body.time)
     given = take_prompt(t, d, body.text)
     d.prompt = linear(t, given, "context_embedder", body.text, body.size, bias=True)
-    t.hold(d.prompt)
     assert d.size is not None
     _make_tables(t, d, (d.prompt_tokens + d.size.tokens) * body.head_dim)
     return x
@@ -153,10 +151,14 @@ def joined_entry(t: Tape, body: JoinedEntryBody, d: Denoising) -> Tensor:
         clip = linear(t, rows, "patch_embed.proj", body.grid.features, body.size, bias=True)
     else:
         clip = convolution(t, latents, "patch_embed.proj", d.tokens)
+        if d.batch * d.size.frames > 1:
+            clip = t.contiguous(clip)
     x = t.concatenate(prompt, clip)
     if not body.rotary:
         positions = _positions(t, body, d, x)
         x = t.add(x, positions)
+        t.touch(positions)
+    t.touch(clip)
     return dropout(t, x, body.dropout)
 
 
@@ -166,7 +168,24 @@ def _positions(t: Tape, body: JoinedEntryBody, d: Denoising, x: Tensor) -> Tenso
     usual = latent_size(replace(t.options, image_size=None, num_frames=None), body.grid)
     table = t.buffer((body.prompt + usual.tokens) * body.size, t.options.weights)
     if usual != d.size:
-        numel = (body.prompt + d.size.tokens) * body.size
-        table = t.tensor(numel, DType.FP32)
-        t.record(OperationKind.CAT, (), (table,))
+        return _positions_made(t, body, d.size, x.dtype)
     return t.cast(table, x.dtype)
+
+
+def _positions_made(t: Tape, body: JoinedEntryBody, size: LatentSize, dtype: DType) -> Tensor:
+    """``get_3d_sincos_pos_embed``, in fp64, then cast: a quarter tells of time, the rest of space."""
+    numel = size.tokens * body.size
+    space = made_in_fp64(t, numel // size.frames * 3 // 4)
+    spread = made_in_fp64(t, numel * 3 // 4, space)
+    both = made_in_fp64(t, numel, spread, made_in_fp64(t, numel // 4))
+    whole = made_in_fp64(t, body.prompt * body.size + numel, both)
+    found = t.tensor(whole.numel // 2, dtype)
+    t.record(OperationKind.TO, (whole,), (found,))
+    return found
+
+
+def made_in_fp64(t: Tape, numel: int, *given: Tensor) -> Tensor:
+    """A table of that format, from others of it: as large as twice the numbers in fp32."""
+    table = t.tensor(2 * numel, DType.FP32)
+    t.record(OperationKind.CAT, given, (table,))
+    return table

@@ -1,8 +1,9 @@
 """A denoiser's blocks, written down one behind the other.
 
-Layers of two streams are segments of their own, for what the second one gives is another tensor each
-time; layers of one stream are repeated, as those of other models.
+Layers of a kind are repeated, as those of other models; a prompt's stream goes beside the picture's.
 """
+
+from collections.abc import Sequence
 
 from memplan.graph.counted import declare_block
 from memplan.graph.denoisers.clips import cross_layer, expert_layer
@@ -61,26 +62,36 @@ def _segment(
     frozen: bool,
 ) -> Tensor:
     """One segment of a block: as many repetitions as do the same."""
+    if block.part is ModelPart.HEAD and d.prompt is not None:
+        # It is not read any more, but a variable of the model's.
+        d.share(t, d.prompt)
+        d.prompt = None
+    given = () if d.prompt is None else (d.prompt,)
     t.begin(
-        block.name, part=block.part, repeat=count, checkpointed=checkpointed, frozen=frozen, x=x
-    )
+        block.name, part=block.part, repeat=count, checkpointed=checkpointed, frozen=frozen, x=x,
+        further=given,
+    )  # fmt: skip
     declare_block(t, block, {}, tied=False)
-    given = d.prompt
     with t.declared_weights():
         out = _write(t, x, block.body, d)
-    if given is not None:
-        t.release(given)
     if block.part is ModelPart.HEAD:
         for each in d.shared:
             t.release(each)
-    t.end(out)
-    if x is not None and block.part is ModelPart.LAYERS:
-        same = (
-            x.numel == out.numel and x.dtype is out.dtype and x.requires_grad is out.requires_grad
-        )
-        if given is not None or d.prompt is not None or not same:
-            t.segment.repeat = 1
+    returned = () if d.prompt is None else (d.prompt,)
+    t.end(out, returned)
+    if x is not None and not _alike((x, *given), (out, *returned)):
+        t.segment.repeat = 1
     return out
+
+
+def _alike(given: Sequence[Tensor], returned: Sequence[Tensor]) -> bool:
+    """Whether a layer gives what another of its kind can be given."""
+    return len(given) == len(returned) and all(
+        before.numel == after.numel
+        and before.dtype is after.dtype
+        and before.requires_grad is after.requires_grad
+        for before, after in zip(given, returned, strict=True)
+    )
 
 
 def _write(t: Tape, x: Tensor | None, body: object, d: Denoising) -> Tensor:

@@ -43,7 +43,6 @@ def joint_layer(t: Tape, x: Tensor, body: JointLayerBody, d: Denoising) -> Tenso
     if found_of_prompt is not None:
         prompt = t.add(prompt, _gated(t, others[2], found_of_prompt))
         d.prompt = _fed(t, prompt, given, "ff_context", body, (others[4], others[3], others[5]))
-        t.hold(d.prompt)
     return x
 
 
@@ -98,8 +97,9 @@ def single_layer(t: Tape, x: Tensor, body: SingleLayerBody, d: Denoising) -> Ten
     t.block = LayerBlock.NETWORK
     both = t.concatenate(found, active)
     out = t.mul(gate, linear(t, both, "proj_out", size + body.inner_size, size, bias=True))
+    total = t.add(row, out)
     t.touch(normed, found, active)
-    return t.add(row, out)
+    return total
 
 
 def _joined(t: Tape, prompt: Tensor, x: Tensor) -> Tensor:

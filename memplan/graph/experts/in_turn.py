@@ -36,7 +36,7 @@ def stacked_in_turn(
         t.record(OperationKind.WHERE, (mask,), (places, tokens))
         made = _expert(t, x, tokens, rows, stacks, spec, hidden_size)
         weighted = t.mul(made, take(t, weights, places, rows))
-        total = _add_rows(t, total, t.cast(weighted, total.dtype), tokens)
+        total = add_rows(t, total, t.cast(weighted, total.dtype), tokens)
     t.touch(mask)
     return total
 
@@ -92,7 +92,7 @@ def _expert(
     return matmul_tensor(t, middle, last, expert.intermediate_size)
 
 
-def _add_rows(t: Tape, total: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+def add_rows(t: Tape, total: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """``index_add_``: keeps rows and places; the rows' gradient is taken out of the sum's."""
     out = t.view(total, total.numel)
     t.record(

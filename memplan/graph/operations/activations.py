@@ -27,6 +27,8 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
         return t.elementwise(OperationKind.RELU, x, saves_output=True)
     if kind in {Activation.GELU, Activation.GELU_TANH}:
         return t.elementwise(OperationKind.GELU, x, saves_input=True)
+    if kind is Activation.HARDSWISH:
+        return t.elementwise(OperationKind.HARDSWISH, x, saves_input=True)
     if kind is Activation.TANH:
         return t.elementwise(OperationKind.TANH, x, saves_output=True)
     if kind is Activation.GELU_PYTHON:

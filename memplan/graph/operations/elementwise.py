@@ -77,12 +77,24 @@ def written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
     """``whole[...] = part``: in place; backward copies the whole gradient, and the part's."""
     after = t.view(whole, whole.numel)
     after.by_head = whole.by_head
-    made = whole.storage.num_bytes
-    if whole.requires_grad:
-        made = allocated_bytes(part.numel, part.dtype)
+    rows = allocated_bytes(part.numel, whole.dtype)
+    # The whole gradient, the part's as rows and, where the whole has one, zeros for its part.
     gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
+    scratch: tuple[int, ...] = (whole.storage.num_bytes, rows, RESULT)
+    if whole.requires_grad:
+        scratch = (RESULT, rows, rows, RESULT)
     t.record(
         OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
-        backward_scratch_bytes=made,
+        backward_scratch_bytes=scratch,
     )  # fmt: skip
     return after
+
+
+def add_in_place(t: Tape, x: Tensor, added: Tensor) -> Tensor:
+    """``x += added``."""
+    out = t.view(x, x.numel)
+    gradient = Gradient.ALIAS if added.dtype is x.dtype else Gradient.FRESH
+    if added.numel != x.numel:
+        gradient = Gradient.SUMMED
+    t.record(OperationKind.ADD_IN_PLACE, (x, added), (out,), gradients=(Gradient.ALIAS, gradient))
+    return out

@@ -88,21 +88,31 @@ def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) 
     return native_layer_norm(t, x, width, inputs)
 
 
-def native_layer_norm(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
-    """``torch.nn.functional.layer_norm``: in fp32 under autocast."""
+def native_layer_norm(
+    t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
+) -> Tensor:
+    """``torch.nn.functional.layer_norm``: in fp32 under autocast.
+
+    What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
+    """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = _layer_norm_kernel(t, full, width, weights)
+    out = _layer_norm_kernel(t, full, width, weights, strided=strided)
     t.touch(x)
     return out
 
 
-def _layer_norm_kernel(t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...]) -> Tensor:
+def _layer_norm_kernel(
+    t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
+) -> Tensor:
     rows = x.numel // width
+    copied = strided and not t.decomposed
+    scratch = (allocated_bytes(x.numel, x.dtype), RESULT) if copied else ()
     out = t.tensor(x.numel, x.dtype)
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
+        forward_scratch_bytes=scratch, backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
 
@@ -242,7 +252,7 @@ def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     statistic = t.tensor(x.numel // weight.numel, DType.FP32)
     sums: tuple[int, ...] = ()
     if liger and not t.decomposed and weight.requires_grad:
-        size = allocated_bytes(t.options.multiprocessors * weight.numel, DType.FP32)
+        size = allocated_bytes(t.num_multiprocessors * weight.numel, DType.FP32)
         sums = (size, RESULT)
     overwritten = kernel is NormKernel.LIGER and not given.by_head
     t.record(

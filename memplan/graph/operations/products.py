@@ -158,10 +158,12 @@ def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None =
 
 
 def matmul_tensor(
-    t: Tape, x: Tensor, factor: Tensor, in_features: int, bias: Parameter | None = None
+    t: Tape, x: Tensor, factor: Tensor, in_features: int, bias: Tensor | None = None
 ) -> Tensor:
     """``x @ factor.T + bias`` for a factor that was computed."""
-    addend = t.cast_weight(bias) if bias is not None else None
+    addend = t.cast_weight(bias) if isinstance(bias, Parameter) else bias
+    if addend is not None and t.autocast is not None:
+        addend = t.cast(addend, t.autocast)
     if t.autocast is not None:
         factor, x = t.cast(factor, t.autocast), t.cast(x, t.autocast)
     rows = x.numel // in_features

@@ -6,29 +6,47 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.clips import clip_patches
+from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.detecting import patch_queries
+from memplan.graph.towers.frames import frames_layer, frames_patches
+from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
+from memplan.graph.towers.levels import write_levels
+from memplan.graph.towers.matting import write_matters
 from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pairs import write_pairs
+from memplan.graph.towers.parsing import write_parsers
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
-from memplan.graph.towers.sounds import signal, targets, write_sound
+from memplan.graph.towers.shifted import write_shifted
+from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
+from memplan.graph.towers.videos import write_videos
+from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
+from memplan.model.towers.conformer import ConformerBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
+from memplan.model.towers.matting import MattersBody
 from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.pairs import PairBody
+from memplan.model.towers.parsing import ParsersBody
 from memplan.model.towers.parts import (
     ActivationBody,
     GatedBody,
@@ -42,10 +60,12 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.shifted import ShiftedBody
+from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 def write_body(
@@ -62,22 +82,35 @@ def write_body(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
+        case WordsPatchesBody():
+            return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
         case ClipBody():
             return clip_patches(t, body, flow)
+        case FramesPatchesBody():
+            return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DecodedTokensBody():
+            return decoded_tokens(t, body, flow)
+        case PlacedTokensBody():
+            return placed_tokens(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
         case TypedTokensBody():
             return typed_tokens(t, body, flow)
+        case PatchQueriesBody():
+            assert x is not None
+            return patch_queries(t, x, body, flow, given)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():
             return targets(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
+        case FeaturesBody():
+            return features(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -89,12 +122,26 @@ def _read_on(
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
+    if isinstance(body, FramesLayerBody):
+        return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
     if isinstance(body, ConvolvedBody):
         return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
+    if isinstance(body, GridBody):
+        return write_grid(t, x, body, flow)
+    if isinstance(body, ShiftedBody):
+        return write_shifted(t, x, body, flow)
+    if isinstance(body, MattersBody):
+        return write_matters(t, x, body, flow)
+    if isinstance(body, LatentsBody):
+        return write_latents(t, x, body, flow)
+    if isinstance(body, ParsersBody):
+        return write_parsers(t, x, body, flow)
+    if isinstance(body, LevelsBody):
+        return write_levels(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:
@@ -105,6 +152,8 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, ConformerBody):
+        return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):
@@ -113,6 +162,12 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, VideoContrastBody):
+        return write_videos(t, x, body, flow, given)
+    if isinstance(body, WordsBody):
+        return words_of(t, x, body, flow)
+    if isinstance(body, SummedBody):
+        return summed(t, x, body)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow)
     if isinstance(body, TileBody):

@@ -18,15 +18,24 @@ from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
+from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
-from memplan.model.towers.sounds import SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.sounds import FeaturesBody, SignalBody
+from memplan.model.towers.texts import (
+    DecodedTokensBody,
+    OutputBody,
+    TargetsBody,
+    TokensBody,
+    TypedTokensBody,
+)
 from memplan.model.towers.tiles import TilesBody
 
 
@@ -51,7 +60,10 @@ def record_flow(
             held.append(x)
         if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
-        ending = held if block is blocks[-1] else []
+        ending = [*held, *flow.returned] if block is blocks[-1] else []
+        if isinstance(block.body, NormedLevelsBody):
+            # The backbone returns before the model that reads its levels does.
+            ending, held = held, []
         if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
@@ -82,10 +94,15 @@ def starts(block: ParameterBlock) -> bool:
         PatchesBody
         | PixelsBody
         | ClipBody
+        | FeaturesBody
+        | FramesPatchesBody
         | PlacesBody
+        | PlacedTokensBody
+        | DecodedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody
+        | WordsPatchesBody
         | TargetsBody,
     )
 
@@ -105,7 +122,7 @@ def _runs(t: Tape, block: ParameterBlock) -> list[_Run]:
     # Parts of a language model are none of the towers beside it.
     own = not block.beside
     if block.part is ModelPart.LAYERS:
-        again = not isinstance(block.body, LayerBody) or block.body.recomputed
+        again = getattr(block.body, "recomputed", True)
         return [
             _Run(high - low, checkpointed and again, owner or (frozen and own))
             for low, high, checkpointed, frozen in cut_layers(options, block.count)
@@ -130,7 +147,7 @@ def _segment(
     *,
     tied: bool,
 ) -> Tensor:
-    """The segments of a run: one, or more where the first repetition gives another dtype."""
+    """The segments of a run: one, or more where a repetition gives another dtype or size."""
     remaining = run.count
     while remaining:
         before = None if starts(block) else x
@@ -149,7 +166,9 @@ def _segment(
             t.release(each)
         t.end(x)
         if before is not None and (
-            x.dtype is not before.dtype or x.requires_grad is not before.requires_grad
+            x.dtype is not before.dtype
+            or x.requires_grad is not before.requires_grad
+            or x.numel != before.numel
         ):
             t.segment.repeat = 1
         if flow.collected is not None and block.part is ModelPart.LAYERS:

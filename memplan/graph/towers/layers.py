@@ -11,12 +11,14 @@ from memplan.graph.operations.elementwise import clamp_between, dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary, rotary_as_complex
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.heads import biased_attention
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
+from memplan.training.kernels import AttentionKernel
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -169,7 +171,8 @@ def _turned(
         case Turning.PLAIN:
             return rotary(t, query, *tables), rotary(t, key, *tables)
         case Turning.FULL:
-            return _turned_in_full(t, query, *tables), _turned_in_full(t, key, *tables)
+            cos, sin = (t.cast(each, DType.FP32) for each in tables)
+            return _turned_in_full(t, query, cos, sin), _turned_in_full(t, key, cos, sin)
         case Turning.AXES:
             return _turned_by_axis(t, query, *tables), _turned_by_axis(t, key, *tables)
         case Turning.COMPLEX:
@@ -203,14 +206,32 @@ def _in_stretches(
 ) -> Tensor:
     """Attention within each picture, or window of one; all results are joined, be it a single one.
 
-    Stretches are alike, so that they are written down as a batch.
+    Stretches are alike, so that they are written down as a batch; only what a kernel keeps beside its
+    result is small for each, and takes a block of its own.
     """
     rows = shape.batch * shape.queries
     length = min(body.window or flow.patches, flow.patches)
     number = max(1, rows // length)
     whole = replace(shape, batch=number, queries=rows // number, keys=rows // number)
     out = attend(t, query, key, value, whole, None)
-    return t.concatenate(out)
+    joined, kept = t.tensor(out.numel, out.dtype), []
+    if t.kernels.attention is AttentionKernel.SDPA:
+        kept = [_kept_by_stretches(t, whole)]
+    t.record(OperationKind.CAT, (out,), (joined, *kept), saves=kept, gradients=(Gradient.ALIAS,))
+    return joined
+
+
+def _kept_by_stretches(t: Tape, shape: Shape) -> Tensor:
+    """What as many kernels keep more than one: sums of exponentials, the state of random numbers."""
+    sums = shape.spec.num_heads * shape.queries
+    each = allocated_bytes(sums, DType.FP32) + RANDOM_STATES * allocated_bytes(1, DType.INT64)
+    once = allocated_bytes(sums * shape.batch, DType.FP32)
+    once += RANDOM_STATES * allocated_bytes(1, DType.INT64)
+    return t.tensor(max(0, shape.batch * each - once), DType.BOOL)
+
+
+RANDOM_STATES = 2
+"""Tensors that a fused kernel returns for dropout, be there none."""
 
 
 def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:

@@ -10,7 +10,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.elementwise import dropout, dropout_probability
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
@@ -19,13 +19,16 @@ from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.body import (
     BranchBody,
+    CallBody,
     GateBody,
     LessItselfBody,
     ResidualBody,
     TowerBody,
+    WaysBody,
 )
 from memplan.model.towers.nets import (
     BatchNormBody,
+    ChannelDropBody,
     ConvolutionBody,
     DropoutBody,
     DropPathBody,
@@ -44,10 +47,11 @@ Write = Callable[[Tensor, TowerBody], Tensor]
 
 def pixels(t: Tape, body: PixelsBody, flow: Flow) -> Tensor:
     """What the batch brings, in 16 bits where the model is."""
-    flow.grid = picture_size(t.options.image_size, body)
+    flow.grid = flow.picture = picture_size(t.options.image_size, body)
     height, width = flow.grid
     dtype = DType.FP32 if t.autocast is not None else t.compute
-    return from_batch(t, flow.items * body.channels * height * width, dtype)
+    flow.pixels = from_batch(t, flow.items * body.channels * height * width, dtype)
+    return flow.pixels
 
 
 def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
@@ -73,6 +77,8 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
             return out
         case DropoutBody():
             return dropout(t, x, body.probability)
+        case ChannelDropBody():
+            return _channels_dropped(t, x, body, flow)
         case DropPathBody():
             return drop_path(t, x, flow.items)
         case PixelsBody():
@@ -82,12 +88,57 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
 def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
     """The operations of branches, and of what joins them."""
     match body:
+        case CallBody():
+            return _called(t, x, body, write)
+        case WaysBody():
+            return _joined_ways(t, x, body, flow, write)
         case ResidualBody():
             return _residual(t, x, body, flow, write)
         case LessItselfBody():
             return _less(t, write(x, body.part), x)
         case GateBody():
             return _gated(t, x, body, flow, write)
+
+
+def _called(t: Tape, x: Tensor, body: CallBody, write: Write) -> Tensor:
+    """Parts of a module, with names in its frame."""
+    lingering = t.segment.lingering
+    outer = len(lingering)
+    made = x
+    for part in body.parts:
+        made = write(made, part)
+    t.touch(*lingering[outer:], x)
+    del lingering[outer:]
+    return made
+
+
+def _joined_ways(t: Tape, x: Tensor, body: WaysBody, flow: Flow, write: Write) -> Tensor:
+    before, after = flow.grid, None
+    given = []
+    for way in body.ways:
+        flow.grid = before
+        made = x
+        for part in way:
+            made = write(made, part)
+        after = after or flow.grid
+        if flow.grid != after:
+            made = resized(
+                t, made, made.numel // (flow.grid[0] * flow.grid[1]) * after[0] * after[1]
+            )
+        given.append(made)
+    flow.grid = after or before
+    out = t.concatenate(*given)
+    t.touch(x, *given)
+    return out
+
+
+def resized(t: Tape, x: Tensor, numel: int) -> Tensor:
+    """``interpolate``, which autocast runs in fp32: nothing is kept."""
+    read = x if t.autocast is None else t.cast(x, DType.FP32)
+    out = t.tensor(numel, read.dtype)
+    t.record(OperationKind.UPSAMPLE, (read,), (out,), gradients=(Gradient.FRESH,))
+    t.touch(x)
+    return out
 
 
 def _fewer(flow: Flow, kernel: int, stride: int, padding: int) -> None:
@@ -190,6 +241,8 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
             made = write(made, part)
         if way is body.branch:
             added, after = made, flow.grid
+            if body.names_branch:
+                t.linger(made)
         else:
             past = made
     flow.grid = after
@@ -198,6 +251,8 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
     added = dropout(t, added, body.dropout)
     if body.drop_path:
         added = drop_path(t, added, flow.items)
+        if body.names_branch:
+            t.linger(added)
     if body.in_place:
         out = t.view(added, added.numel)
         t.record(
@@ -215,6 +270,17 @@ def drop_path(t: Tape, x: Tensor, items: int) -> Tensor:
     factors = t.tensor(items, x.dtype)
     t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
     out = t.mul(t.scale(x, OperationKind.DIV), factors)
+    t.touch(x)
+    return out
+
+
+def _channels_dropped(t: Tape, x: Tensor, body: ChannelDropBody, flow: Flow) -> Tensor:
+    """``torch.nn.Dropout2d``: nothing happens at probability 0."""
+    if dropout_probability(t, body.probability) == 0.0:
+        return x
+    factors = t.tensor(flow.items * body.channels, x.dtype)
+    t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
+    out = t.mul(x, factors)
     t.touch(x)
     return out
 

@@ -11,6 +11,7 @@ from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.nets import batch_norm
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.attention import AttentionSpec
 from memplan.model.towers.pooling import (
@@ -152,10 +153,10 @@ def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
     if body.pooling is not None:
         size = body.modules[0][1] // (2 if body.pooling is TowerPooling.FIRST_AND_MEAN else 1)
         x = pooled(t, x, body.pooling, size, flow)
-    logits = [
-        linear(t, x, module, inputs, classes, bias=body.bias)
-        for module, inputs, classes in body.modules
-    ]
+    logits = []
+    for number, (module, inputs, classes) in enumerate(body.modules):
+        read = batch_norm(t, x, body.batch_norms[number], inputs) if body.batch_norms else x
+        logits.append(linear(t, read, module, inputs, classes, bias=body.bias))
     found = logits[0]
     for each in logits[1:]:
         found = t.add(found, each)

@@ -16,6 +16,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.sounds import (
+    FeaturesBody,
     FramesBody,
     HalvedFramesBody,
     PositionConvolutionBody,
@@ -54,6 +55,15 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
     active = activation(t, out, body.activation)
     t.touch(out)
     return active
+
+
+def features(t: Tape, body: FeaturesBody, flow: Flow) -> Tensor:
+    """What the batch brings, in 16 bits where the model is."""
+    seconds = t.options.audio_seconds
+    flow.items = t.options.batch_size
+    flow.length = body.length if seconds is None else seconds * body.rate
+    dtype = DType.FP32 if t.autocast is not None else t.compute
+    return from_batch(t, flow.items * flow.length * body.features, dtype)
 
 
 def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
@@ -100,6 +110,9 @@ def projected_frames(t: Tape, x: Tensor, body: ProjectedFramesBody, flow: Flow) 
     """A norm over the channels, a linear layer, masked stretches overwritten."""
     if body.norm:
         x = layer_norm(t, x, body.norm, body.features)
+    if body.returned:
+        t.hold(x)
+        flow.returned.append(x)
     out = linear(t, x, body.linear, body.features, body.size, bias=True)
     out = dropout(t, out, body.dropout)
     if not body.mask:
@@ -166,13 +179,15 @@ def output(
     t: Tape, x: Tensor, body: OutputBody, flow: Flow, declared: dict[str, Parameter], *, tied: bool
 ) -> Tensor:
     """Logits over the vocabulary, and their cross-entropy as they are."""
-    if tied:
-        logits = matmul_weight(t, x, declared[body.table], module=body.module)
+    if tied and body.table:
+        bias = t.parameter(f"{body.module}.bias") if body.bias else None
+        logits = matmul_weight(t, x, declared[body.table], bias, module=body.module)
     else:
-        logits = linear(t, x, body.module, body.size, body.rows)
+        logits = linear(t, x, body.module, body.size, body.rows, bias=body.bias)
     t.returned.append(logits)
     t.give_out(logits)
-    return cross_entropy(t, logits, flow.labels)
+    full = t.cast(logits, DType.FP32) if body.upcast else logits
+    return cross_entropy(t, full, flow.labels)
 
 
 def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
@@ -203,6 +218,8 @@ def write_sound(t: Tape, x: Tensor, body: SoundBody, flow: Flow) -> Tensor:
     match body:
         case SignalBody():
             return signal(t, x, body, flow)
+        case FeaturesBody():
+            return features(t, body, flow)
         case FramesBody():
             return frames(t, x, body)
         case HalvedFramesBody():

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
-from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.blends import BlendBody
+from memplan.model.towers.clips import VideoBody
+from memplan.model.towers.conformer import ConformerBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
+from memplan.model.towers.levels import LevelsBody
+from memplan.model.towers.matting import MattersBody
 from memplan.model.towers.nets import NetBody
 from memplan.model.towers.pairs import PairBody
+from memplan.model.towers.parsing import ParsersBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChainBody:
     """Several of these in one module, one behind the other."""
+
+    parts: tuple[TowerBody, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallBody:
+    """Several of these in a module of their own: what they read lives until it returns, as names in its frame do."""
 
     parts: tuple[TowerBody, ...]
 
@@ -43,6 +59,8 @@ class ResidualBody:
     """A weight that multiplies what is added, as ``module.name``."""
     dropout: float = 0.0
     drop_path: bool = False
+    names_branch: bool = False
+    """A variable of the layer's holds what the branch gave until the layer returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +77,17 @@ class GateBody:
     parts: tuple[TowerBody, ...]
 
 
-BranchBody = ResidualBody | LessItselfBody | GateBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaysBody:
+    """Ways that read the same; what they give is joined, channel behind channel.
+
+    A way without a part gives what is read; what is smaller than the first way's is made as large.
+    """
+
+    ways: tuple[tuple[TowerBody, ...], ...]
+
+
+BranchBody = WaysBody | CallBody | ResidualBody | LessItselfBody | GateBody
 
 TowerBody = (
     ChainBody
@@ -68,19 +96,29 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | ClipBody
+    | VideoBody
     | TextBody
     | LayerBody
     | ConvolvedBody
+    | ConformerBody
     | NetBody
+    | GridBody
+    | LevelsBody
+    | ParsersBody
+    | LatentsBody
+    | MattersBody
+    | ShiftedBody
     | SoundBody
     | SpeechBody
     | PlacesBody
     | SegmentingBody
     | PoolingBody
     | ContrastBody
+    | PatchQueriesBody
     | ProjectingBody
     | PairBody
+    | BlendBody
+    | VideoContrastBody
     | QueriedBody
     | OutputBody
     | DenoiserBody

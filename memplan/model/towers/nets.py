@@ -22,6 +22,8 @@ class PixelsBody:
     channels: int
     image: tuple[int, int]
     """Height and width where the setup says nothing else [pixels]."""
+    fixed: bool = False
+    """The class takes no others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,14 @@ class DropoutBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelDropBody:
+    """Dropout of whole channels."""
+
+    channels: int
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DropPathBody:
     """Whole samples are dropped."""
 
@@ -111,5 +121,6 @@ NetBody = (
     | WindowBody
     | SigmoidBody
     | DropoutBody
+    | ChannelDropBody
     | DropPathBody
 )

@@ -48,6 +48,17 @@ class SignalBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FeaturesBody:
+    """A row of numbers for each frame, as the batch brings them."""
+
+    features: int
+    length: int
+    """How many frames, where the setup says nothing else."""
+    rate: int
+    """Frames a second."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FramesBody:
     """What the convolutions gave becomes tokens: fixed positions are added (Whisper)."""
 
@@ -77,6 +88,8 @@ class ProjectedFramesBody:
     dropout: float = 0.0
     mask: str = ""
     """The vector, as ``module.name``, where time is masked in training."""
+    returned: bool = False
+    """The model returns what the norm gave, beside its result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +115,7 @@ class TranscriptBody:
 
 SoundBody = (
     SignalBody
+    | FeaturesBody
     | FramesBody
     | HalvedFramesBody
     | ProjectedFramesBody

@@ -1,0 +1,122 @@
+"""What a stack does beside its layers where these mix tokens in a way of their own: a row for each way.
+
+Masks and tables that all its layers read, a second stream that runs beside them, tokens that are embedded
+otherwise. The modules are imported where a model has such layers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memplan.graph.stack_context import StackContext
+    from memplan.graph.tape import Tape
+    from memplan.graph.tensors import Parameter, Tensor
+    from memplan.model.layers import EmbeddingSpec, StackSpec
+    from memplan.model.spec import ModelSpec
+
+
+class StackForm(NamedTuple):
+    """Which functions of a module of ``memplan.graph`` write what; empty: the usual ones do."""
+
+    module: str
+    settled: str = ""
+    """The stack as it runs at a sequence length."""
+    embedded: str = ""
+    """Tokens to hidden states."""
+    shared: str = ""
+    """What all layers read: left in the context, once the tokens are embedded."""
+    begun: str = ""
+    """What the first layer is given in the place of the embedded tokens."""
+    given_back: str = ""
+    """What goes from the last layer to the final norm."""
+    loss: str = ""
+    """The sequence-to-sequence loss."""
+
+
+FORMS: Mapping[str, StackForm] = {
+    "BlockSparseSpec": StackForm(
+        "attention.block_sparse", settled="settled", shared="share_band_mask"
+    ),
+    "LocalBlocksSpec": StackForm("attention.local_blocks", shared="share_local_mask"),
+    "RelativeSpec": StackForm("attention.relative", shared="share_positions"),
+    "FutureTokensSpec": StackForm(
+        "attention.future_tokens", embedded="embed_streams", loss="stream_loss"
+    ),
+    "GlobalTokensSpec": StackForm(
+        "attention.global_tokens", begun="begin_with_global_tokens", given_back="without_padding"
+    ),
+}
+"""By the class of what mixes the tokens of the first layer."""
+
+
+def _written(stack: StackSpec, part: str) -> Any:
+    """The function that stands in the table for this part of a stack; None where there is none."""
+    if not stack.runs:
+        return None
+    form = FORMS.get(type(stack.runs[0].layer.attention).__name__)
+    name = "" if form is None else getattr(form, part)
+    if form is None or not name:
+        return None
+    return getattr(import_module(f"memplan.graph.{form.module}"), name)
+
+
+def settled(stack: StackSpec, seq_len: int) -> StackSpec:
+    """The stack as its class runs it at this length."""
+    write = _written(stack, "settled")
+    found: StackSpec = stack if write is None else write(stack, seq_len)
+    return found
+
+
+def embedded(
+    t: Tape,
+    stack: StackSpec,
+    spec: EmbeddingSpec,
+    context: StackContext,
+    table: Parameter,
+    ids: Tensor | None,
+) -> Tensor | None:
+    """The tokens, where they are embedded otherwise than the rest."""
+    write = _written(stack, "embedded")
+    if write is None:
+        return None
+    x: Tensor = write(t, spec, stack.runs[0].layer.attention, context, table, ids)
+    return x
+
+
+def share(t: Tape, stack: StackSpec, context: StackContext) -> None:
+    """Make what all layers read."""
+    write = _written(stack, "shared")
+    if write is not None:
+        write(t, stack.runs[0].layer.attention, context)
+
+
+def begun(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
+    """What the first layer is given for the embedded tokens."""
+    write = _written(stack, "begun")
+    if write is None:
+        return x
+    given: Tensor = write(t, x, stack.runs[0].layer.attention, context)
+    return given
+
+
+def given_back(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, length: int) -> Tensor:
+    """What the layers give, of so many tokens as they were given."""
+    write = _written(stack, "given_back")
+    if write is None or context.seq_len == length:
+        return x
+    found: Tensor = write(t, x, context, length)
+    return found
+
+
+def own_loss(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor | None:
+    """The loss of a decoder that has one of its own."""
+    stack = model.stacks[-1]
+    write = _written(stack, "loss")
+    if write is None:
+        return None
+    loss: Tensor = write(t, model, stack.runs[0].layer.attention, x, table)
+    return loss
