@@ -23,7 +23,7 @@ from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.parsing import write_parsers
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
-from memplan.graph.towers.queried import write_queried
+from memplan.graph.towers.queried import with_instruction, write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
@@ -56,7 +56,7 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
-from memplan.model.towers.queried import QueriedBody
+from memplan.model.towers.queried import InstructionBody, QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
@@ -94,6 +94,8 @@ def write_body(
             return text_tokens(t, body, flow)
         case TypedTokensBody():
             return typed_tokens(t, body, flow)
+        case InstructionBody():
+            return with_instruction(t, body, flow)
         case PatchQueriesBody():
             assert x is not None
             return patch_queries(t, x, body, flow, given)
@@ -161,7 +163,7 @@ def _read_on(
     if isinstance(body, SummedBody):
         return summed(t, x, body)
     if isinstance(body, QueriedBody):
-        return write_queried(t, x, body, flow)
+        return write_queried(t, x, body, flow, given)
     if isinstance(body, TileBody):
         return write_tiles(t, x, body, flow)
     assert isinstance(body, ReorderedBody), body

@@ -26,6 +26,7 @@ from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.queried import InstructionBody
 from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
@@ -94,6 +95,7 @@ def starts(block: ParameterBlock) -> bool:
         | TokensBody
         | TypedTokensBody
         | WordsPatchesBody
+        | InstructionBody
         | TargetsBody,
     )
 
