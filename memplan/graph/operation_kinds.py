@@ -139,6 +139,7 @@ class OperationKind(StrEnum):
     SILU = "silu"
     SIN = "sin"
     SLICE = "slice"
+    SMOOTH_L1 = "smooth_l1"
     SOFTMAX = "softmax"
     SOFTPLUS = "softplus"
     SOLVE_TRIANGULAR = "solve_triangular"
