@@ -93,9 +93,7 @@ def instructblip(table: ParameterTable, whole: Whole) -> None:
         attention_dropout=former.number("attention_probs_dropout_prob", default=0.1),
     )  # fmt: skip
     reading = replace(body, source=width_of(vision))
-    linear = LinearBody(
-        module="language_projection", inputs=size, outputs=whole.text.hidden_size
-    )
+    linear = LinearBody(module="language_projection", inputs=size, outputs=whole.text.hidden_size)
     bodies: dict[str, TowerBody] = {
         "qformer.embed": InstructionBody(
             queries="model.query_tokens", size=size, num_queries=rows, dropout=body.dropout,

@@ -158,7 +158,9 @@ def _fused(
     both = linear(t, x, name, body.size, columns, bias=bias)
     rows = both.numel // columns
     sizes = rows * width, rows * narrow, rows * narrow
-    query, key, value = [t.slice(both, each) for each in sizes] if body.selected else t.split(both, *sizes)
+    query, key, value = (
+        [t.slice(both, each) for each in sizes] if body.selected else t.split(both, *sizes)
+    )
     return query, key, value
 
 

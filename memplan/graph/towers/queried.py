@@ -56,9 +56,7 @@ def with_instruction(t: Tape, body: InstructionBody, flow: Flow) -> Tensor:
     return dropout(t, layer_norm(t, both, "layernorm", body.size), body.dropout)
 
 
-def _query_layer(
-    t: Tape, x: Tensor, body: QueryLayerBody, flow: Flow, memory: Tensor
-) -> Tensor:
+def _query_layer(t: Tape, x: Tensor, body: QueryLayerBody, flow: Flow, memory: Tensor) -> Tensor:
     """``InstructBlipQFormerLayer``."""
     size = body.size
     attended = _bert_attention(t, x, x, "attention", body, flow, size)

@@ -66,6 +66,4 @@ class QueriesOnlyBody:
     num_queries: int
 
 
-QueriedBody = (
-    MaskedQueriesBody | InstructionBody | QueryLayerBody | QueriesOnlyBody
-)
+QueriedBody = MaskedQueriesBody | InstructionBody | QueryLayerBody | QueriesOnlyBody
