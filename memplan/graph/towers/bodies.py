@@ -14,6 +14,7 @@ from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
+from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
@@ -40,6 +41,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
@@ -164,6 +166,8 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, GroupingBody):
+        return write_grouping(t, x, body, flow)
     if isinstance(body, VideoContrastBody):
         return write_videos(t, x, body, flow, given)
     if isinstance(body, WordsBody):
