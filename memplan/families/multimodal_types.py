@@ -159,6 +159,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=sounds.glm_asr,
         text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
         left_out=SOUND,
+        join=TowerJoin(joining=Joining.PICKED, returned=True),
     ),
     "granite_speech": Multimodal(
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"

@@ -27,12 +27,14 @@ from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import with_instruction, write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
+from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
+from memplan.graph.towers.turned import write_turned
 from memplan.graph.towers.videos import write_videos
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
@@ -62,11 +64,13 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import InstructionBody, QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.turned import TurnedBody
 from memplan.model.towers.videos import VideoContrastBody
 
 
@@ -115,6 +119,8 @@ def write_body(
             return signal(t, x, body, flow)
         case FeaturesBody():
             return features(t, body, flow)
+        case SeriesBody():
+            return series(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -156,6 +162,10 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, SeriesPart):
+        return write_series(t, x, body, flow)
+    if isinstance(body, TurnedBody):
+        return write_turned(t, x, body, flow)
     if isinstance(body, ConformerBody):
         return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
