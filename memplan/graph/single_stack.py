@@ -71,7 +71,9 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
         record_denoiser(t, model.tables)
         return t
-    if not model.stacks and not model.activations_left_out:
+    # What a base model inside reads may not be known though its task's class is (Perceiver).
+    known = all(block.body is not None for block in counted_parts(model))
+    if not model.stacks and known and not model.activations_left_out:
         from memplan.graph.towers.flow import record_flow  # only for towers by themselves
 
         record_flow(t, counted_parts(model), tied=model.head.tied)

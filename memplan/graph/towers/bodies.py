@@ -15,6 +15,7 @@ from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.matting import write_matters
@@ -29,7 +30,7 @@ from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.videos import write_videos
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
@@ -39,6 +40,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.matting import MattersBody
@@ -61,7 +63,7 @@ from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.videos import VideoContrastBody
 
@@ -90,6 +92,10 @@ def write_body(
             return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DecodedTokensBody():
+            return decoded_tokens(t, body, flow)
+        case PlacedTokensBody():
+            return placed_tokens(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
         case TypedTokensBody():
@@ -130,6 +136,8 @@ def _read_on(
         return write_shifted(t, x, body, flow)
     if isinstance(body, MattersBody):
         return write_matters(t, x, body, flow)
+    if isinstance(body, LatentsBody):
+        return write_latents(t, x, body, flow)
     if isinstance(body, ParsersBody):
         return write_parsers(t, x, body, flow)
     if isinstance(body, LevelsBody):

@@ -21,6 +21,7 @@ from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parsing import NormedLevelsBody
@@ -28,7 +29,13 @@ from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import (
+    DecodedTokensBody,
+    OutputBody,
+    TargetsBody,
+    TokensBody,
+    TypedTokensBody,
+)
 from memplan.model.towers.tiles import TilesBody
 
 
@@ -90,6 +97,8 @@ def starts(block: ParameterBlock) -> bool:
         | FeaturesBody
         | FramesPatchesBody
         | PlacesBody
+        | PlacedTokensBody
+        | DecodedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody

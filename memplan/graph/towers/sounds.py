@@ -186,7 +186,8 @@ def output(
         logits = linear(t, x, body.module, body.size, body.rows, bias=body.bias)
     t.returned.append(logits)
     t.give_out(logits)
-    return cross_entropy(t, logits, flow.labels)
+    full = t.cast(logits, DType.FP32) if body.upcast else logits
+    return cross_entropy(t, full, flow.labels)
 
 
 def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:

@@ -7,7 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Storage, Tensor, allocated_bytes
+from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.training.kernels import AttentionKernel
 
 
@@ -50,6 +50,8 @@ class Flow:
     """Tokens that a decoder of masks hands on beside the picture."""
     levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
     """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
+    table: Parameter | None = None
+    """The tokens' table, which spells them again."""
     named: list[Tensor] = field(default_factory=list)
     """What variables of the model's hold for a while."""
     places: Tensor | None = None

@@ -10,6 +10,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.matting import MattersBody
@@ -104,6 +105,7 @@ TowerBody = (
     | GridBody
     | LevelsBody
     | ParsersBody
+    | LatentsBody
     | MattersBody
     | ShiftedBody
     | SoundBody
