@@ -161,7 +161,7 @@ FAMILY_MODULES: dict[str, str] = {
     "owlv2": "two_towers",
     "align": "two_towers",
     "xclip": "xclip",
-    "groupvit": "two_towers",
+    "groupvit": "groupvit",
     "vision-text-dual-encoder": "two_towers",
     "clip_text_model": "two_towers",
     "clip_vision_model": "two_towers",

@@ -55,17 +55,17 @@ def _encoder(table: ParameterTable, reader: ConfigReader, width: int, *, written
     reader.choice("cross_attention_shape_for_attention", shape, wide)
     keys = reader.optional_integer("qk_channels")
     values = reader.optional_integer("v_channels")
-    asked = QueriesBody(weight="latents.latents") if written else None
-    with table.block("latents.embed", body=asked):
-        table.parameter("latents", "latents", reader.integer("num_latents"), latents)
     with table.block("encoder.cross_attention"):
+        table.parameter("latents", "latents", reader.integer("num_latents"), latents)
         first = keys or wide[shape]
-        _layer(
+        layer = _layer(
             table, reader, latents, width, first, values or first,
             factor=reader.integer("cross_attention_widening_factor"),
             heads=reader.integer("num_cross_attention_heads"),
             added=reader.flag("use_query_residual", default=True),
         )  # fmt: skip
+        asked = ChainBody(parts=(QueriesBody(weight="latents.latents"), *layer.parts))
+        table.computes(asked if written else None)
     with table.block("encoder.layers", count=reader.layers("num_self_attends_per_block")):
         _layer(
             table, reader, latents, None, keys or latents, values or keys or latents,
@@ -83,11 +83,12 @@ def _decoder(table: ParameterTable, reader: ConfigReader, width: int, positions:
             table, reader, width, reader.integer("d_latents"), DECODER_KEY_WIDTH, width, factor=1,
             heads=DECODER_HEADS, added=False,
         )  # fmt: skip
-        table.computes(ChainBody(parts=(QueriesBody(weight=weight), *layer.parts)))
+        # The model inside returns behind it, and lets the tokens go.
+        held = (ForgottenBody(),) * 2
+        table.computes(ChainBody(parts=(*held, QueriesBody(weight=weight), *layer.parts)))
     rows = reader.integer("vocab_size")
     spelled = SpellingBody(rows=rows, table="embeddings", bias="embedding_decoder.bias")
-    held = (ForgottenBody(),) * 3
-    with table.block("head", body=ChainBody(parts=(spelled, *held))):
+    with table.block("head", body=ChainBody(parts=(spelled, ForgottenBody()))):
         table.parameter("embedding_decoder", "bias", rows)
 
 

@@ -104,6 +104,7 @@ class OperationKind(StrEnum):
     MEAN = "mean"
     MINIMUM = "minimum"
     MUL = "mul"
+    MSE_LOSS = "mse_loss"
     MULTIPLIER = "multiplier"
     MUL_IN_PLACE = "mul_"
     MUL_SCALAR = "mul_scalar"

@@ -45,3 +45,10 @@ def test_only_what_spells_is_written_down_and_of_one_length() -> None:
     assert load_model({"model_type": "perceiver", "num_blocks": 2}).activations_left_out
     with pytest.raises(SetupError, match="spells 2048 tokens"):
         estimate(model, TrainingSetup(seq_len=512))
+
+
+def test_a_weight_that_is_spread_over_samples_is_no_activation() -> None:
+    model = load_model({**NARROW, "architectures": ["PerceiverForMaskedLM"]})
+    setup = TrainingSetup(num_gpus=2, engine="deepspeed", zero_stage=2)
+    for phase in estimate(model, setup).phases.values():
+        assert min(phase.components.values()) >= 0
