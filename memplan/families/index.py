@@ -116,7 +116,7 @@ FAMILY_MODULES: dict[str, str] = {
     "convbert": "bert_mixers",
     "squeezebert": "bert_mixers",
     "fnet": "bert_mixers",
-    "funnel": "counted_encoders",
+    "funnel": "funnel",
     "xlnet": "xlnet",
     "whisper": "speech",
     "speech_to_text": "speech",
