@@ -12,6 +12,13 @@ nothing but the standard decorator.
 
 from typing import TYPE_CHECKING
 
+
+class HashedOnce:
+    """A record by which many things are looked up: what it hashes to is found once and kept."""
+
+    __slots__ = ("_hash",)
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass, replace
 else:
@@ -37,7 +44,8 @@ else:
             if eq and "__eq__" not in own:
                 made.__eq__ = _eq
                 if "__hash__" not in own:
-                    made.__hash__ = _hash if frozen else None
+                    once = issubclass(made, HashedOnce)
+                    made.__hash__ = (_hash_once if once else _hash) if frozen else None
             if frozen:
                 made.__dataclass_params__.frozen = True
                 made.__setattr__, made.__delattr__ = _refuse_assignment, _refuse_deletion
@@ -132,7 +140,8 @@ else:
             taken = _TAKEN[kind] = names, values
         names, values = taken
         kept = dict(zip(names, values(record), strict=True))
-        return kind(**{**kept, **changes})
+        kept.update(changes)
+        return kind(**kept)
 
     def _repr(self):
         shown = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)
@@ -146,5 +155,13 @@ else:
     def _hash(self):
         return hash(_values(self))
 
+    def _hash_once(self):
+        try:
+            return self._hash
+        except AttributeError:
+            found = hash(_values(self))
+            object.__setattr__(self, "_hash", found)
+            return found
 
-__all__ = ["dataclass", "replace"]
+
+__all__ = ["HashedOnce", "dataclass", "replace"]

@@ -47,6 +47,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "target_seq_len": ({"seq_len": 256}, 64),
     "images_per_sample": ({}, 2),
     "image_size": ({}, 448),
+    "image_width": ({}, 832),
     "num_frames": ({}, 49),
     "audio_seconds": ({}, 10),
     "precision": ({}, "fp32"),
@@ -182,6 +183,7 @@ TRAINED: dict[str, Entry] = {
     "target_seq_len": (JOB, ("--target-seq-len", "64")),
     "images_per_sample": (JOB, ("--images-per-sample", "2")),
     "image_size": (JOB, ("--image-size", "448")),
+    "image_width": (JOB, ("--image-width", "832")),
     "num_frames": (JOB, ("--num-frames", "49")),
     "audio_seconds": (JOB, ("--audio-seconds", "10")),
     "precision": (JOB, ("--precision", "fp16")),
@@ -405,7 +407,7 @@ def not_measured(run: Run, *, gpu: str | None, fake: bool, **_: object) -> Measu
     return Measurement(
         model=run.config, model_name=run.name, task=run.model.task.value, setup=run.setup,
         gpu=gpu or "a100-80gb", gpu_memory_bytes=1 << 36, compute_capability=(8, 0), is_fake=fake,
-        is_alone=False, versions={}, num_params=1, num_steps=run.num_steps,
+        is_alone=False, versions={}, num_params=1, num_steps=run.num_steps or 3,
         parts={"forward": peaks}, held_bytes=1, context_bytes=None, driver_bytes=None,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from memplan.fast_dataclass import HashedOnce
 from memplan.fast_dataclass import dataclass as fast_dataclass
 from memplan.fast_dataclass import replace as fast_replace
 
@@ -127,6 +128,17 @@ def test_equal_frozen_ones_share_a_hash_and_others_have_none() -> None:
     assert hash(Place(1, "a")) == hash(Place(1, "b"))
     with pytest.raises(TypeError, match="unhashable"):
         hash(Open(1))
+
+
+def test_a_hash_that_is_kept_is_of_one_record_alone() -> None:
+    @fast_dataclass(frozen=True, slots=True)
+    class Key(HashedOnce):
+        parts: tuple[int, ...]
+
+    first = Key((1, 2))
+    assert hash(first) == hash(first) == hash(Key((1, 2)))
+    assert hash(fast_replace(first, parts=(3,))) == hash(Key((3,))) != hash(first)
+    assert first == Key((1, 2))
 
 
 def test_methods_of_its_own_stay() -> None:

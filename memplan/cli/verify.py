@@ -81,16 +81,16 @@ def verify(
     task: TaskOption = None,
     num_labels: NumLabelsOption = None,
     steps: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--steps",
             metavar="N",
             min=2,
             max=100,
-            help="Optimizer steps; the last is measured.",
+            help="Optimizer steps; the last is measured. [default: 8, and 3 on fake tensors]",
             rich_help_panel=OUTPUT_PANEL,
         ),
-    ] = 3,
+    ] = None,
     fake: Annotated[
         bool,
         typer.Option(
@@ -240,7 +240,7 @@ def run_of(
     *,
     task: str | None,
     num_labels: int | None,
-    steps: int,
+    steps: int | None,
 ) -> "Run":
     """What is to be run. Raises a ``MemplanError`` for what verify does not run."""
     from memplan.errors import UsageError

@@ -53,6 +53,8 @@ class FlopsComponent(Enum):
     OTHER = "other"
     """Poolers, classifiers, projections of the embedding."""
 
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComponentFlops:
@@ -152,17 +154,17 @@ class _Counter:
         stop = early_stop(segment)
         cross = False
         for position, operation in enumerate(segment.operations):
-            self._note_copy(operation)
+            if operation.kind is OperationKind.TO and operation.inputs:
+                self._note_copy(operation)
             if not operation.flops:
                 continue
             weight = self._weight(operation)
             if weight is not None:
                 cross = weight.block is LayerBlock.CROSS_ATTENTION
             component = self._component(segment, operation, weight, cross=cross)
-            share = Fraction(1)
+            unit: int | Fraction = operation.flops * segment.repeat
             if component is FlopsComponent.SCORES and self.scores is ScoreCount.CAUSAL:
-                share = causal_share(segment.layer, self.tape, self.model)
-            unit = Fraction(operation.flops) * share * segment.repeat
+                unit *= causal_share(segment.layer, self.tape, self.model)
             forward, backward = _passes(operation, unit)
             tally = self.tallies.setdefault(component, _Tally())
             tally.forward += int(forward)
@@ -200,11 +202,11 @@ class _Counter:
         )
 
     def _note_copy(self, operation: Operation) -> None:
-        if operation.kind is OperationKind.TO and operation.inputs:
-            source = operation.inputs[0]
-            weight = source if isinstance(source, Parameter) else self.weights.get(source)
-            if weight is not None:
-                self.weights[operation.outputs[0]] = weight
+        """Of a cast, whether it is a weight's."""
+        source = operation.inputs[0]
+        weight = source if isinstance(source, Parameter) else self.weights.get(source)
+        if weight is not None:
+            self.weights[operation.outputs[0]] = weight
 
     def _weight(self, operation: Operation) -> Parameter | None:
         for tensor in operation.inputs:
@@ -261,16 +263,18 @@ _COMPONENTS = {
 """What the products of a block's weights are for."""
 
 
-def _passes(operation: Operation, unit: Fraction) -> tuple[Fraction, Fraction]:
+def _passes(operation: Operation, unit: int | Fraction) -> tuple[int | Fraction, int | Fraction]:
     """FLOPs of an operation forward and backward, ``unit`` being what the tape counts."""
+    is_loss = operation.kind in OUTPUT_LOSSES
+    third = Fraction(unit) / 3 if is_loss else 0
     if not operation.gradients:
-        return (unit / 3 if operation.kind in OUTPUT_LOSSES else unit), Fraction(0)
+        return (third if is_loss else unit), 0
+    if is_loss:
+        return third, sum(each.requires_grad for each in operation.inputs[:2]) * third
     needed = [
         tensor.requires_grad and kind != Gradient.NONE
         for tensor, kind in zip(operation.inputs, operation.gradients, strict=True)
     ]
-    if operation.kind in OUTPUT_LOSSES:
-        return unit / 3, sum(each.requires_grad for each in operation.inputs[:2]) * unit / 3
     if operation.kind in ATTENTION_KERNELS:
         return unit, unit * attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])

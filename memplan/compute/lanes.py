@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from memplan.fast_dataclass import dataclass
-
 
 class Lane(StrEnum):
     """What is busy; the value is what people read."""
@@ -31,8 +29,7 @@ class Interval(NamedTuple):
     """Exchanges of one layer after another leave the link idle between them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """Equal repetitions of a segment in one pass; times are of one repetition [s]."""
 
     words: str
@@ -58,8 +55,10 @@ class Stage:
 class Clock:
     """Runs stages one after another."""
 
-    def __init__(self, *, interference: float) -> None:
+    def __init__(self, *, interference: float, draws: bool = True) -> None:
         self.now_s = 0.0
+        self.draws = draws
+        """It notes intervals."""
         self.free_s = dict.fromkeys(Lane, 0.0)
         self.intervals: list[Interval] = []
         """Without what is skipped."""
@@ -83,7 +82,8 @@ class Clock:
 
     def compute(self, seconds: float, words: str) -> None:
         """A pass in which nothing is exchanged."""
-        self._note(Lane.COMPUTE, self.now_s, self.now_s + seconds, words)
+        if self.draws:
+            self._note(Lane.COMPUTE, self.now_s, self.now_s + seconds, words)
         self.now_s += seconds
         self.lookahead_s = 0.0
 
@@ -97,7 +97,8 @@ class Clock:
         """Something that nothing hides."""
         if seconds <= 0:
             return
-        self._note(lane, self.now_s, self.now_s + seconds, words)
+        if self.draws:
+            self._note(lane, self.now_s, self.now_s + seconds, words)
         if lane is not Lane.COMPUTE:
             self.exposed_s[lane] += seconds
         self.now_s += seconds
@@ -110,35 +111,46 @@ class Clock:
 
     def _run(self, stage: Stage) -> None:
         start, count = self.now_s, stage.repeats
-        hidden = stage.ahead_s + stage.behind_s
-        device = count * stage.compute_s + self.interference * hidden
+        ahead, behind, fetched, stored = (
+            stage.ahead_s, stage.behind_s, stage.fetched_s, stage.stored_s
+        )  # fmt: skip
+        device = count * stage.compute_s + self.interference * (ahead + behind)
         asked = count * stage.host_s
         own = max(device, asked)
         self.host_bound_s += own - device
         each = own / count
         end = start + own
-        for lane, ahead, behind in (
-            (Lane.LINK, stage.ahead_s, stage.behind_s),
-            (Lane.HOST, stage.fetched_s, stage.stored_s),
-        ):
-            if not ahead and not behind:
-                continue
-            begin = max(self.free_s[lane], start - self.lookahead_s if ahead else start)
-            last = behind / count
-            if ahead:
-                arrived = begin + ahead + behind - last
-                late = arrived + each - end
-                if late > 0:
-                    self.exposed_s[lane] += late
-                    end += late
-            done = max(begin + ahead + behind, end + last if behind else 0.0)
-            self._note(lane, begin, done, stage.words, ahead + behind)
-            self.free_s[lane] = done
-        self._note(Lane.COMPUTE, start, end, stage.words)
+        if ahead or behind:
+            end = self._exchange(Lane.LINK, stage, ahead, behind, each, end)
+        if fetched or stored:
+            end = self._exchange(Lane.HOST, stage, fetched, stored, each, end)
+        if self.draws:
+            self._note(Lane.COMPUTE, start, end, stage.words)
         self.now_s = end
         self.lookahead_s = each
-        self.wait(Lane.LINK, stage.blocking_s, stage.words)
-        self.wait(Lane.HOST, stage.waited_s, stage.words)
+        if stage.blocking_s > 0:
+            self.wait(Lane.LINK, stage.blocking_s, stage.words)
+        if stage.waited_s > 0:
+            self.wait(Lane.HOST, stage.waited_s, stage.words)
+
+    def _exchange(
+        self, lane: Lane, stage: Stage, ahead: float, behind: float, each: float, end: float
+    ) -> float:
+        """What runs beside a stage on another lane; when the stage ends then."""
+        start = self.now_s
+        begin = max(self.free_s[lane], start - self.lookahead_s if ahead else start)
+        last = behind / stage.repeats
+        if ahead:
+            arrived = begin + ahead + behind - last
+            late = arrived + each - end
+            if late > 0:
+                self.exposed_s[lane] += late
+                end += late
+        done = max(begin + ahead + behind, end + last if behind else 0.0)
+        if self.draws:
+            self._note(lane, begin, done, stage.words, ahead + behind)
+        self.free_s[lane] = done
+        return end
 
     def _note(
         self, lane: Lane, start_s: float, stop_s: float, words: str, busy_s: float | None = None

@@ -8,11 +8,23 @@ kernel, and only what is really written moves.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeGuard
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
-from memplan.compute.products import Shape, alignment_share, product_seconds, shape_of
+from memplan.compute.product_shapes import has_norm, product_shape, second_operand
+from memplan.compute.products import Shape, alignment_share, product_seconds
 from memplan.compute.rates import Rates
+from memplan.compute.traffic import (
+    arriving_bytes,
+    backward_bytes,
+    fused_backward_bytes,
+    fused_bytes,
+    kernels_of,
+    made_bytes,
+    num_bytes_of,
+    read_bytes,
+    scratch_bytes,
+)
+from memplan.compute.work import Message, SegmentWork, Work
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import (
     ATTENTION_KERNELS,
@@ -27,7 +39,7 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send
+from memplan.training.exchange import NO_SENDS, ExchangeKind, Send
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import AttentionKernel
 
@@ -40,10 +52,6 @@ VIEWS = frozenset(
     }
 )  # fmt: skip
 """What launches nothing in forward."""
-LOOKUPS = frozenset(
-    {OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.INDEX, OperationKind.GATHER}
-)
-"""What reads no more of its first input than it makes."""
 HALF_LENGTHS = {True: (500, 1100), False: (150, 450)}
 """Keys at which attention's kernels reach half of their rate forward and backward, with a causal mask, which
 cuts tiles, and without (``tests/measured/h100_rates.json``)."""
@@ -62,51 +70,6 @@ and backward (``tests/measured/h100_rates.json``)."""
 NORM_BYTES = (2, 3)
 """Tensors that a norm reads and writes forward, and backward, where its gradient comes too."""
 _PLAIN = (1.0, 1.0)
-
-
-class Message(NamedTuple):
-    """What the ranks of a split model send one another."""
-
-    kind: ExchangeKind
-    num_bytes: int
-    group: Group = Group.SPLIT
-    beside_s: float = 0.0
-    """For so long it runs beside the operation's own computing [s]."""
-
-
-class Work:
-    """What one pass over a segment takes, by what it waits for [s]."""
-
-    __slots__ = ("attention_s", "away_bytes", "host_s", "memory_s", "messages", "products_s")
-
-    def __init__(self) -> None:
-        self.products_s = 0.0
-        self.attention_s = 0.0
-        self.memory_s = 0.0
-        """Reading and writing."""
-        self.host_s = 0.0
-        """Asking for the kernels, which runs ahead of them."""
-        self.messages: list[Message] = []
-        self.away_bytes = 0
-        """Activations that go to the host in forward, or come back in backward."""
-
-    @property
-    def device_s(self) -> float:
-        """On the GPU, messages left out."""
-        return self.products_s + self.attention_s + self.memory_s
-
-
-class SegmentWork(NamedTuple):
-    """One repetition of a segment."""
-
-    forward: Work
-    backward: Work
-    again: Work
-    """What is run again in backward."""
-    num_weights: int = 0
-    num_trained: int = 0
-    is_unit: bool = False
-    """A layer, which engines gather as one."""
 
 
 def segment_work(tape: Tape, model: ModelSpec, rates: Rates) -> Sequence[SegmentWork]:
@@ -204,11 +167,11 @@ class _Reader:
             for operation in operations:
                 self._run(work, operation)
             return work
-        for kernel in _kernels(operations):
+        for kernel in kernels_of(operations):
             if kernel[0].kind in EXTERN_KERNELS:
                 self._run(work, kernel[0])
             else:
-                self._move(work, _fused_bytes(kernel))
+                self._move(work, fused_bytes(kernel))
                 work.host_s += self.rates.host.compiled
         work.host_s += self.rates.host.region
         return work
@@ -223,34 +186,35 @@ class _Reader:
             return
         work.host_s += self._host_seconds(operation)
         before_s, sends = work.device_s, operation.sends.forward
-        scratch = 0 if _gathers(operation) else _positive(operation.forward_scratch)
+        scratch = 0 if _gathers(operation) else scratch_bytes(operation.forward_scratch)
         slow = SLOW_KINDS.get(kind, _PLAIN)[0]
         if kind in _SENT:
             if not sends:
                 self._send(work, operation, _SENT[kind][0])
             self._move(work, 2 * scratch)
         elif not operation.flops:
-            moved = _read_bytes(operation) + _made_bytes(operation) - self._spared(operation)
+            read = read_bytes(operation)
+            moved = read + made_bytes(operation) - self._spared(operation, read)
             self._move(work, moved / slow + 2 * scratch)
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
         elif kind in OUTPUT_LOSSES:
             self._multiply_out(work, operation)
         else:
-            work.products_s += self._product(operation, _shape(operation))
+            work.products_s += self._product(operation, product_shape(operation))
             self._norm_within(work, operation, NORM_BYTES[0], 0)
             self._move(work, 2 * scratch)
         self._keep(operation)
         if sends:
             self._send_within(work, sends, work.device_s - before_s)
 
-    def _spared(self, operation: Operation) -> float:
+    def _spared(self, operation: Operation, read: int) -> float:
         """Of the bytes it reads, as many as would take what the cache saves: what was touched last lies there."""
         near = self.near
         if not near:
             return 0.0
-        found = sum(_num_bytes(each) for each in operation.inputs if each.storage in near)
-        return self.saved_share * min(found, _read_bytes(operation))
+        found = sum([num_bytes_of(each) for each in operation.inputs if each.storage in near])
+        return self.saved_share * min(found, read)
 
     def _keep(self, operation: Operation) -> None:
         """What an operation touches drives what was touched longest ago out of the cache."""
@@ -273,9 +237,9 @@ class _Reader:
 
     def _norm_within(self, work: Work, operation: Operation, tensors: int, direction: int) -> None:
         """A norm that is one module with the product behind it reads and writes by itself."""
-        if _has_norm(operation):
+        if has_norm(operation):
             slow = SLOW_KINDS[OperationKind.LAYER_NORM][direction]
-            self._move(work, tensors * _num_bytes(operation.inputs[0]) / slow)
+            self._move(work, tensors * num_bytes_of(operation.inputs[0]) / slow)
 
     def _run_tiles(self, work: Work, tiles: Tiles, *, back: bool) -> None:
         """One tile after the other forward, and with ``back`` each backward too."""
@@ -299,20 +263,20 @@ class _Reader:
             return host.attention
         return host.product if operation.flops else host.kernel
 
-    def _host_backward_s(self, operation: Operation) -> float:
+    def _host_backward_s(self, operation: Operation, moved: int) -> float:
         host = self.rates.host
         if self.is_compiled:
             return host.compiled
         if operation.kind in ATTENTION_KERNELS:
             return host.attention_back
-        return host.kernel_back if _backward_bytes(operation) else host.alias
+        return host.kernel_back if moved else host.alias
 
     def _move(self, work: Work, num_bytes: float) -> None:
         if num_bytes:
             work.memory_s += num_bytes / self.rates.bytes_per_s + self.rates.kernel_s
 
     def _send(self, work: Work, operation: Operation, kind: ExchangeKind) -> None:
-        sizes = [_num_bytes(each) for each in (*operation.inputs[:1], *operation.outputs[:1])]
+        sizes = [num_bytes_of(each) for each in (*operation.inputs[:1], *operation.outputs[:1])]
         work.messages.append(Message(kind, max(sizes)))
 
     def _send_within(self, work: Work, sends: Iterable[Send], own_s: float) -> None:
@@ -337,7 +301,7 @@ class _Reader:
         if not query.dtype.is_half:
             reached *= SINGLE_ATTENTION_SHARE
         seconds = flops / reached
-        moved = (_read_bytes(operation) + _made_bytes(operation)) * (1 + direction)
+        moved = (read_bytes(operation) + made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
 
     def _keys(self, operation: Operation, query: Tensor) -> float:
@@ -383,11 +347,11 @@ class _Reader:
         work = Work()
         graded = [each for each in reversed(operations) if each.gradients]
         if self.is_compiled:
-            for kernel in _kernels(graded):
+            for kernel in kernels_of(graded):
                 if kernel[0].kind in EXTERN_KERNELS:
                     self._run_back(work, kernel[0])
                 else:
-                    self._move(work, _fused_backward_bytes(kernel))
+                    self._move(work, fused_backward_bytes(kernel))
                     work.host_s += self.rates.host.compiled
             work.host_s += self.rates.host.region
             return work
@@ -402,10 +366,12 @@ class _Reader:
             if operation.tiles.runs_again:
                 self._run_tiles(work, operation.tiles, back=True)
             return
+        own = 0
         if not operation.flops or kind in ATTENTION_KERNELS:
-            work.host_s += self._host_backward_s(operation)
+            own = backward_bytes(operation)
+            work.host_s += self._host_backward_s(operation, own)
         before_s, sends = work.device_s, operation.sends.backward
-        scratch = 0 if _gathers(operation) else _positive(operation.backward_scratch)
+        scratch = 0 if _gathers(operation) else scratch_bytes(operation.backward_scratch)
         if kind in _SENT:
             if not sends and (kind is not OperationKind.ALL_GATHER or scratch):
                 # Columns that were joined are cut out again: nothing is sent.
@@ -416,7 +382,7 @@ class _Reader:
         elif kind is OperationKind.COPY_TO_RANKS:
             self._send(work, operation, ExchangeKind.ALL_REDUCE)
         elif kind in OUTPUT_LOSSES:
-            self._move(work, 2 * sum(_num_bytes(each) for each in operation.inputs[:2]))
+            self._move(work, 2 * sum(num_bytes_of(each) for each in operation.inputs[:2]))
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share * _factor(operation), 1)
             self._move(work, 2 * scratch)
@@ -426,8 +392,8 @@ class _Reader:
             self._move(work, 2 * scratch)
         else:
             slow = SLOW_KINDS.get(kind, _PLAIN)[1]
-            moved: float = _backward_bytes(operation)
-            arriving = sum(_num_bytes(each) for each in operation.outputs if each.requires_grad)
+            moved: float = own
+            arriving = arriving_bytes(operation)
             if 2 * arriving <= self.rates.cache.num_bytes:
                 moved -= self.saved_share * min(arriving, moved)
             self._move(work, moved / slow + 2 * scratch)
@@ -436,9 +402,9 @@ class _Reader:
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
         host = self.rates.host
-        batch, m, n, k = _shape(operation)
+        batch, m, n, k = product_shape(operation)
         turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
-        factors = (operation.inputs[0], _second(operation))
+        factors = (operation.inputs[0], second_operand(operation))
         for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
             if not tensor.requires_grad or kind == Gradient.NONE:
                 continue
@@ -446,9 +412,9 @@ class _Reader:
                 place = factors.index(tensor)
                 work.products_s += self._product(operation, turned[place], sums_rows=place == 1)
                 work.host_s += host.compiled if self.is_compiled else host.product_back
-            elif not _has_norm(operation):
+            elif not has_norm(operation):
                 # A bias.
-                self._move(work, _made_bytes(operation))
+                self._move(work, made_bytes(operation))
 
     def _add_up(self, work: Work, graded: Sequence[Operation]) -> None:
         """What several operations read has several gradients, which are added up."""
@@ -460,7 +426,7 @@ class _Reader:
         for tensor, count in uses.items():
             if count > 1 and not isinstance(tensor, Parameter):
                 for _ in range(count - 1):
-                    self._move(work, 3 * _num_bytes(tensor))
+                    self._move(work, 3 * num_bytes_of(tensor))
                     work.host_s += self.rates.host.sum_back
 
 
@@ -485,135 +451,6 @@ def _factor(operation: Operation) -> float:
     return float(attention_factor(operation, needed)) + KERNEL_RECOMPUTATION
 
 
-def _shape(operation: Operation) -> Shape:
-    first, out, second = operation.inputs[0], operation.outputs[0], _second(operation)
-    if not (first.numel and second.numel and out.numel):
-        return Shape(1, 1, 1, 1)
-    if _is_matrix(second):
-        return _by_weight(operation, second)
-    factor = second.num_weights if _is_packed(second) else second.numel
-    return shape_of(first.numel, factor, out.numel, operation.flops)
-
-
-def _is_matrix(tensor: Tensor) -> TypeGuard[Parameter]:
-    """Whether it is one weight, and no experts' side by side."""
-    if not isinstance(tensor, Parameter) or tensor.packed is not None:
-        return False
-    return tensor.experts is None and len(tensor.shape) == 2
-
-
-def _by_weight(operation: Operation, weight: Parameter) -> Shape:
-    """Whatever share of the rows the rank has, its product is of as many as the FLOPs say."""
-    columns, width = weight.shape
-    rows = operation.flops // (2 * columns * width)
-    if columns * rows == operation.inputs[0].numel:
-        columns, width = width, columns  # it lies the other way round, as GPT-2's do
-    return Shape(1, rows, columns, width)
-
-
-def _second(operation: Operation) -> Tensor:
-    """What the first input is multiplied by: of one that is normed first, it stands behind the norm's weights."""
-    inputs = operation.inputs
-    if _has_norm(operation):
-        return next(each for each in inputs if isinstance(each, Parameter) and len(each.shape) > 1)
-    return inputs[1] if len(inputs) > 1 else inputs[0]
-
-
 def _gathers(operation: Operation) -> bool:
     """Whether its temporaries are what its collectives write, which is in their time."""
     return operation.kind is OperationKind.LINEAR and operation.sends is not NO_SENDS
-
-
-def _has_norm(operation: Operation) -> bool:
-    """Whether a norm runs before the product, in the same module."""
-    second = operation.inputs[1] if len(operation.inputs) > 2 else None
-    is_linear = operation.kind is OperationKind.LINEAR
-    return is_linear and isinstance(second, Parameter) and len(second.shape) == 1
-
-
-def _is_packed(tensor: Tensor) -> TypeGuard[Parameter]:
-    return isinstance(tensor, Parameter) and tensor.packed is not None
-
-
-def _positive(scratch: Iterable[int]) -> int:
-    return sum(each for each in scratch if each > 0)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel * tensor.dtype.num_bytes
-
-
-def _made_bytes(operation: Operation) -> int:
-    return sum(_num_bytes(each) for each in operation.outputs)
-
-
-def _read_bytes(operation: Operation) -> int:
-    sizes = [_num_bytes(each) for each in operation.inputs]
-    if operation.kind in LOOKUPS and sizes:
-        sizes[0] = min(sizes[0], _made_bytes(operation))
-        sizes[1:] = [min(each, sizes[0]) for each in sizes[1:]]
-    return sum(sizes)
-
-
-def _backward_bytes(operation: Operation) -> int:
-    """Gradients that come and go, and what was kept."""
-    made = 0
-    for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
-        if not tensor.requires_grad or kind in (Gradient.NONE, Gradient.ALIAS, Gradient.SAVED):
-            continue
-        made += _num_bytes(tensor) + (2 * kind if kind > 0 else 0)
-    if not made:
-        return 0
-    kept = sum(each.num_bytes for each in operation.saved)
-    return made + kept + sum(_num_bytes(each) for each in operation.outputs if each.requires_grad)
-
-
-# -- compiled regions ------------------------------------------------------------------------------
-
-
-def _kernels(operations: Iterable[Operation]) -> list[list[Operation]]:
-    """Operations by kernel: those that are one of their own, and what stands between them."""
-    found: list[list[Operation]] = []
-    is_open = False
-    for operation in operations:
-        alone = operation.kind in EXTERN_KERNELS
-        if alone or not is_open:
-            found.append([operation])
-        else:
-            found[-1].append(operation)
-        is_open = not alone
-    return found
-
-
-def _fused_bytes(kernel: Sequence[Operation]) -> int:
-    """What one kernel reads from outside, and what of its results is written."""
-    made = {tensor.storage for each in kernel for tensor in each.outputs}
-    read: dict[Storage, int] = {}
-    for operation in kernel:
-        lookup = operation.kind in LOOKUPS
-        for tensor in operation.inputs:
-            if tensor.storage not in made:
-                size = min(_num_bytes(tensor), tensor.storage.num_bytes or 0)
-                if lookup:
-                    size = min(size, _made_bytes(operation))
-                read[tensor.storage] = max(read.get(tensor.storage, 0), size)
-    return sum(read.values()) + sum(each.num_bytes for each in made)
-
-
-def _fused_backward_bytes(kernel: Sequence[Operation]) -> int:
-    made = {tensor.storage for each in kernel for tensor in each.outputs}
-    inner = {tensor.storage for each in kernel for tensor in each.inputs} & made
-    kept = {storage for each in kernel for storage in each.saved}
-    arriving = {
-        tensor: _num_bytes(tensor)
-        for each in kernel
-        for tensor in each.outputs
-        if tensor.requires_grad and tensor.storage not in inner
-    }
-    leaving = {
-        tensor: _num_bytes(tensor)
-        for each in kernel
-        for tensor, kind in zip(each.inputs, each.gradients, strict=False)
-        if tensor.requires_grad and tensor.storage not in made and kind != Gradient.NONE
-    }
-    return sum(each.num_bytes for each in kept) + sum(arriving.values()) + sum(leaving.values())

@@ -138,7 +138,8 @@ def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         from memplan.training.adapters import targets_text
 
         named = targets_text(usual_targets(model, adapter))
-        text = text.replace(targets_text(None), f"{named} (peft's choice)")
+        whose = "the script's choice" if model.denoises else "peft's choice"
+        text = text.replace(targets_text(None), f"{named} ({whose})")
     return (f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen",)
 
 
@@ -242,14 +243,21 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
 def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What a model sees and hears in a sample."""
     embedding = model.stacks[0].embedding if model.stacks else None
-    if embedding is not None and embedding.regions is not None:
-        return (f"a picture of {embedding.regions.count} regions beside each sequence",)
+    if embedding is not None and embedding.trajectory is not None:
+        return (
+            "a sequence's length counts steps of a return, a state and an action",
+            "the loss, which the class leaves to its user, is the squared error of the actions",
+        )
+    crossed = model.stacks[0].crossed if model.stacks else None
+    regions = crossed.regions if crossed is not None else embedding and embedding.regions
+    if regions:
+        return (f"a picture of {regions.count} regions beside each sequence",)
     if not model.tables:
         return ()
     if model.denoises:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 
-        return sample_words(model, resolved.image_size, resolved.num_frames)
+        return sample_words(model, resolved.image_size, resolved.image_width, resolved.num_frames)
     from memplan.graph.towers.media import media_words  # only for towers
 
     return media_words(

@@ -11,6 +11,7 @@ from memplan.memory.required import RunSource
 from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import FsdpStrategy
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
 from memplan.upward import Displayed
@@ -194,7 +195,6 @@ class Estimate(Displayed):
         """CUDA context and NCCL, which lie beside the allocator's segments [bytes]."""
         return overhead_range(
             self.gpu.compute_capability if self.gpu is not None else None,
-            num_gpus=self.setup.num_gpus,
             num_communicators=num_communicators(self.setup),
         )
 
@@ -400,8 +400,10 @@ def _between(least: Verdict | None, most: Verdict | None) -> Verdict | None:
 
 
 def num_communicators(setup: TrainingSetup) -> int:
-    """NCCL's communicators: one, and one more where shards are replicated, layers split, or
-    sequences shared, too."""
+    """NCCL's communicators: one of several GPUs, and one more where shards are replicated, layers split, or
+    sequences shared, too. DeepSpeed has one of a single GPU, over which it broadcasts the weights."""
+    if setup.num_gpus == 1:
+        return int(setup.chosen_engine is Engine.DEEPSPEED)
     splits_too = setup.tensor_parallel > 1 and setup.gradient_ranks > 1
     shares_too = setup.context_parallel > 1
     # Where experts are spread, those who have the same ones are a group too.

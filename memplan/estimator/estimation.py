@@ -33,6 +33,7 @@ def estimate(
     rank that it does not have.
     """
     job = Job.of(model, setup, gpu)
+    job.remember(model)
     account = job.account(rank=rank)
     crowded = _crowded(model, job.setup, gpu, rank=rank)
     return Estimate(

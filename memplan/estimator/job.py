@@ -1,5 +1,6 @@
 """A job: a walked model trained in one way on one kind of GPU, and what its ranks hold."""
 
+from collections import OrderedDict
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -89,6 +90,20 @@ class Job:
         _refuse_untrained(given)
         return cls(walked=given.walked, gpu=gpu, given=given.rank_input)
 
+    @classmethod
+    def of_answer(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "Job":
+        """The job that an answer was made of, whose setup is resolved; remembered for the latest."""
+        found = _LATEST.get(id(setup))
+        if found is not None and found.is_of(model, setup, gpu):
+            return found.job
+        return cls.of(model, setup, gpu)
+
+    def remember(self, model: ModelSpec) -> None:
+        """Have it at hand when more is asked of its answer: how long a step takes."""
+        _LATEST[id(self.setup)] = _Latest(model, self)
+        if len(_LATEST) > REMEMBERED_JOBS:
+            _LATEST.popitem(last=False)
+
     @property
     def setup(self) -> TrainingSetup:
         """With every default filled in."""
@@ -130,6 +145,24 @@ class Job:
         if gpu is None or account.phases[0].peak_bytes <= gpu.capacity_bytes:
             return None
         return gpu.capacity_bytes
+
+
+REMEMBERED_JOBS = 64
+"""Answers of which more may be asked: a table's."""
+
+
+class _Latest(NamedTuple):
+    """A job, and the model that was asked for."""
+
+    model: ModelSpec
+    job: Job
+
+    def is_of(self, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> bool:
+        return self.model is model and self.job.setup is setup and self.job.gpu is gpu
+
+
+_LATEST: OrderedDict[int, _Latest] = OrderedDict()
+"""By the setup itself, which a job holds."""
 
 
 class Prepared(NamedTuple):

@@ -1,11 +1,13 @@
 """What a run was measured to hold, part by part, and a prediction of the same run beside it."""
 
 from collections.abc import Mapping
+from statistics import median
 
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.named_run import named_run
 from memplan.fast_dataclass import dataclass
 from memplan.memory.part_peaks import PartPeaks, part_peaks
+from memplan.memory.runtime import ByteRange, overhead_range
 from memplan.training.choices import AllocatorKind
 from memplan.training.setup import TrainingSetup
 
@@ -65,19 +67,19 @@ class Measurement:
 
     @property
     def step_s(self) -> float | None:
-        """The mean of all steps but the first, in which much is made once; None: not measured [s].
+        """The middle one of the steps from the third on, before which much is made once; None: not measured [s].
 
         >>> from dataclasses import replace
         >>> made = Measurement(
         ...     model={}, model_name="m", task="causal-lm", setup=TrainingSetup(), gpu="g", gpu_memory_bytes=0,
         ...     compute_capability=None, is_fake=False, is_alone=False, versions={}, num_params=0, num_steps=3,
-        ...     parts={}, held_bytes=0, context_bytes=None, driver_bytes=None, step_seconds=(2.0, 0.5, 0.75),
+        ...     parts={}, held_bytes=0, context_bytes=None, driver_bytes=None, step_seconds=(2.0, 0.5, 0.25, 0.75, 0.375),
         ... )
         >>> made.step_s
-        0.625
+        0.375
         """
-        later = self.step_seconds[1:]
-        return sum(later) / len(later) if later else None
+        later = self.step_seconds[2:]
+        return median(later) if later else None
 
     @property
     def peaks(self) -> PartPeaks:
@@ -147,6 +149,13 @@ COUNTERS = {
     "reserved": "reserved_bytes",
 }
 """What is compared of a part, and the fields of ``PartPeaks``."""
+
+
+def beside_bytes(estimate: Estimate, measured: Measurement) -> ByteRange:
+    """What lies beside the allocator's segments; NCCL's is none where collectives carried nothing [bytes]."""
+    if not measured.is_alone:
+        return estimate.overhead_bytes
+    return overhead_range(measured.compute_capability, num_communicators=0)
 
 
 def predicted_parts(estimate: Estimate) -> dict[str, PartPeaks]:

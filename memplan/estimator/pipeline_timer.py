@@ -11,6 +11,7 @@ from memplan.compute.lanes import Interval, Lane
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
 from memplan.compute.roofline import segment_work
+from memplan.estimator.exchanged import exchanged_apart
 from memplan.estimator.timer import Case, Run, Timer
 from memplan.fast_dataclass import replace
 from memplan.hardware.network import Network
@@ -201,7 +202,7 @@ class PipelineTimer:
             each
             for visit in self.visits[place]
             if visit.part in (Part.STEP, Part.OVERFLOW)
-            for each in visit.exchanges
+            for each in exchanged_apart(visit, timer.network, timer.rates)
         ]
         timer.update(run)
         return run

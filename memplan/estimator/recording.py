@@ -45,8 +45,27 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=256)
 def record(model: ModelSpec, options: TapeOptions) -> Tape:
-    """The model on the tape; remembered, since cards are compared by it."""
+    """The model on the tape; remembered, since cards are compared by it.
+
+    Written down once for all cards that run the same operations.
+    """
+    plain = _plain(options)
+    if plain != options:
+        found = record(model, plain).as_on(options)
+        if found is not None:
+            return found
     return record_model(model, options)
+
+
+def _plain(options: TapeOptions) -> TapeOptions:
+    """The same on the plainest card."""
+    default = TapeOptions()
+    return replace(
+        options,
+        sdpa=default.sdpa,
+        multiprocessors=default.multiprocessors,
+        threads_per_multiprocessor=default.threads_per_multiprocessor,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -95,17 +114,11 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     What a walk finds depends on the card through the kernels it runs alone, and how they split long
     sums, so cards that do the same share the walk.
     """
-    default = TapeOptions()
-    plain = replace(
-        options,
-        sdpa=default.sdpa,
-        multiprocessors=default.multiprocessors,
-        threads_per_multiprocessor=default.threads_per_multiprocessor,
-    )
+    plain = _plain(options)
     tape = record(model, plain)
     shared = options if splits_sums(tape) else replace(plain, sdpa=options.sdpa)
     chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
-    for support in (default.sdpa, *SDPA_SUPPORT.values()):
+    for support in (plain.sdpa, *SDPA_SUPPORT.values()):
         if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
             return replace(shared, sdpa=support)
     return shared
@@ -126,6 +139,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         target_seq_len=(setup.target_seq_len or 0) // setup.context_parallel or seq_len,
         images_per_sample=setup.images_per_sample,
         image_size=setup.image_size,
+        image_width=setup.image_width,
         num_frames=setup.num_frames,
         audio_seconds=setup.audio_seconds,
         weights=formats.weights,

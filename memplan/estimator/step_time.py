@@ -114,7 +114,9 @@ def step_time(answer: Judged, *, between_nodes: float | None = None) -> StepTime
     of these cards are sold with. Raises ``UnsupportedOperationError`` for a model whose operations are
     not written down.
     """
-    return time_of(Job.of(answer.model, answer.setup, answer.gpu), between_nodes=between_nodes)
+    return time_of(
+        Job.of_answer(answer.model, answer.setup, answer.gpu), between_nodes=between_nodes
+    )
 
 
 def time_of(

@@ -7,14 +7,21 @@ from typing import NamedTuple, TypeAlias
 from memplan.compute.host import GPU_MACHINE, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
-from memplan.compute.rates import UPDATE_SHARE, Rates
-from memplan.compute.roofline import SegmentWork, Work
-from memplan.hardware.network import STORAGE_BYTES_PER_S, Network
+from memplan.compute.rates import Rates
+from memplan.compute.work import SegmentWork, Work
+from memplan.estimator.exchanged import (
+    NOTHING,
+    Beside,
+    Exchanging,
+    beside_segments,
+    exchanged_apart,
+)
+from memplan.hardware.network import Network
 from memplan.memory.accounts import MICRO_BATCHES
 from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
 from memplan.training.activation_offload import OFFLOAD_RULES
-from memplan.training.exchange import Exchange, ExchangeKind, Group, Hiding, Ranks, Visit
+from memplan.training.exchange import Group, Ranks, Visit
 
 PRODUCTS = "products of matrices"
 ATTENTION = "attention"
@@ -44,12 +51,6 @@ FAST = Case(0.9, 0.85, 0.6, 0.0, 0.4)
 SLOW = Case(1.15, 1.4, 1.8, 0.2, 1.6)
 """Cards differ by 10 % in clocks under load; links by how busy they are; hosts most of all."""
 
-_MOVED = frozenset({ExchangeKind.COPY, ExchangeKind.UPDATE})
-"""In the GPU's own memory."""
-_TO_HOST = frozenset({ExchangeKind.TO_GPU, ExchangeKind.TO_HOST})
-_STORAGE = frozenset({ExchangeKind.FROM_STORAGE, ExchangeKind.TO_STORAGE})
-_ON_HOST = _TO_HOST | _STORAGE | {ExchangeKind.HOST_UPDATE}
-
 
 class Resource(NamedTuple):
     """What a step waits for, and for how long."""
@@ -58,20 +59,6 @@ class Resource(NamedTuple):
     seconds: float
 
 
-class Beside(NamedTuple):
-    """What an engine exchanges while a segment runs, all repetitions together [s]."""
-
-    copied_s: float = 0.0
-    blocking_s: float = 0.0
-    ahead_s: float = 0.0
-    behind_s: float = 0.0
-    fetched_s: float = 0.0
-    stored_s: float = 0.0
-    waited_s: float = 0.0
-    """For the host."""
-
-
-_NOTHING = Beside()
 FORWARD, BACKWARD, AGAIN = range(3)
 """Which of a segment's passes is meant."""
 
@@ -106,7 +93,8 @@ class Run:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.clock = Clock(interference=case.interference)
+        # What is drawn is the step as it is expected.
+        self.clock = Clock(interference=case.interference, draws=case is EXPECTED)
         self.sums: dict[str, float] = {}
 
     def add(self, words: str, seconds: float) -> None:
@@ -172,18 +160,20 @@ def _unhindered(stages: Sequence[Laid], case: Case) -> tuple[float, float]:
 
 
 def _stage(each: Laid, case: Case) -> Stage:
-    beside = each.beside
+    words, repeats, device_s, asked_s, sent_s, beside = each
+    copied_s, blocking_s, ahead_s, behind_s, fetched_s, stored_s, waited_s = beside
+    compute, links, host = case.compute, case.links, case.host
     return Stage(
-        words=each.words,
-        repeats=each.repeats,
-        compute_s=case.compute * (each.device_s + beside.copied_s / each.repeats),
-        host_s=case.asked * each.asked_s,
-        blocking_s=case.links * (beside.blocking_s + each.sent_s),
-        ahead_s=case.links * beside.ahead_s,
-        behind_s=case.links * beside.behind_s,
-        fetched_s=case.host * beside.fetched_s,
-        stored_s=case.host * beside.stored_s,
-        waited_s=case.host * beside.waited_s,
+        words,
+        repeats,
+        compute * (device_s + copied_s / repeats),
+        case.asked * asked_s,
+        links * (blocking_s + sent_s),
+        links * ahead_s,
+        links * behind_s,
+        host * fetched_s,
+        host * stored_s,
+        host * waited_s,
     )
 
 
@@ -204,24 +194,13 @@ class Timer:
         self.work = work
         self.network = network
         self.rates = rates
-        layers = given.tape.options.megatron
-        expert_degree = setup.tensor_parallel
-        if layers is not None:
-            expert_degree = layers.expert_ranks(setup.tensor_parallel)
-        self.groups = {
-            Group.SPLIT: Ranks(setup.tensor_parallel),
-            Group.SHARED: Ranks(setup.context_parallel, setup.tensor_parallel),
-            Group.EXPERT: Ranks(expert_degree),
-            Group.SPREAD: Ranks(setup.expert_parallel, expert_degree),
-        }
         self.engine = engine_prices(setup)
         num_trained = sum(
             each.repeat * told.num_trained
             for each, told in zip(given.tape.segments, work, strict=True)
         )
         self.step_asked_s = step_price(setup) * num_trained
-        self.known: dict[tuple[ExchangeKind, int, Ranks], float] = {}
-        self.updates: list[tuple[Exchange, int]] = []
+        self.updates: list[Exchanging] = []
         forward: list[Visit] = []
         backward: list[Visit] = []
         for visit in visits:
@@ -230,8 +209,22 @@ class Timer:
             elif visit.part == Part.BACKWARD:
                 backward.append(visit)
             elif visit.part in (Part.STEP, Part.OVERFLOW):
-                self.updates += visit.exchanges
+                self.updates += exchanged_apart(visit, network, rates)
         self.micro_batches = _counted(forward, backward, setup.gradient_accumulation_steps)
+
+    @cached_property
+    def groups(self) -> Mapping[Group, Ranks]:
+        """Who sends to whom among the ranks of one copy of the model."""
+        setup, layers = self.given.setup, self.given.tape.options.megatron
+        expert_degree = setup.tensor_parallel
+        if layers is not None:
+            expert_degree = layers.expert_ranks(setup.tensor_parallel)
+        return {
+            Group.SPLIT: Ranks(setup.tensor_parallel),
+            Group.SHARED: Ranks(setup.context_parallel, setup.tensor_parallel),
+            Group.EXPERT: Ranks(expert_degree),
+            Group.SPREAD: Ranks(setup.expert_parallel, expert_degree),
+        }
 
     def run(self, case: Case) -> Run:
         """Every micro-batch, then the update."""
@@ -254,9 +247,9 @@ class Timer:
 
     def forward(self, visit: Visit | None) -> Passed:
         """A forward pass with what is exchanged in it."""
-        told = {} if visit is None else self._by_segment(visit)
+        told = self._beside(visit)
         stages: list[Told] = [
-            (each.name, each.repeat, ((each.index, 0),), told.get(each.index, _NOTHING))
+            (each.name, each.repeat, ((each.index, FORWARD),), told.get(each.index, NOTHING))
             for each in self.given.tape.segments
         ]
         if -1 in told:
@@ -265,16 +258,23 @@ class Timer:
 
     def backward(self, visit: Visit | None) -> Passed:
         """A backward pass with what is exchanged in it."""
-        told = {} if visit is None else self._by_segment(visit)
+        told = dict(self._beside(visit))
         stages: list[Told] = []
         for each in self.given.passes.backward:
             index = each.segment.index
-            beside = told.pop(index, _NOTHING)
+            beside = told.pop(index, NOTHING)
             name = f"{each.segment.name}, backward"
-            stages.append((name, each.repeats, ((index, 1), (index, 2)), beside))
+            runs_again = self.work[index].again.host_s > 0
+            passes = ((index, BACKWARD), (index, AGAIN)) if runs_again else ((index, BACKWARD),)
+            stages.append((name, each.repeats, passes, beside))
         if told:
-            stages.append(("reduction", 1, (), told.pop(-1, _NOTHING)))
+            stages.append(("reduction", 1, (), told.pop(-1, NOTHING)))
         return self._lay(stages)
+
+    def _beside(self, visit: Visit | None) -> Mapping[int, Beside]:
+        if visit is None:
+            return {}
+        return beside_segments(visit, self.network, self.rates)
 
     def _lay(self, stages: Sequence[Told]) -> Passed:
         laid: list[Laid] = []
@@ -333,61 +333,28 @@ class Timer:
         return sum(
             max(
                 0.0,
-                self._seconds(each.kind, each.num_bytes, self.groups[each.group]) - each.beside_s,
+                collective_seconds(each.kind, each.num_bytes, self.groups[each.group], self.network)
+                - each.beside_s,
             )
             for each in work.messages
         )
-
-    def _seconds(self, kind: ExchangeKind, num_bytes: int, ranks: Ranks) -> float:
-        """A collective by itself; remembered."""
-        key = kind, num_bytes, ranks
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = collective_seconds(kind, num_bytes, ranks, self.network)
-        return found
-
-    def _by_segment(self, visit: Visit) -> dict[int, Beside]:
-        """What a pass exchanges, by the number of the segment that runs."""
-        sums: dict[int, list[float]] = {}
-        for exchange, count in visit.exchanges:
-            found = sums.get(exchange.segment)
-            if found is None:
-                found = sums[exchange.segment] = [0.0] * len(_NOTHING)
-            found[_place(exchange)] += count * self.seconds(exchange)
-        return {segment: Beside(*found) for segment, found in sums.items()}
 
     def update(self, run: Run) -> None:
         """The optimizer's step, and what goes with it."""
         case, clock = run.case, run.clock
         start_s = clock.now_s
-        for exchange, count in self.updates:
-            kind, seconds = exchange.kind, count * self.seconds(exchange)
-            if kind in _MOVED:
+        for lane, seconds, words in self.updates:
+            if lane is Lane.COMPUTE:
                 run.add(OPTIMIZER, case.compute * seconds)
-                clock.wait(Lane.COMPUTE, case.compute * seconds, "optimizer")
-            elif kind in _ON_HOST:
-                clock.wait(Lane.HOST, case.host * seconds, kind.value)
+                clock.wait(lane, case.compute * seconds, "optimizer")
+            elif lane is Lane.HOST:
+                clock.wait(lane, case.host * seconds, words)
             else:
-                clock.wait(Lane.LINK, case.links * seconds, kind.value)
+                clock.wait(lane, case.links * seconds, words)
         late = case.asked * self.step_asked_s - (clock.now_s - start_s)
         if late > 0:
             clock.host_bound_s += late
             clock.wait(Lane.COMPUTE, late, LAUNCHES)
-
-    def seconds(self, exchange: Exchange) -> float:
-        """One exchange by itself [s]."""
-        kind, network = exchange.kind, self.network
-        if kind is ExchangeKind.COPY:
-            return exchange.num_bytes / self.rates.bytes_per_s
-        if kind is ExchangeKind.UPDATE:
-            return exchange.num_bytes / (UPDATE_SHARE * self.rates.bytes_per_s)
-        if kind in _TO_HOST:
-            return exchange.num_bytes / network.to_host
-        if kind in _STORAGE:
-            return exchange.num_bytes / STORAGE_BYTES_PER_S
-        if kind is ExchangeKind.HOST_UPDATE:
-            return exchange.num_bytes * network.gpus_per_node / network.host_memory
-        return self._seconds(kind, exchange.num_bytes, exchange.ranks)
 
 
 def _counted(
@@ -404,16 +371,3 @@ def _counted(
             count += found.pop()[2]
         found.append((ahead, back, count))
     return found
-
-
-def _place(exchange: Exchange) -> int:
-    """Which field of ``Beside`` counts it."""
-    if exchange.kind in _MOVED:
-        return 0
-    if exchange.kind in _ON_HOST:
-        return _HOST_PLACES[exchange.hiding]
-    return _LINK_PLACES[exchange.hiding]
-
-
-_LINK_PLACES = {Hiding.NONE: 1, Hiding.AHEAD: 2, Hiding.BEHIND: 3}
-_HOST_PLACES = {Hiding.NONE: 6, Hiding.AHEAD: 4, Hiding.BEHIND: 5}

@@ -1,6 +1,7 @@
 """Heads over a backbone that say something about every pixel: UPerNet, ViTMatte."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ from memplan.families.towers.vitdet import vitdet_tower
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.matting import MattingBody
+from memplan.model.towers.parsing import AuxiliaryHead, NormedLevelsBody, ParsingBody
 
 SEGMENTATION = "ForSemanticSegmentation"
 MATTING = "ForImageMatting"
@@ -38,13 +41,12 @@ def _upernet(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     def declare(table: ParameterTable, _ending: str) -> None:
         backbone(table, part.reader, channels)
-        _upernet_head(table, reader, channels, width, request.labels(reader))
-        if reader.flag("use_auxiliary_head", default=True):
-            _auxiliary_head(table, reader, channels, request.labels(reader))
+        _upernet_heads(table, reader, channels, width, request.labels(reader))
 
-    return whole_model(
+    model = whole_model(
         reader, request, (SEGMENTATION,), declare, hidden_size=width, context_length=1
     )
+    return replace(model, recomputes=False)
 
 
 _DEFAULT_BACKBONE: Mapping[str, object] = {
@@ -67,17 +69,32 @@ def _stage_channels(part: Part) -> list[int]:
     return [known[each] for each in named]
 
 
+def _named_stages(reader: ConfigReader, count: int) -> list[int]:
+    """Numbers of the stages that ``out_features`` name."""
+    named = reader.texts("out_features") or [f"stage{count}"]
+    return [int(each.removeprefix("stage")) - 1 for each in named]
+
+
 def _convnext_backbone(
     table: ParameterTable, reader: ConfigReader, channels: list[int], *, normalized: bool
 ) -> None:
-    convnext_tower(table, "backbone", reader, normalized=normalized)
-    for index, size in enumerate(channels):
-        with table.block(f"backbone.norms.{index}"):
-            table.norm("hidden_states_norm", size)
+    convnext_tower(table, "backbone", reader, normalized=normalized, keeps_levels=True)
+    stages = _named_stages(reader, len(convnext_sizes(reader)))
+    norms = tuple(
+        (stage, f"hidden_states_norms.stage{stage + 1}", size)
+        for stage, size in zip(stages, channels, strict=True)
+    )
+    with table.block("backbone.norms", body=NormedLevelsBody(norms=norms)):
+        for _, module, size in norms:
+            table.norm(module, size)
 
 
-def _resnet_backbone(table: ParameterTable, reader: ConfigReader, _channels: list[int]) -> None:
-    resnet_tower(table, "backbone", reader)
+def _resnet_backbone(table: ParameterTable, reader: ConfigReader, channels: list[int]) -> None:
+    resnet_tower(table, "backbone", reader, keeps_levels=True)
+    stages = _named_stages(reader, len(resnet_sizes(reader)))
+    norms = tuple((stage, "", size) for stage, size in zip(stages, channels, strict=True))
+    with table.block("backbone.levels", body=NormedLevelsBody(norms=norms)):
+        pass
 
 
 DeclareBackbone = Callable[[ParameterTable, ConfigReader, list[int]], None]
@@ -94,25 +111,33 @@ def _batch_normed(table: ParameterTable, name: str, before: int, after: int, ker
     table.norm(f"{name}.batch_norm", after)
 
 
-def _upernet_head(
+def _upernet_heads(
     table: ParameterTable, reader: ConfigReader, channels: list[int], width: int, num_labels: int
 ) -> None:
     scales = reader.integers("pool_scales", minimum=1)
     last = channels[-1]
-    with table.block("head.pooling", count=len(scales)):
-        _batch_normed(table, "psp_module", last, width, 1)
     with table.block("head"):
+        for number in range(len(scales)):
+            _batch_normed(table, f"psp_modules.{number}", last, width, 1)
         _batch_normed(table, "bottleneck", last + len(scales) * width, width, 3)
         for index, size in enumerate(channels[:-1]):
             _batch_normed(table, f"lateral_convs.{index}", size, width, 1)
             _batch_normed(table, f"fpn_convs.{index}", width, width, 3)
         _batch_normed(table, "fpn_bottleneck", len(channels) * width, width, 3)
         table.convolution("classifier", width, num_labels, 1, 1)
+        auxiliary: AuxiliaryHead | None = None
+        if reader.flag("use_auxiliary_head", default=True):
+            auxiliary = _auxiliary_head(table, reader, channels, num_labels)
+        parsing = ParsingBody(
+            channels=tuple(channels), width=width, scales=tuple(scales), num_classes=num_labels,
+            auxiliary=auxiliary,
+        )  # fmt: skip
+        table.computes(parsing)
 
 
 def _auxiliary_head(
     table: ParameterTable, reader: ConfigReader, channels: list[int], num_labels: int
-) -> None:
+) -> AuxiliaryHead:
     """``UperNetFCNHead`` on the third stage."""
     given = reader.optional_integer("auxiliary_in_channels")
     if given is None and len(channels) < 3:
@@ -120,14 +145,16 @@ def _auxiliary_head(
         raise error
     before = channels[2] if given is None else given
     width = reader.integer("auxiliary_channels")
-    with table.block("head.auxiliary"):
-        first = before
-        for index in range(few(reader, "auxiliary_num_convs")):
-            _batch_normed(table, f"convs.{index}", first, width, 3)
-            first = width
-        if reader.flag("auxiliary_concat_input"):
-            _batch_normed(table, "conv_cat", before + width, width, 3)
-        table.convolution("auxiliary.classifier", width, num_labels, 1, 1)
+    count, joins = few(reader, "auxiliary_num_convs"), reader.flag("auxiliary_concat_input")
+    first = before
+    for index in range(count):
+        _batch_normed(table, f"auxiliary.convs.{index}", first, width, 3)
+        first = width
+    if joins:
+        _batch_normed(table, "auxiliary.conv_cat", before + width, width, 3)
+    table.convolution("auxiliary.classifier", width, num_labels, 1, 1)
+    level = min(2, len(channels) - 1)
+    return AuxiliaryHead(level=level, width=width, num_convolutions=count, joins_input=joins)
 
 
 def _vitmatte(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -143,7 +170,8 @@ def _vitmatte(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     def declare(table: ParameterTable, _ending: str) -> None:
         vitdet_tower(table, "backbone", part.reader)
-        with table.block("head"):
+        body = MattingBody(details=tuple(details[1:]), fused=tuple(fused[1:]))
+        with table.block("head", body=body):
             for index, (before, after) in enumerate(pairwise(details)):
                 _batch_normed(table, f"convstream.{index}", before, after, 3)
             for index, (before, after) in enumerate(pairwise(fused)):

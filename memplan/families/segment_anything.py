@@ -11,12 +11,18 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sam import sam2_vision, sam_vision
 from memplan.families.towers.sizes import few, pair
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.body import ChainBody
-from memplan.model.towers.parts import SpareBody
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.grids import ForgottenBody, ReturnedBody
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.nets import ConvolutionBody
+from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 from memplan.model.towers.segmenting import (
+    FineFeaturesBody,
+    FineMasksBody,
     LastLookBody,
     MasksBody,
     PlacesBody,
@@ -24,6 +30,7 @@ from memplan.model.towers.segmenting import (
     TwoWayLayerBody,
     UpscalingBody,
 )
+from memplan.model.towers.texts import DecodedTokensBody, OutputBody
 
 MASK_CHANNELS = 16
 """``mask_input_channels`` where the config has none (``SamPromptEncoderConfig``)."""
@@ -53,25 +60,13 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
 
     def declare(table: ParameterTable, _ending: str) -> None:
-        if request.model_type == "sam":
-            places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
-            with table.block("shared_image_embedding", body=places):
-                features = vision.integer("num_pos_feats")
-                table.parameter("shared_image_embedding", "positional_embedding", 2, features)
-        sam_vision(table, "vision_encoder", vision)
-        if request.model_type == "sam":
-            _written_parts(table, prompts, masks)
-            return
-        with table.block("prompt_encoder"):
+        places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
+        with table.block("shared_image_embedding", body=places):
             features = vision.integer("num_pos_feats")
             table.parameter("shared_image_embedding", "positional_embedding", 2, features)
-            _prompt_encoder(table, prompts)
-        with table.block("prompt_encoder.points", count=prompts.integer("num_point_embeddings")):
-            table.embedding("point_embed", 1, prompts.integer("hidden_size"))
-        _two_way_transformer(table, masks, TWO_WAY_RATE, 2)
-        _mask_decoder(table, masks)
-        if request.model_type == "sam_hq":
-            _high_quality(table, masks)
+        fine = request.model_type == "sam_hq"
+        sam_vision(table, "vision_encoder", vision, keeps_wide=fine)
+        _written_parts(table, prompts, masks, fine=fine)
 
     return whole_model(
         reader, request, (BARE,), declare,
@@ -79,15 +74,24 @@ def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigReader) -> None:
+def _written_parts(
+    table: ParameterTable, prompts: ConfigReader, masks: ConfigReader, *, fine: bool
+) -> None:
     """Behind SAM's encoder, in the order in which it runs; a prompt is one point, and no mask."""
     size, heads = masks.integer("hidden_size"), masks.integer("num_attention_heads", default=8)
     tokens = masks.integer("num_multimask_outputs") + 1
     last_narrow = size // masks.integer("attention_downsample_rate")
-    with table.block("prompt_encoder", body=PromptBody(size=size, num_tokens=tokens)):
+    last_token = "hq_token.weight" if fine else ""
+    if fine:
+        with table.block("mask_decoder.features", body=FineFeaturesBody(size=size)):
+            _fine_features(table, size, masks.integer("vit_dim"))
+    prompt = PromptBody(size=size, num_tokens=tokens + fine, last_token=last_token)
+    with table.block("prompt_encoder", body=prompt):
         _prompt_encoder(table, prompts)
         table.embedding("iou_token", 1, size)
         table.embedding("mask_tokens", tokens, size)
+        if fine:
+            table.embedding("hq_token", 1, size)
     points = prompts.integer("num_point_embeddings")
     with table.block("prompt_encoder.points", count=points, body=SpareBody()):
         table.embedding("point_embed", 1, prompts.integer("hidden_size"))
@@ -107,7 +111,15 @@ def _written_parts(table: ParameterTable, prompts: ConfigReader, masks: ConfigRe
     inner, depth = masks.integer("iou_head_hidden_dim"), few(masks, "iou_head_depth")
     with table.block("mask_decoder.quality", body=SpareBody()):
         _deep(table, "iou_prediction_head", size, inner, tokens, depth)
-    with table.block("mask_decoder.masks", body=MasksBody(size=size, num_tokens=tokens)):
+    made: TowerBody = MasksBody(size=size, num_tokens=tokens)
+    if fine:
+        made = FineMasksBody(size=size, num_tokens=tokens)
+    with table.block("mask_decoder.masks", body=made):
+        if fine:
+            _deep(table, "hq_mask_mlp", size, size, size // 8, 3)
+            table.convolution("mask_conv1", size // 8, size // 4, 3, 3)
+            table.norm("mask_norm", size // 4)
+            table.convolution("mask_conv2", size // 4, size // 8, 3, 3)
         for number in range(tokens):
             _deep(table, f"output_hypernetworks_mlps.{number}", size, size, size // 8, 3)
 
@@ -182,21 +194,14 @@ def _mask_decoder(table: ParameterTable, reader: ConfigReader) -> None:
         _deep(table, "output_hypernetworks_mlp", size, size, size // 8, 3)
 
 
-def _high_quality(table: ParameterTable, reader: ConfigReader) -> None:
-    """``SamHQMaskDecoder``: one more mask, from the encoder's early and late features."""
-    size, vision = reader.integer("hidden_size"), reader.integer("vit_dim")
-    with table.block("mask_decoder.high_quality"):
-        table.embedding("hq_token", 1, size)
-        _deep(table, "hq_mask_mlp", size, size, size // 8, 3)
-        table.convolution("compress_vit_conv1", vision, size, 2, 2)
-        table.norm("compress_vit_norm", size)
-        table.convolution("compress_vit_conv2", size, size // 8, 2, 2)
-        table.convolution("encoder_conv1", size, size // 4, 2, 2)
-        table.norm("encoder_norm", size // 4)
-        table.convolution("encoder_conv2", size // 4, size // 8, 2, 2)
-        table.convolution("mask_conv1", size // 8, size // 4, 3, 3)
-        table.norm("mask_norm", size // 4)
-        table.convolution("mask_conv2", size // 4, size // 8, 3, 3)
+def _fine_features(table: ParameterTable, size: int, vision: int) -> None:
+    """``SamHQMaskDecoder``: one more mask reads the encoder's early and late features."""
+    table.convolution("compress_vit_conv1", vision, size, 2, 2)
+    table.norm("compress_vit_norm", size)
+    table.convolution("compress_vit_conv2", size, size // 8, 2, 2)
+    table.convolution("encoder_conv1", size, size // 4, 2, 2)
+    table.norm("encoder_norm", size // 4)
+    table.convolution("encoder_conv2", size // 4, size // 8, 2, 2)
 
 
 def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -221,10 +226,12 @@ def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         _memory_encoder(table, reader)
         _memory(table, reader, vision.integer("fpn_hidden_size"))
 
-    return whole_model(
+    model = whole_model(
         reader, request, (BARE,), declare,
         hidden_size=vision.integer("fpn_hidden_size"), context_length=1,
     )  # fmt: skip
+    left_out = f"{model.activations_left_out} (its class runs under torch.inference_mode alone)"
+    return replace(model, activations_left_out=left_out)
 
 
 def _object_scores(table: ParameterTable, reader: ConfigReader) -> None:
@@ -312,12 +319,14 @@ def _formula_net(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     size = text.integer("d_model")
 
     def declare(table: ParameterTable, ending: str) -> None:
-        sam_vision(table, "encoder", vision)
+        sam_vision(table, "encoder", vision, written_out=True)
         _formula_projector(table, vision)
         _formula_decoder(table, text, size)
         if ending == GENERATION:
-            with table.block("head"):
-                table.linear("lm_head", size, text.integer("vocab_size"), bias=False)
+            rows = text.integer("vocab_size")
+            spelled = OutputBody(size=size, rows=rows, table="", upcast=True)
+            with table.block("head", body=spelled):
+                table.linear("lm_head", size, rows, bias=False)
 
     return whole_model(
         reader, request, (GENERATION, BARE), declare,
@@ -330,28 +339,61 @@ def _formula_projector(table: ParameterTable, vision: ConfigReader) -> None:
     before, middle, after = (
         vision.integer(f"post_conv_{key}_channels") for key in ("in", "mid", "out")
     )
-    with table.block("projector"):
+    out = vision.integer("decoder_hidden_size")
+    convolutions = (
+        ConvolutionBody(module=f"conv{number}", kernel=3, stride=2, padding=2) for number in (1, 2)
+    )
+    # What the neck gave, the model returns beside the decoder's result.
+    parts: tuple[TowerBody, ...] = (
+        ReturnedBody(), *convolutions, LinearBody(module="linear_1", inputs=after, outputs=after),
+        LinearBody(module="linear_2", inputs=after, outputs=out),
+    )  # fmt: skip
+    with table.block("projector", body=ChainBody(parts=parts)):
         table.convolution("conv1", before, middle, 3, 3, bias=False)
         table.convolution("conv2", middle, after, 3, 3, bias=False)
         table.linear("linear_1", after, after)
-        table.linear("linear_2", after, vision.integer("decoder_hidden_size"))
+        table.linear("linear_2", after, out)
 
 
 def _formula_decoder(table: ParameterTable, text: ConfigReader, size: int) -> None:
     """``PPFormulaNetTextModel``; positions begin at 2, as BART's do."""
-    with table.block("decoder.embed"):
+    length, drop = text.integer("max_position_embeddings"), text.number("dropout", default=0.1)
+    tokens = DecodedTokensBody(
+        size=size, num_positions=length, tokens="embed_tokens", positions="embed_positions",
+        norm="layernorm_embedding", dropout=drop,
+    )  # fmt: skip
+    with table.block("decoder.embed", body=tokens):
         table.embedding("embed_tokens", text.integer("vocab_size"), size)
-        table.embedding("embed_positions", text.integer("max_position_embeddings") + 2, size)
+        table.embedding("embed_positions", length + 2, size)
         table.norm("layernorm_embedding", size)
-    inner = text.integer("decoder_ffn_dim")
-    with table.block("decoder.layers", count=text.layers("decoder_layers")):
+    inner, heads = text.integer("decoder_ffn_dim"), text.integer("decoder_attention_heads")
+    head_dim = text.divide("d_model", size, "decoder_attention_heads", heads)
+    seen = AttentionSpec(
+        num_heads=heads, num_kv_heads=heads, head_dim=head_dim, query_bias=True, key_bias=True,
+        value_bias=True, output_bias=True, causal=True, fp32_softmax=False,
+        dropout=text.number("attention_dropout", default=0.0), names_weights=False,
+    )  # fmt: skip
+    body = LayerBody(
+        size=size, inner_size=inner, attention=seen, cross_attention=replace(seen, causal=False),
+        memory="projector", activation=tower_activation(text, "activation_function"), dropout=drop,
+        activation_dropout=text.number("activation_dropout", default=0.0),
+        names=LayerNames(
+            output="o_proj", first_norm="self_attn_layer_norm", second_norm="final_layer_norm",
+            cross_attention="encoder_attn", cross_norm="encoder_attn_layer_norm",
+        ),
+    )  # fmt: skip
+    # Layers may be left out at random.
+    written = text.number("decoder_layerdrop", default=0.0) == 0
+    count = text.layers("decoder_layers")
+    with table.block("decoder.layers", count=count, body=body if written else None):
         for name in ("self_attn", "encoder_attn"):
             attention(table, name, size)
             table.norm(f"{name}_layer_norm", size)
-        table.linear("fc1", size, inner)
-        table.linear("fc2", inner, size)
+        table.linear("mlp.fc1", size, inner)
+        table.linear("mlp.fc2", inner, size)
         table.norm("final_layer_norm", size)
-    with table.block("decoder.norm"):
+    last = (NormBody(module="layer_norm", size=size), ForgottenBody())
+    with table.block("decoder.norm", body=ChainBody(parts=last)):
         table.norm("layer_norm", size)
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import HashedOnce, dataclass
 from memplan.graph.splits import PLAIN_SPLIT, SplitPlan
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.compilation import Compilation
@@ -11,7 +11,7 @@ from memplan.training.context_parallel import ContextParallel
 from memplan.training.expert_parallel import ExpertParallel
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
-from memplan.training.kernels import Kernels, Packing
+from memplan.training.kernels import TILED_LOSSES, WHOLE, Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.objectives import LogProbabilities, Objective
 from memplan.training.parallelism import StagePlace, TensorParallel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TapeOptions:
+class TapeOptions(HashedOnce):
     """What decides how the operations are written down."""
 
     batch_size: int = 1
@@ -36,6 +36,8 @@ class TapeOptions:
     """Pictures that a sequence holds."""
     image_size: int | None = None
     """Height and width of each; None: as the model's own [pixels]."""
+    image_width: int | None = None
+    """Its width, where that is another; None: as wide as high."""
     num_frames: int | None = None
     """Frames of each clip of a video; None: as the model's own."""
     audio_seconds: int | None = None
@@ -129,3 +131,8 @@ class TapeOptions:
     """What they were quantized from."""
     quantizer: "Quantizer | None" = None
     """The same for a model's class; found when it is recorded."""
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether a network or the loss runs a tile at a time."""
+        return self.kernels.mlp_tiles != WHOLE or self.kernels.loss in TILED_LOSSES

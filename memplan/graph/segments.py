@@ -100,6 +100,7 @@ class Operation:
         "keeps",
         "keeps_weight",
         "kind",
+        "multiplies",
         "outputs",
         "pinned",
         "saved",
@@ -128,6 +129,8 @@ class Operation:
         sends: Sends = NO_SENDS,
     ) -> None:
         self.kind = kind
+        self.multiplies = kind in _MULTIPLYING
+        """Whether it is a product of matrices that cuBLAS computes, or holds some that are only counted."""
         self.inputs = inputs
         self.outputs = outputs
         self.saved = saved
@@ -190,12 +193,8 @@ class Operation:
                 return operands[::-1]
         return pairs
 
-    @property
-    def multiplies(self) -> bool:
-        """Whether it is a product of matrices that cuBLAS computes, or holds some that are only counted."""
-        return self.kind in PRODUCTS or self.kind is OperationKind.COUNTED
 
-
+_MULTIPLYING = PRODUCTS | {OperationKind.COUNTED}
 BUFFER_WORDS = "tables beside the weights"
 
 

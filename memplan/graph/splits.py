@@ -36,6 +36,8 @@ class Sharing(Enum):
     WHOLE = "whole"
     """Every rank has all of it, and computes it."""
 
+    __hash__ = object.__hash__
+
     @property
     def columns(self) -> Split:
         """How the part's first linear layers are split."""

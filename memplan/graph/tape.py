@@ -12,6 +12,7 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -66,6 +67,8 @@ class Tape:
         of it or single parameters, for each stretch; empty: not known."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
+        self.asked_multiprocessors = False
+        """Something on it depends on how many multiprocessors the card has."""
         self.buffers: list[Buffer] = []
         """What lies beside the parameters."""
         self.buffers_in_use: tuple[int, ...] = ()
@@ -89,6 +92,23 @@ class Tape:
     def buffers_bytes(self) -> int:
         """All buffers together [bytes]."""
         return sum(each.num_bytes * each.segment.repeat for each in self.buffers)
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Of the card, where kernels go by it."""
+        self.asked_multiprocessors = True
+        return self.options.multiprocessors
+
+    def as_on(self, options: TapeOptions) -> "Tape | None":
+        """The same operations with the options of another card; None where that runs others."""
+        if self.asked_multiprocessors or options.is_tiled:
+            return None
+        for call, kernel in self.sdpa_calls.items():
+            if choose_sdpa_kernel(call, options.sdpa) is not kernel:
+                return None
+        made = copy(self)
+        made.options = options
+        return made
 
     # -- segments and parameters -----------------------------------------------------------------
 
@@ -409,6 +429,8 @@ class Tape:
         segment = self.segment
         index = segment.index
         position = len(segment.operations)
+        x = segment.input
+        given = segment.given if segment.further_inputs or x is None else (x.storage,)
         differentiable = False
         for tensor in inputs:
             if tensor.requires_grad:
@@ -417,7 +439,7 @@ class Tape:
             if storage.segment == index:
                 storage.last_read = position
                 storage.touched = 0
-            elif storage.segment >= 0 and not self._is_input(storage):
+            elif storage.segment >= 0 and storage not in given:
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
         pinned: list[Storage] = []
@@ -440,7 +462,7 @@ class Tape:
                     continue
                 if storage in saved:
                     continue
-                if storage.segment == index or self._is_input(storage):
+                if storage.segment == index or storage in given:
                     saved.append(storage)
                     if tensor in outputs:
                         saves_output = True
@@ -448,15 +470,15 @@ class Tape:
                     _note(segment.external_saves, storage)
             for tensor in pins:
                 storage = tensor.storage
-                if storage.segment == index or self._is_input(storage):
+                if storage.segment == index or storage in given:
                     pinned.append(storage)
                 elif storage.segment >= 0:
                     _note(segment.external_saves, storage)
         segment.operations.append(
             Operation(
                 kind, inputs, outputs, saved, gradients if differentiable else (),
-                forward_scratch=_blocks(forward_scratch_bytes),
-                backward_scratch=_blocks(backward_scratch_bytes),
+                forward_scratch=_blocks(forward_scratch_bytes) if forward_scratch_bytes else (),
+                backward_scratch=_blocks(backward_scratch_bytes) if backward_scratch_bytes else (),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
                 pinned=pinned, handed=handed, tiles=tiles, sends=sends,

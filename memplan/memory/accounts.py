@@ -7,6 +7,7 @@ over each batch's own passes.
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
+from operator import attrgetter
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
@@ -22,7 +23,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.beside import ALONE, Beside
-from memplan.memory.crowds import UNCROWDED, Sizes
+from memplan.memory.crowds import NOTHING, UNCROWDED, Sizes
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
@@ -216,9 +217,9 @@ def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     for part, moment in moments.items():
         entries = outline.entries(moment.held)
         if part is not Part.LOAD:
-            entries += sizes.entries(moment.crowd)
-            entries.append(inputs)
-            entries += height_entries(spots.height(moment.spot, moment.repetition))
+            crowd = () if moment.crowd is NOTHING else sizes.entries(moment.crowd)
+            model = height_entries(spots.height(moment.spot, moment.repetition))
+            entries = (*entries, *crowd, inputs, *model)
         found.append(make_phase(part.value, entries))
     return found
 
@@ -331,15 +332,17 @@ _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
     "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "images_per_sample", "image_size",
-    "num_frames", "audio_seconds",
+    "image_width", "num_frames", "audio_seconds",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
-_ENGINE_FIELDS = [
-    each.name
-    for each in fields(TrainingSetup)
-    if each.name not in _SAID_OTHERWISE | _SAID_BY_THE_TAPE | _OF_A_REPLAY
-]
+_engine_values = attrgetter(
+    *(
+        each.name
+        for each in fields(TrainingSetup)
+        if each.name not in _SAID_OTHERWISE | _SAID_BY_THE_TAPE | _OF_A_REPLAY
+    )
+)
 
 
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
@@ -354,12 +357,13 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
             setup.target_seq_len,
             setup.images_per_sample,
             setup.image_size,
+            setup.image_width,
             setup.num_frames,
             setup.audio_seconds,
         )
         if holds_inputs(setup)
         else None,
-        *[getattr(setup, name) for name in _ENGINE_FIELDS],
+        *_engine_values(setup),
     )
 
 

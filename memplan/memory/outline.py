@@ -62,6 +62,9 @@ class Visits:
 
 NO_CROWD = 0
 """The group of what is nothing."""
+_NO_CROWDS: Sequence[Sequence[Crowd]] = ((NOTHING,),)
+_UNCROWDED: Sequence[tuple[int, Crowd]] = ((0, NOTHING),)
+"""What is beside the passes of a run beside whose passes nothing is."""
 
 
 class Outline:
@@ -70,7 +73,7 @@ class Outline:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.points: dict[Part, list[Visits]] = {}
-        self.crowds: Sequence[Sequence[Crowd]] = ((NOTHING,),)
+        self.crowds: Sequence[Sequence[Crowd]] = _NO_CROWDS
         """By group, what may be beside a visit: one of these."""
         self.rest_group = NO_CROWD
         """The group of what is there between steps."""
@@ -78,6 +81,7 @@ class Outline:
         """What is held when a part of the run ends."""
         self.visits: list[Visit] = []
         """What is exchanged in each part of a steady step, in order."""
+        self._entries: dict[Held, tuple[Entry, ...]] = {}
 
     def held_bytes(self, sizes: Sizes) -> int:
         """What is held between steps."""
@@ -88,7 +92,9 @@ class Outline:
     ) -> dict[Part, Moment]:
         """The fullest of each of these parts, if the run has it and it holds more than ``above`` [bytes]."""
         points = self.points
-        beside = [sizes.largest(each) for each in self.crowds]
+        beside = _UNCROWDED
+        if self.crowds is not _NO_CROWDS:
+            beside = [sizes.largest(each) for each in self.crowds]
         found = {}
         for part in parts:
             if visits := points.get(part):
@@ -97,13 +103,16 @@ class Outline:
                     found[part] = moment
         return found
 
-    def entries(self, held: Held) -> list[Entry]:
-        """What the program holds, by purpose."""
-        return [
-            Entry(line.kind, size, line.name)
-            for line, size in zip(self.lines, held, strict=False)
-            if size
-        ]
+    def entries(self, held: Held) -> tuple[Entry, ...]:
+        """What the program holds, by purpose; remembered, since batches share their fullest moments."""
+        found = self._entries.get(held)
+        if found is None:
+            found = self._entries[held] = tuple(
+                Entry(line.kind, size, line.name)
+                for line, size in zip(self.lines, held, strict=False)
+                if size
+            )
+        return found
 
 
 def _fullest(
@@ -117,7 +126,11 @@ def _fullest(
     best = above
     found: tuple[Held, Spot, int, Crowd] | None = None
     for each in visits:
-        level, crowd = max([beside[group] for group in each.groups], key=_level)
+        if len(each.groups) == 1:
+            (group,) = each.groups
+            level, crowd = beside[group]
+        else:
+            level, crowd = max([beside[group] for group in each.groups], key=_level)
         if level + each.most_bytes + spots.highest_bytes <= best:
             continue
         for spot, most, own in each.spots:

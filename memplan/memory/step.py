@@ -10,17 +10,20 @@ engine's business, as its program says it.
 
 from collections.abc import Collection
 from dataclasses import field
+from functools import partial
 from typing import TypeVar
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, Extent, Interval
+from memplan.memory.backward_profile import BackwardProfile, Interval
+from memplan.memory.backward_walk import BackwardWalk
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
-from memplan.training.kernels import TILED_LOSSES, WHOLE
+
+WalkT = TypeVar("WalkT", bound=BackwardWalk)
 
 _Noted = TypeVar("_Noted")
 
@@ -182,7 +185,7 @@ class StepWalk:
             self.device = Multiprocessors(
                 options.multiprocessors, options.threads_per_multiprocessor
             )
-        if options.kernels.mlp_tiles != WHOLE or options.kernels.loss in TILED_LOSSES:
+        if options.is_tiled:
             from memplan.memory.tiled_walk import play_tiles  # only then
 
             play_tiles(tape, self.device)
@@ -195,6 +198,9 @@ class StepWalk:
         """They, and their gradients, go with the graph when backward is over."""
         self.keepers: dict[Storage, int] = {}
         """For each shared storage, how many segments after its own keep it."""
+        self.kept_saves: dict[Segment, dict[Storage, int]] = {}
+        """For each segment that is not run again, how many operations keep each storage."""
+        self.held_by: dict[Segment, set[Storage]] = {}
         for segment in tape.segments:
             for storage in kept_by(segment):
                 self.keepers[storage] = self.keepers.get(storage, 0) + 1
@@ -251,6 +257,8 @@ class StepWalk:
         if self.transit is None:
             walk = ForwardWalk(segment, keep=not segment.checkpointed)
             profile = walk.run()
+            if not segment.checkpointed:
+                self.kept_saves[segment] = walk.saves
         else:
             walk, profile, is_steady = self.transit.forward(segment, drops_input=not outlives)
             repeats = repeats if is_steady else 1
@@ -321,7 +329,15 @@ class StepWalk:
         if storage.held or self.keepers.get(storage, 0) > 0:
             return True
         maker = self.tape.segments[storage.segment] if storage.segment >= 0 else None
-        return maker is not None and any(storage in each.held for each in maker.operations)
+        return maker is not None and storage in self._held_by(maker)
+
+    def _held_by(self, segment: Segment) -> set[Storage]:
+        """All that a segment's operations keep."""
+        found = self.held_by.get(segment)
+        if found is None:
+            found = {storage for each in segment.operations for storage in each.held}
+            self.held_by[segment] = found
+        return found
 
     def _kept_after_release(self, storage: Storage) -> bool:
         return bool(self.keepers.get(storage, 0)) or self._kept_nearby(storage)
@@ -340,7 +356,7 @@ class StepWalk:
                 if storage in segment.kept_outputs | segment.handed_in | segment.pinned:
                     return True
                 continue
-            if (own or reads) and any(storage in each.held for each in segment.operations):
+            if (own or reads) and storage in self._held_by(segment):
                 return True
         return False
 
@@ -389,10 +405,12 @@ class StepWalk:
         if seed is not None:
             is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
             self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
-        walks: dict[Segment, BackwardWalk] = {}
+        from memplan.memory.split_backward import InputsWalk, WeightsWalk  # only for them
+
+        walks: dict[Segment, InputsWalk] = {}
         shared: dict[Tensor, int] = {}
         for segment in reversed(self.tape.segments):
-            walks[segment] = walk = self._walk_of(segment, {}, shared, Extent.INPUTS)
+            walks[segment] = walk = self._walk_of(segment, {}, shared, InputsWalk)
             profile, change = self._walked(segment, walk.run())
             made = BackwardPass(segment, segment.repeat, self.level, profile, change)
             self.passes.inputs.append(made)
@@ -407,9 +425,9 @@ class StepWalk:
         for segment in self.tape.segments:
             if not walks[segment].captured:
                 continue
-            walk = self._walk_of(segment, {}, {}, Extent.WEIGHTS)
+            behind = self._walk_of(segment, {}, {}, WeightsWalk, runs_again=False)
             is_last = segment is self.tape.segments[-1] and segment.repeat == 1
-            profile = walk.run_weights(walks[segment].captured, is_last=is_last)
+            profile = behind.run_weights(walks[segment].captured, is_last=is_last)
             made = BackwardPass(segment, segment.repeat, self.level, profile, profile.end)
             self.passes.weights.append(made)
             self.level = made.start_of(segment.repeat)
@@ -418,7 +436,7 @@ class StepWalk:
     def _walk_back(
         self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
     ) -> tuple[BackwardProfile, Level]:
-        walk = self._walk_of(segment, finished, shared, Extent.ALL)
+        walk = self._walk_of(segment, finished, shared, BackwardWalk)
         back = walk.run()
         if self.transit is not None:
             self.transit.went_back(walk)
@@ -429,24 +447,30 @@ class StepWalk:
         segment: Segment,
         finished: dict[Parameter, bool],
         shared: dict[Tensor, int],
-        extent: Extent,
-    ) -> BackwardWalk:
-        walk = ForwardWalk(segment, keep=True)
-        runs_again = segment.checkpointed and extent is not Extent.WEIGHTS
-        made = BackwardWalk if self.transit is None else self.transit.backward
+        kind: type[WalkT],
+        *,
+        runs_again: bool = True,
+    ) -> WalkT:
+        """A walk of some kind; what is checkpointed ``runs_again`` in it."""
+        saves, again = self.kept_saves.get(segment), None
+        if saves is None:
+            walk = ForwardWalk(segment, keep=True)
+            saves = walk.saves
+            if segment.checkpointed and runs_again:
+                again = walk.recompute()
+        made = kind if self.transit is None else partial(self.transit.backward, kind)
         found = made(
             segment,
-            walk.saves,
+            saves,
             in_place_sums=not self.tape.decomposed,
             hooked=self.tape.options.module_hooks,
             accumulated=finished,
             shared=shared,
-            again=walk.recompute() if runs_again else None,
+            again=again,
             device=self.device,
             lent=segment is self.tape.segments[-1] and gradient_stays(self.tape),
         )
-        if extent is not Extent.ALL:
-            found.limit(extent)
+        assert isinstance(found, kind)
         return found
 
     def _walked(self, segment: Segment, back: BackwardProfile) -> tuple[BackwardProfile, Level]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
-from memplan.memory.backward_walk import GradientBuffer, Interval
+from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
 from memplan.memory.playback import Engine

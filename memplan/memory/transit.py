@@ -5,15 +5,17 @@ one formula until the next one that reads such a tensor has run. What waits cros
 segments, so a walk begins with what earlier ones left waiting, and leaves its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.away import Away, Handed
 from memplan.graph.operation_kinds import ATTENTION_KERNELS
 from memplan.graph.segments import Change, Operation, Segment
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.memory.backward_walk import BackwardProfile, BackwardWalk, GradientBuffer
+from memplan.memory.backward_profile import BackwardProfile, GradientBuffer
+from memplan.memory.backward_walk import BackwardWalk, Made, Products
 from memplan.memory.reduction import Multiprocessors
+from memplan.memory.split_backward import InputsWalk, WeightsWalk
 from memplan.memory.walk import (
     WORKSPACE,
     Event,
@@ -73,6 +75,7 @@ class Transit:
 
     def backward(
         self,
+        kind: type[BackwardWalk],
         segment: Segment,
         saves: dict[Storage, int],
         *,
@@ -84,8 +87,8 @@ class Transit:
         hooked: bool,
         lent: bool,
     ) -> "OffloadBackwardWalk":
-        """A walk over one repetition, from what came back before it."""
-        return OffloadBackwardWalk(
+        """A walk of some kind over one repetition, from what came back before it."""
+        return _OFFLOADED[kind](
             segment, saves, rules=self.rules, waiting=self.waiting_back, present=self.present,
             in_place_sums=in_place_sums, accumulated=accumulated, shared=shared, again=again,
             device=device, hooked=hooked, lent=lent,
@@ -376,12 +379,7 @@ class OffloadBackwardWalk(BackwardWalk):
         self.earlier -= key.num_bytes
         self._free(key, key.num_bytes)
 
-    def _formula(
-        self, operation: Operation, incoming: GradientBuffer
-    ) -> tuple[
-        list[tuple[Tensor, GradientBuffer]],
-        list[tuple[GradientBuffer, Tensor, GradientBuffer]],
-    ]:
+    def _formula(self, operation: Operation, incoming: GradientBuffer) -> tuple[Made, Products]:
         """What it reads comes back first."""
         for away in operation.handed:
             if away is not None and away not in self.present:
@@ -416,3 +414,19 @@ class OffloadBackwardWalk(BackwardWalk):
                 self.waiting.append(key)
         self.back.clear()
         self.present = frozenset()
+
+
+class OffloadInputsWalk(InputsWalk, OffloadBackwardWalk):
+    """The same for the gradient of a pipeline's stage's input alone."""
+
+
+class OffloadWeightsWalk(WeightsWalk, OffloadBackwardWalk):
+    """The same for those of its weights."""
+
+
+_OFFLOADED: Mapping[type[BackwardWalk], type[OffloadBackwardWalk]] = {
+    BackwardWalk: OffloadBackwardWalk,
+    InputsWalk: OffloadInputsWalk,
+    WeightsWalk: OffloadWeightsWalk,
+}
+"""What walks of each kind are where something goes to CPU RAM."""

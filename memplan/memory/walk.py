@@ -141,12 +141,12 @@ class ForwardWalk:
         segment = self.segment
         index = segment.index
         returned = segment.returned
-        dying: list[list[Storage]] = [[] for _ in segment.operations]
+        dying: dict[int, list[Storage]] = {}
         live = saved = peak = peak_saved = cached = gone = peak_gone = 0
         given = segment.input.storage if segment.input is not None else None
         input_freed = given is not None and given not in saves
         if input_freed and given is not None and segment.input_let_go is not None:
-            dying[segment.input_let_go].append(given)
+            dying[segment.input_let_go] = [given]
         events: list[Event] = []
         starts: list[int] = []
         for position, operation in enumerate(operations):
@@ -164,7 +164,7 @@ class ForwardWalk:
                 storage = tensor.storage
                 if (
                     storage.segment == index
-                    and storage not in present
+                    and not (present and storage in present)
                     and not _is_alias(operation, storage)
                 ):
                     size = storage.num_bytes
@@ -177,21 +177,22 @@ class ForwardWalk:
                     elif storage not in returned and not storage.held:
                         last = storage.last_read
                         if last > position:
-                            dying[last].append(storage)
+                            dying.setdefault(last, []).append(storage)
                         else:
                             # What nothing reads dies in the kernel, before any variable.
-                            dying[position].insert(0, storage)
+                            dying.setdefault(position, []).insert(0, storage)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
-            highest = max(highest, live)
+            if live > highest:  # noqa: PLR1730
+                highest = live
             if after:
                 highest = max(highest, live + _played(events, after))
                 live += sum(size for _, size in after)
             if highest > peak:
                 peak, peak_saved, peak_gone = highest, saved, gone
-            ending = dying[position]
+            ending = dying.get(position, ())
             if len(ending) > 1:
-                ending.sort(key=_touched)
+                ending = sorted(ending, key=_touched)
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
@@ -251,7 +252,10 @@ def _played(events: list[Event], changes: Sequence[Change]) -> int:
 
 
 def _is_alias(operation: Operation, storage: Storage) -> bool:
-    return any(tensor.storage is storage for tensor in operation.inputs)
+    for tensor in operation.inputs:  # noqa: SIM110  (asked of every output, in half the time)
+        if tensor.storage is storage:
+            return True
+    return False
 
 
 def last_recomputed(segment: Segment) -> int:

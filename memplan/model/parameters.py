@@ -39,6 +39,8 @@ class WeightRole(Enum):
     OTHER = "other"
     """Biases, factors, stacked experts."""
 
+    __hash__ = object.__hash__
+
 
 class LayerBlock(Enum):
     """The block of a layer that a weight stands in."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import HashedOnce, dataclass
 from memplan.model.heads import Task
 from memplan.upward import Displayed, provided
 
@@ -40,7 +40,7 @@ class Tying(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec(Displayed):
+class ModelSpec(Displayed, HashedOnce):
     """A model, complete: everything that decides its operations and parameters."""
 
     name: str

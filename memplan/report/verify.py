@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
-from memplan.estimator.measured import Figure, Measurement, figures_of
+from memplan.estimator.measured import Figure, Measurement, beside_bytes, figures_of
 from memplan.fast_dataclass import dataclass
-from memplan.memory.runtime import ByteRange
+from memplan.memory.runtime import ByteRange, overhead_range
 from memplan.report.changes import gpus_label, setup_label
 from memplan.report.narrow import print_table
 from memplan.report.rows import Row
@@ -65,7 +65,20 @@ class Verified:
     def is_crowded(self) -> bool:
         """Whether more of the card is taken than this process can explain."""
         beside = self.measured.context_bytes or 0
-        return beside > self.estimate.overhead_bytes.high + CROWD_BYTES
+        return beside > self.beside_bytes.high + CROWD_BYTES
+
+    @property
+    def beside_bytes(self) -> ByteRange:
+        """What is predicted to lie beside the allocator's segments."""
+        return beside_bytes(self.estimate, self.measured)
+
+    @property
+    def needed_bytes(self) -> ByteRange:
+        """What the driver may count: from the least that the run completes with to what it reserves with room."""
+        beside = self.beside_bytes
+        return ByteRange(
+            self.estimate.required_bytes + beside.low, self.estimate.reserved_bytes + beside.high
+        )
 
     @property
     def is_agreed(self) -> bool:
@@ -101,7 +114,7 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
             }
             for each in run.figures
         ]  # fmt: skip
-        overhead, needed = estimate.overhead_bytes, needed_bytes(estimate)
+        overhead, needed = run.beside_bytes, run.needed_bytes
         for what, low, high, real in (
             ("context", overhead.low, overhead.high, measured.context_bytes),
             ("needed", needed.low, needed.high, measured.driver_bytes),
@@ -193,17 +206,9 @@ def _cells(figure: Figure) -> list[str]:
     ]  # fmt: skip
 
 
-def needed_bytes(estimate: Estimate) -> ByteRange:
-    """What the driver may count: from the least that the run completes with to what it reserves with room."""
-    overhead = estimate.overhead_bytes
-    return ByteRange(
-        estimate.required_bytes + overhead.low, estimate.reserved_bytes + overhead.high
-    )
-
-
 def verified_lines(run: Verified) -> list[str]:
     """What is said below the table."""
-    measured, estimate = run.measured, run.estimate
+    measured = run.measured
     lines = []
     params = run.figures[0]
     if measured.num_params and params.predicted != params.measured:
@@ -213,15 +218,18 @@ def verified_lines(run: Verified) -> list[str]:
     elif measured.num_params:
         lines.append(f"parameters: {params.measured:,}, as predicted")
     if measured.context_bytes is not None:
-        overhead = estimate.overhead_bytes
+        overhead = run.beside_bytes
+        has_nccl = (
+            overhead.high > overhead_range(measured.compute_capability, num_communicators=0).high
+        )
         lines.append(
-            f"beside the allocator (context{', NCCL' if estimate.setup.num_gpus > 1 else ''}): "
+            f"beside the allocator (context{', NCCL' if has_nccl else ''}): "
             f"{_range(overhead.low, overhead.high)} predicted, {_gib(measured.context_bytes)} measured"
         )
     if run.is_crowded:
         lines.append("more of the card is taken than this process explains: another one holds it")
     elif measured.driver_bytes is not None:
-        needed = needed_bytes(estimate)
+        needed = run.needed_bytes
         lines.append(
             f"taken in all: {_range(needed.low, needed.high)} predicted, from the least to what is reserved "
             f"where there is room; the driver counted {_gib(measured.driver_bytes)}"

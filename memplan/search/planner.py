@@ -203,7 +203,7 @@ class Planner:
 
     def _room_bytes(self, num_gpus: int) -> int:
         """What may be allocated at most of a card [bytes]."""
-        overhead = overhead_range(self.gpu.compute_capability, num_gpus=num_gpus)
+        overhead = overhead_range(self.gpu.compute_capability, num_communicators=int(num_gpus > 1))
         left = self.limit_bytes - overhead.high
         return left if self.goal.exact else int(left / LEAST_OVER_REQUESTED[1])
 

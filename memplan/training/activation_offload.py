@@ -23,6 +23,8 @@ class ActivationOffload(Enum):
     CHUNKS = "chunks"
     """A share of what each pass of a pipeline keeps, while others run (Megatron-Kwai)."""
 
+    __hash__ = object.__hash__
+
     @property
     def sends(self) -> bool:
         """Whether anything goes."""

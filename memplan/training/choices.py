@@ -30,6 +30,8 @@ class Offload(Enum):
     CPU = "cpu"
     NVME = "nvme"
 
+    __hash__ = object.__hash__
+
 
 class AllocatorKind(Enum):
     """How torch's caching allocator has memory (``PYTORCH_CUDA_ALLOC_CONF``)."""

@@ -13,3 +13,5 @@ class Compilation(Enum):
     ``compile_repeated_blocks`` do; embedding, head and loss stay eager."""
     MODEL = "model"
     """The whole model with its loss (``model.compile()``, the Trainer's ``torch_compile``)."""
+
+    __hash__ = object.__hash__

@@ -26,6 +26,8 @@ class Fp8Recipe(Enum):
     MXFP8 = "te-mxfp8"
     NVFP4 = "te-nvfp4"
 
+    __hash__ = object.__hash__
+
 
 class Fp8Package(Enum):
     """Whose linear layers multiply."""

@@ -21,6 +21,8 @@ class Engine(Enum):
     MEGATRON = "megatron"
     """Megatron-core: its own layers, its own tensor parallelism, its distributed optimizer."""
 
+    __hash__ = object.__hash__
+
     @classmethod
     def _missing_(cls, value: object) -> "Engine | None":
         return cls.FSDP if value == "fsdp2" else None
@@ -40,6 +42,8 @@ class Precision(Enum):
     FP16_AMP = "fp16-amp"
     FP16_MIXED = "fp16-mixed"
     FP16_MASTER = "fp16-master"
+
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from enum import Enum
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
 from memplan.text import shown
-from memplan.training.choices import FsdpStrategy, ZeroStage
+from memplan.training.choices import FsdpStrategy, Recomputation, ZeroStage
 from memplan.training.expert_parallel import Imbalance
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
@@ -18,9 +18,8 @@ from memplan.training.precision import Engine, engine_precision
 from memplan.training.setup_checks import check_engine, check_sizes
 from memplan.training.setup_derived import DerivedSetup
 from memplan.training.setup_values import (
-    ENUM_FIELDS,
     read_checkpointing,
-    read_choice,
+    read_choices,
     read_job,
     read_kernels,
     read_options,
@@ -59,14 +58,12 @@ class TrainingSetup(DerivedSetup):
 
     def __post_init__(self) -> None:
         _spell_optimizer(self)
-        for name, kind in ENUM_FIELDS.items():
-            value = getattr(self, name)
-            if value.__class__ is not kind and value is not (
-                found := read_choice(name, value, kind)
-            ):
-                object.__setattr__(self, name, found)
-        object.__setattr__(self, "checkpointing", read_checkpointing(self.checkpointing))
-        object.__setattr__(self, "kernels", read_kernels(self.kernels))
+        for name, found in read_choices(self):
+            object.__setattr__(self, name, found)
+        if self.checkpointing.__class__ is not Recomputation:
+            object.__setattr__(self, "checkpointing", read_checkpointing(self.checkpointing))
+        if self.kernels.__class__ is not KernelPreset:
+            object.__setattr__(self, "kernels", read_kernels(self.kernels))
         if self.freeze is None:
             object.__setattr__(self, "freeze", FrozenParts())
         if isinstance(self.freeze, str):

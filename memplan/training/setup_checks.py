@@ -1,5 +1,7 @@
 """Settings that cannot be, or contradict each other."""
 
+from operator import attrgetter
+
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.text import shown
@@ -20,37 +22,46 @@ MAX_PARTS = 2**17
 _LIMITS = {
     "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
     "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
-    "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "num_frames": MAX_PARTS,
-    "audio_seconds": MAX_PARTS,
+    "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "image_width": MAX_PARTS,
+    "num_frames": MAX_PARTS, "audio_seconds": MAX_PARTS,
     "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
     "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
     "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
 }  # fmt: skip
 """Numbers, and the largest that each may be."""
-_OPTIONAL_SIZES = frozenset(
-    {"num_nodes", "seq_len", "target_seq_len", "image_size", "num_frames", "audio_seconds"}
-)
+_OPTIONAL_SIZES = {
+    "num_nodes", "seq_len", "target_seq_len", "image_size", "image_width", "num_frames",
+    "audio_seconds",
+}  # fmt: skip
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 """Numbers for which 0 stands for as many as fit."""
+_BOUNDS = tuple(
+    (name, 0 if name in _FITTING else 1, limit, name in _OPTIONAL_SIZES)
+    for name, limit in _LIMITS.items()
+)
+"""Each with the least and the most that it may be, and whether it may be null."""
+_FLAGS = (
+    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "optimizer_in_backward",
+)  # fmt: skip
+_NUMBERS, _SWITCHES = attrgetter(*_LIMITS), attrgetter(*_FLAGS)
 
 
 def check_sizes(setup: DerivedSetup) -> None:
     """Refuse numbers of the wrong kind, or out of bounds, and switches that are neither true nor false."""
-    for name, limit in _LIMITS.items():
-        value = getattr(setup, name)
-        if value is None and name in _OPTIONAL_SIZES:
+    for (name, least, limit, is_optional), value in zip(_BOUNDS, _NUMBERS(setup), strict=True):
+        if value is None and is_optional:
             continue
         if value.__class__ is not int and (isinstance(value, bool) or not isinstance(value, int)):
             msg = f"{name}: expected a whole number, got {shown(value)}"
             raise SetupError(msg)
-        least = 0 if name in _FITTING else 1
         if not least <= value <= limit:
             msg = f"{name}: must be from {least} to {limit}, got {shown(value)}"
             raise SetupError(msg)
-    for name in _FLAGS:
-        if not isinstance(getattr(setup, name), bool):
-            msg = f"{name}: expected true or false, got {shown(getattr(setup, name))}"
+    for name, value in zip(_FLAGS, _SWITCHES(setup), strict=True):
+        if value.__class__ is not bool:
+            msg = f"{name}: expected true or false, got {shown(value)}"
             raise SetupError(msg)
     dropout = setup.dropout
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
@@ -63,12 +74,6 @@ def check_sizes(setup: DerivedSetup) -> None:
             "give a number of nodes that divides them"
         )
         raise SetupError(msg)
-
-
-_FLAGS = (
-    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
-    "optimizer_in_backward",
-)  # fmt: skip
 
 
 def check_engine(setup: DerivedSetup) -> None:

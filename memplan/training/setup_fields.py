@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import HashedOnce, dataclass
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import (
     AllocatorKind,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetupFields:
+class SetupFields(HashedOnce):
     """What is said of a run. ``TrainingSetup`` reads and checks it."""
 
     num_gpus: int = 1
@@ -70,6 +70,9 @@ class SetupFields:
     """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too."""
     image_size: int | None = None
     """Height and width of each [pixels]. None: as the config says, or 672 where it does not."""
+    image_width: int | None = None
+    """Width of each, of models that make pictures or video; ``image_size`` is the height then [pixels].
+    None: as wide as high."""
     num_frames: int | None = None
     """Frames of each clip, of models that make video. None: as the config says, or the model's usual."""
     audio_seconds: int | None = None

@@ -1,7 +1,8 @@
 """What a field of a training setup may be given as, read into what it holds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from operator import attrgetter
 
 from memplan.errors import SetupError
 from memplan.text import shown
@@ -45,8 +46,23 @@ ENUM_FIELDS: dict[str, type[Enum]] = {
     "allocator": AllocatorKind, "compile": Compilation,
 }  # fmt: skip
 
+_ENUM_VALUES = attrgetter(*ENUM_FIELDS)
 _ALWAYS_NAMED = (ActivationOffload, Optimizer, AllocatorKind, Compilation, Fp8Recipe, Packing)
 """What no engine or model fills in where it is null."""
+
+
+_MAY_BE_NULL = tuple(
+    (name, kind, kind is not Offload and kind not in _ALWAYS_NAMED)
+    for name, kind in ENUM_FIELDS.items()
+)
+
+
+def read_choices(setup: object) -> Iterator[tuple[str, Enum | None]]:
+    """Fields of a setup that name a member otherwise than by itself, and the member."""
+    for (name, kind, may_be_null), value in zip(_MAY_BE_NULL, _ENUM_VALUES(setup), strict=True):
+        if value.__class__ is kind or (value is None and may_be_null):
+            continue
+        yield name, read_choice(name, value, kind)
 
 
 def read_choice(name: str, value: object, kind: type[Enum]) -> Enum | None:

@@ -22,7 +22,8 @@ class Run:
     """What memplan makes of the config."""
     setup: TrainingSetup
     """With every default filled in."""
-    num_steps: int
+    num_steps: int | None
+    """Of the optimizer; None: as many as show what is asked where it runs."""
 
 
 def require_packages() -> None:

@@ -112,6 +112,7 @@ RUN: dict[str, Check] = {
     "kernel_scratch": _any,
     "images_per_sample": _any,
     "image_size": _any,
+    "image_width": _any,
     "num_frames": _usual("num_frames"),
     "audio_seconds": _any,
 }

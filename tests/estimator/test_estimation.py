@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator import least_bytes
-from memplan.estimator.recording import record_and_walk, shared_options, tape_options
+from memplan.estimator.recording import record, record_and_walk, shared_options, tape_options
+from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import gpu_from_memory
+from memplan.memory.step import StepWalk
 from memplan.report.schema import COLUMN_MEANINGS
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -171,9 +173,21 @@ def test_a_walk_that_cards_share_is_each_cards_own(name: str, batch: int, gpu: s
     setup = TrainingSetup(micro_batch_size=batch, seq_len=512)
     own = tape_options(setup.resolve(model.context_length, has_bf16=card.has_bf16), card)
     shared = shared_options(model, own)
-    _, expected = record_and_walk(model, own)
-    _, found = record_and_walk(model, shared)
-    assert plain_step(found) == plain_step(expected)
+    expected = StepWalk(record_model(model, own)).run()
+    for options in (own, shared):
+        _, found = record_and_walk(model, options)
+        assert plain_step(found) == plain_step(expected)
+
+
+def test_a_tape_is_written_once_for_all_cards_that_run_the_same() -> None:
+    model = load_model("gpt2")
+    setup = TrainingSetup(seq_len=512).resolve(model.context_length)
+    first, second, other = (
+        record(model, tape_options(setup, load_gpu(gpu)))
+        for gpu in ("a100-80gb", "l40s", "v100-32gb")
+    )
+    assert first.segments is second.segments is not other.segments
+    assert first.options.multiprocessors == 108 != second.options.multiprocessors
 
 
 def test_cards_share_a_walk_only_where_no_long_sum_is_split() -> None:

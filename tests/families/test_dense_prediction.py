@@ -13,7 +13,7 @@ from memplan.sources.defaults import class_defaults
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
     config = {"model_type": model_type, "architectures": [architecture], **sizes}
     model = read_model(config, source="config.json", name="x", defaults=class_defaults())
-    assert model.activations_left_out
+    assert not model.activations_left_out
     found = count_parameters(model)
     return found.total, found.base, found.largest_layer
 

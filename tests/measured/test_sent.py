@@ -33,7 +33,7 @@ def test_sent(path: Path) -> None:
     assert is_close(run) is (path.name not in OFF)
     context = run.measured.context_bytes
     if context is not None and run.measured.death is None:
-        overhead = run.estimate.overhead_bytes
+        overhead = run.beside_bytes
         assert overhead.low <= context <= overhead.high
 
 

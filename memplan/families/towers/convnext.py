@@ -6,6 +6,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.convolved import ConvolvedLayerBody, DownsamplingBody
+from memplan.model.towers.levels import LevelBody
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.patches import PatchesBody
 
@@ -20,9 +21,17 @@ def convnext_sizes(reader: ConfigReader) -> list[int]:
 
 
 def convnext_tower(
-    table: ParameterTable, name: str, reader: ConfigReader, *, normalized: bool = False
+    table: ParameterTable,
+    name: str,
+    reader: ConfigReader,
+    *,
+    normalized: bool = False,
+    keeps_levels: bool = False,
 ) -> None:
-    """Stem and stages; ``normalized`` is V2's, whose responses are normalized."""
+    """Stem and stages; ``normalized`` is V2's, whose responses are normalized.
+
+    With ``keeps_levels`` all stages' results are read later; the last one's is what it gives.
+    """
     sizes = convnext_sizes(reader)
     patch_size = reader.integer("patch_size")
     channels = reader.integer("num_channels")
@@ -38,7 +47,8 @@ def convnext_tower(
     depths = each_stage(reader, "depths", len(sizes), minimum=0)
     for index, (size, depth) in enumerate(zip(sizes, depths, strict=True)):
         if index:
-            _downsampling(table, f"{name}.downsampling.{index}", sizes[index - 1], size)
+            sides = sizes[index - 1], size
+            _downsampling(table, f"{name}.downsampling.{index}", *sides, keeps=keeps_levels)
         layer = ConvolvedLayerBody(
             size=size, inner_size=EXPANSION * size,
             activation=tower_activation(reader, "hidden_act"),
@@ -50,10 +60,13 @@ def convnext_tower(
             _layer(table, size, scaled=scaled, normalized=normalized)
 
 
-def _downsampling(table: ParameterTable, name: str, before: int, after: int) -> None:
+def _downsampling(
+    table: ParameterTable, name: str, before: int, after: int, *, keeps: bool
+) -> None:
+    kept = (LevelBody(),) if keeps else ()
     norm = NormBody(module="downsampling_norm", size=before)
     fewer = DownsamplingBody(module="downsampling", size=before, side=2)
-    with table.block(name, body=ChainBody(parts=(norm, fewer))):
+    with table.block(name, body=ChainBody(parts=(*kept, norm, fewer))):
         table.norm("downsampling_norm", before)
         table.convolution("downsampling", before, after, 2, 2)
 

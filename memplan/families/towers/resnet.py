@@ -10,6 +10,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, GateBody, ResidualBody, TowerBody
+from memplan.model.towers.levels import LevelBody
 from memplan.model.towers.nets import (
     BatchNormBody,
     ConvolutionBody,
@@ -61,8 +62,13 @@ def _conv_norm(
     return parts if activation is None else (*parts, ActivationBody(activation=activation))
 
 
-def resnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """ResNet; a stage changes the width or the stride in its first layer, past a shortcut."""
+def resnet_tower(
+    table: ParameterTable, name: str, reader: ConfigReader, *, keeps_levels: bool = False
+) -> None:
+    """ResNet; a stage changes the width or the stride in its first layer, past a shortcut.
+
+    With ``keeps_levels`` all stages' results are read later; the last one's is what it gives.
+    """
     bottleneck = reader.text("layer_type", default="bottleneck") == "bottleneck"
     active = tower_activation(reader, "hidden_act", default="relu")
     early = reader.flag("downsample_in_bottleneck")
@@ -86,7 +92,8 @@ def resnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None
 
     smaller = WindowBody(window=Window.GREATEST, kernel=3, stride=2, padding=2)
     _stem(table, name, reader, kernel=7, behind=(smaller,))
-    _stages(table, name, reader, narrowed if bottleneck else basic, active)
+    layer = narrowed if bottleneck else basic
+    _stages(table, name, reader, layer, active, keeps=keeps_levels)
 
 
 def regnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -148,6 +155,8 @@ def _stages(
     reader: ConfigReader,
     layer: DeclareLayer,
     active: Activation,
+    *,
+    keeps: bool = False,
 ) -> None:
     sizes = resnet_sizes(reader)
     depths = each_stage(reader, "depths", len(sizes))
@@ -155,7 +164,9 @@ def _stages(
     halved_first = reader.flag("downsample_in_first_stage")
     for index, (after, depth) in enumerate(zip(sizes, depths, strict=True)):
         stride = 2 if index or halved_first else 1
-        _layer(table, f"{name}.stages.{index}.first", layer, _Step(before, after, stride), active)
+        kept = (LevelBody(),) if keeps and index else ()
+        step = _Step(before, after, stride)
+        _layer(table, f"{name}.stages.{index}.first", layer, step, active, before=kept)
         rest = _Step(after, after, 1)
         _layer(table, f"{name}.stages.{index}.rest", layer, rest, active, count=depth - 1)
         before = after
@@ -176,6 +187,7 @@ def _layer(
     active: Activation,
     *,
     count: int = 1,
+    before: tuple[TowerBody, ...] = (),
 ) -> None:
     """``ResNetBottleNeckLayer`` and its kin: the sum is made in place, then the nonlinearity."""
     changes = step.before != step.after or step.stride != 1
@@ -185,7 +197,7 @@ def _layer(
             shortcut = _conv_norm(table, "shortcut", step.before, step.after, 1, stride=step.stride)
         branch = layer(table, step.before, step.after, step.stride)
         added = ResidualBody(branch=branch, shortcut=shortcut, in_place=True)
-        table.computes(ChainBody(parts=(added, ActivationBody(activation=active))))
+        table.computes(ChainBody(parts=(*before, added, ActivationBody(activation=active))))
 
 
 STRIDE_OF_STEM = 4

@@ -9,14 +9,24 @@ from memplan.families.towers.sizes import each_stage, pair, ratio
 from memplan.families.towers.vit import patch_projection
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.body import ChainBody
+from memplan.model.towers.levels import LevelBody
 from memplan.model.towers.patches import PatchesBody, Positions
 from memplan.model.towers.segmenting import MaskNeckBody, WindowedLayerBody
 
 
 def sam_vision(
-    table: ParameterTable, name: str, reader: ConfigReader, *, written_out: bool = False
+    table: ParameterTable,
+    name: str,
+    reader: ConfigReader,
+    *,
+    written_out: bool = False,
+    keeps_wide: bool = False,
 ) -> None:
-    """``SamVisionEncoder``: relative positions in every layer, and a neck of two convolutions."""
+    """``SamVisionEncoder``: relative positions in every layer, and a neck of two convolutions.
+
+    With ``keeps_wide`` it gives what each layer over whole pictures gave, too.
+    """
     size = reader.integer("hidden_size")
     grid = reader.integer("image_size") // reader.integer("patch_size")
     placed = reader.flag("use_abs_pos", default=True)
@@ -39,8 +49,12 @@ def sam_vision(
     for is_wide, group in groupby(range(count), wide.__contains__):
         side = 0 if is_wide else window
         body = replace(_layer_body(reader, inner, side), written_out=written_out)
-        with table.block(f"{name}.layers", count=len(list(group)), body=body):
-            _layer(table, reader, inner, side or grid)
+        number = len(list(group))
+        times, each = (number, 1) if is_wide and keeps_wide else (1, number)
+        made = ChainBody(parts=(body, LevelBody())) if is_wide and keeps_wide else body
+        for _ in range(times):
+            with table.block(f"{name}.layers", count=each, body=made):
+                _layer(table, reader, inner, side or grid)
     out = reader.integer("output_channels")
     with table.block(f"{name}.neck", body=MaskNeckBody(size=size, outputs=out)):
         table.convolution("neck.conv1", size, out, 1, 1, bias=False)

@@ -104,7 +104,7 @@ def mamba2_in_kernels(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContex
         projected = t.mul(projected, t.buffer(width, t.options.weights))
         t.touch(plain)
     rate = decay_rate(t, spec.heads)
-    sizes = Sizes(spec, context.batch, context.seq_len, projected.dtype, t.options.multiprocessors)
+    sizes = Sizes(spec, context.batch, context.seq_len, projected.dtype, t.num_multiprocessors)
     inputs: list[Tensor] = [
         projected,
         *_convolution(t, channels, spec.kernel, spec.convolution_bias),

@@ -252,7 +252,7 @@ def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     statistic = t.tensor(x.numel // weight.numel, DType.FP32)
     sums: tuple[int, ...] = ()
     if liger and not t.decomposed and weight.requires_grad:
-        size = allocated_bytes(t.options.multiprocessors * weight.numel, DType.FP32)
+        size = allocated_bytes(t.num_multiprocessors * weight.numel, DType.FP32)
         sums = (size, RESULT)
     overwritten = kernel is NormKernel.LIGER and not given.by_head
     t.record(

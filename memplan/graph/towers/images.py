@@ -46,7 +46,7 @@ def picture_size(
 
 def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     """A convolution, tokens before its vectors, positions added."""
-    height, width = picture_size(t.options.image_size, body)
+    height, width = flow.picture = picture_size(t.options.image_size, body)
     flow.items *= body.crops
     flow.grid = height // body.patch[0], width // body.patch[1]
     patches = flow.patches = body.rows or flow.grid[0] * flow.grid[1]
@@ -69,7 +69,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.windowed:
         x = reordered(t, x, body.size)
     if body.first_norm:
-        x = norm(t, x, RMS_NORM, body.first_norm, body.size)
+        x = norm(t, x, body.first_norm_kind, body.first_norm, body.size)
     if body.positions is not Positions.NONE:
         x = t.add(x, positions(t, body, flow.items, patches, x.dtype))
     if body.num_registers:
@@ -90,10 +90,16 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         # Llama 4's one table of complex numbers is a buffer.
         flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
     elif body.rotary_dim:
-        own = body.masked or body.rows
         rows = patches if body.one_table else flow.items * patches
-        _tables(t, body, flow, rows, x.dtype if own else DType.FP32)
+        _tables(t, body, flow, rows, _table_dtype(t, x, body))
     return dropout(t, x, body.dropout)
+
+
+def _table_dtype(t: Tape, x: Tensor, body: PatchesBody) -> DType:
+    """What cosines and sines are cast to: fp32, what patches are, or what a norm makes of them."""
+    if body.masked or body.rows or (body.cast_tables and t.autocast is None):
+        return x.dtype
+    return DType.FP32
 
 
 def reordered(t: Tape, x: Tensor, size: int) -> Tensor:

@@ -50,7 +50,8 @@ def pixels(t: Tape, body: PixelsBody, flow: Flow) -> Tensor:
     flow.grid = flow.picture = picture_size(t.options.image_size, body)
     height, width = flow.grid
     dtype = DType.FP32 if t.autocast is not None else t.compute
-    return from_batch(t, flow.items * body.channels * height * width, dtype)
+    flow.pixels = from_batch(t, flow.items * body.channels * height * width, dtype)
+    return flow.pixels
 
 
 def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:

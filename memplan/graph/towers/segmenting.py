@@ -17,6 +17,8 @@ from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
 from memplan.model.towers.segmenting import (
+    FineFeaturesBody,
+    FineMasksBody,
     LastLookBody,
     MaskNeckBody,
     MasksBody,
@@ -50,6 +52,10 @@ def write_segmenting(t: Tape, x: Tensor, body: SegmentingBody, flow: Flow) -> Te
             return _upscaled(t, x, body, flow)
         case MasksBody():
             return _masks(t, x, body, flow)
+        case FineFeaturesBody():
+            return _fine_features(t, x, body, flow)
+        case FineMasksBody():
+            return _fine_masks(t, x, body, flow)
 
 
 def _windowed_layer(t: Tape, x: Tensor, body: WindowedLayerBody, flow: Flow) -> Tensor:
@@ -123,20 +129,9 @@ def _distances(
     t: Tape, query: Tensor, body: WindowedLayerBody, items: int, side: tuple[int, int]
 ) -> Tensor:
     """``get_decomposed_rel_pos``: products of queries with rows of two tables, added across."""
+    tables = "attn.rel_pos_h", "attn.rel_pos_w"
     head_dim = body.size // body.num_heads
-    products = []
-    for name, extent in (("attn.rel_pos_h", side[0]), ("attn.rel_pos_w", side[1])):
-        table = t.parameter(name)
-        resized = t.tensor(table.numel, table.dtype)
-        t.record(OperationKind.REPEAT, (table,), (resized,), gradients=(Gradient.FRESH,))
-        rows = t.tensor(extent**2 * head_dim, table.dtype)
-        # Which rows, the CPU counts and keeps.
-        t.record(OperationKind.INDEX, (resized,), (rows,), gradients=(Gradient.FRESH,))
-        # Down the picture queries are copied into another order; across they lie as they are asked for,
-        # unless they are still what the projection gave.
-        read = t.contiguous(query) if name.endswith("h") or items == 1 else query
-        numel = query.numel // head_dim * extent
-        products.append(batched_matmul(t, read, rows, numel, head_dim))
+    products = distance_products(t, query, head_dim, tables, side, items, resizes=True)
     pairs = items * body.num_heads * (side[0] * side[1]) ** 2
     total = t.tensor(pairs, products[0].dtype)
     t.record(OperationKind.ADD, products, (total,), gradients=(Gradient.SUMMED, Gradient.SUMMED))
@@ -144,6 +139,35 @@ def _distances(
     out = t.contiguous(total)
     t.touch(total)
     return out
+
+
+def distance_products(
+    t: Tape,
+    query: Tensor,
+    head_dim: int,
+    tables: tuple[str, str],
+    side: tuple[int, int],
+    items: int,
+    *,
+    resizes: bool,
+) -> list[Tensor]:
+    """Products of queries with rows of a table for each axis, which may be resized though it fits."""
+    products = []
+    for name, extent, is_first in zip(tables, side, (True, False), strict=True):
+        table: Tensor = t.parameter(name)
+        if resizes or table.numel != (2 * extent - 1) * head_dim:
+            resized = t.tensor(table.numel, table.dtype)
+            t.record(OperationKind.REPEAT, (table,), (resized,), gradients=(Gradient.FRESH,))
+            table = resized
+        rows = t.tensor(extent**2 * head_dim, table.dtype)
+        # Which rows, the CPU counts and keeps.
+        t.record(OperationKind.INDEX, (table,), (rows,), gradients=(Gradient.FRESH,))
+        # Down the picture queries are copied into another order; across they lie as they are asked for,
+        # unless they are still what the projection gave.
+        read = t.contiguous(query) if is_first or items == 1 else query
+        numel = query.numel // head_dim * extent
+        products.append(batched_matmul(t, read, rows, numel, head_dim))
+    return products
 
 
 def neck(t: Tape, x: Tensor, module: str, size: int, outputs: int) -> Tensor:
@@ -160,11 +184,11 @@ def _prompt(t: Tape, x: Tensor, body: PromptBody, flow: Flow) -> Tensor:
     # The model's own variables hold what it found of the picture; its decoder has copies.
     assert flow.places is not None
     flow.placed = _for_each_prompt(t, flow.places)
-    flow.found = [x, flow.placed]
-    for each in flow.found:
-        t.hold(each)
+    for each in (x, flow.placed):
+        _find(t, each, flow)
     pictures = _for_each_prompt(t, t.add(x, t.parameter("no_mask_embed.weight")))
-    joined = t.concatenate(t.parameter("iou_token.weight"), t.parameter("mask_tokens.weight"))
+    names = "iou_token.weight", "mask_tokens.weight", body.last_token
+    joined = t.concatenate(*(t.parameter(name) for name in names if name))
     repeated = t.tensor(flow.items * joined.numel, joined.dtype)
     t.record(OperationKind.REPEAT, (joined,), (repeated,), gradients=(Gradient.FRESH,))
     point = t.tensor(flow.items * POINTS * body.size, joined.dtype)
@@ -293,20 +317,91 @@ def _upscaled(t: Tape, x: Tensor, body: UpscalingBody, flow: Flow) -> Tensor:
     return out
 
 
+def _token_network(t: Tape, name: str, tokens: Tensor, size: int, flow: Flow) -> Tensor:
+    found = t.slice(tokens, flow.items * size)
+    for layer, outputs in (("proj_in", size), ("layers.0", size), ("proj_out", size // 8)):
+        found = linear(t, found, f"{name}.{layer}", size, outputs, bias=True)
+        if layer != "proj_out":
+            found = activation(t, found, Activation.RELU)
+    return found
+
+
+def _find(t: Tape, x: Tensor, flow: Flow) -> None:
+    """A variable of the model's holds it until the masks are there."""
+    t.hold(x)
+    flow.found.append(x)
+
+
+def _fine_features(t: Tape, x: Tensor, body: FineFeaturesBody, flow: Flow) -> Tensor:
+    """The beginning of ``SamHQMaskDecoder.forward``."""
+    size = body.size
+    positions = 4 * flow.items * flow.grid[0] * flow.grid[1]
+
+    def widened(read: Tensor, name: str, outputs: int, norm: str) -> Tensor:
+        wide = convolution(t, read, f"{name}1", positions)
+        normed = layer_norm(t, wide, norm, outputs)
+        active = activation(t, normed, Activation.GELU)
+        t.touch(wide, normed)
+        return convolution(t, active, f"{name}2", 4 * positions)
+
+    for level, _ in flow.levels:
+        flow.found.append(level)
+    early = t.contiguous(flow.levels[0][0])
+    _find(t, early, flow)
+    encoded = widened(x, "encoder_conv", size // 4, "encoder_norm")
+    compressed = widened(early, "compress_vit_conv", size, "compress_vit_norm")
+    flow.fine = t.add(encoded, compressed)
+    for each in (encoded, compressed, flow.fine):
+        _find(t, each, flow)
+    return x
+
+
+def _fine_masks(t: Tape, x: Tensor, body: FineMasksBody, flow: Flow) -> Tensor:
+    """The end of ``SamHQMaskDecoder.forward``."""
+    tokens, fine = flow.tokens_seen, flow.fine
+    assert tokens is not None
+    assert fine is not None
+    size, out, count = body.size, body.size // 8, body.num_tokens
+    positions = x.numel // out
+    first = convolution(t, x, "mask_conv1", positions)
+    normed = layer_norm(t, first, "mask_norm", size // 4)
+    active = activation(t, normed, Activation.GELU)
+    t.touch(first, normed)
+    second = convolution(t, active, "mask_conv2", positions)
+    given = fine
+    if flow.items == 1:
+        given = t.tensor(fine.numel, fine.dtype)
+        t.record(OperationKind.REPEAT, (fine,), (given,), gradients=(Gradient.FRESH,))
+    finer = t.add(second, given)
+    names = [f"output_hypernetworks_mlps.{number}" for number in range(count)]
+    made = [_token_network(t, name, tokens, size, flow) for name in (*names, "hq_mask_mlp")]
+    stacked = t.concatenate(*made)
+    for each in (tokens, *flow.found):
+        t.release(each)
+    rows = flow.items * out
+    masks = batched_matmul(t, t.slice(stacked, count * rows), x, positions * count, out)
+    best = batched_matmul(t, t.slice(stacked, rows), finer, positions, out)
+    joined = t.concatenate(masks, best)
+    chosen = t.slice(joined, positions * (count - 1))
+    order = t.tensor(flow.items * (count - 1), DType.INT64)
+    t.record(OperationKind.SORT, (), (order,))
+    sorted_masks = t.tensor(chosen.numel, chosen.dtype)
+    t.record(
+        OperationKind.GATHER, (chosen, order), (sorted_masks,), saves=(order,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    result = t.add(sorted_masks, t.slice(joined, positions))
+    t.touch(x, given, finer, stacked, masks, best, joined, sorted_masks)
+    return result
+
+
 def _masks(t: Tape, x: Tensor, body: MasksBody, flow: Flow) -> Tensor:
     """Of all masks but the first, which only the class asked for a single one returns."""
     tokens = flow.tokens_seen
     assert tokens is not None
     size, out = body.size, body.size // 8
-    made = []
-    for number in range(body.num_tokens):
-        name = f"output_hypernetworks_mlps.{number}"
-        found = t.slice(tokens, flow.items * size)
-        for layer, outputs in (("proj_in", size), ("layers.0", size), ("proj_out", out)):
-            found = linear(t, found, f"{name}.{layer}", size, outputs, bias=True)
-            if layer != "proj_out":
-                found = activation(t, found, Activation.RELU)
-        made.append(found)
+    names = (f"output_hypernetworks_mlps.{number}" for number in range(body.num_tokens))
+    made = [_token_network(t, name, tokens, size, flow) for name in names]
     stacked = t.concatenate(*made)
     for each in (tokens, *flow.found):
         t.release(each)

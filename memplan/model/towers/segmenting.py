@@ -49,6 +49,15 @@ class PromptBody:
 
     size: int
     num_tokens: int
+    last_token: str = ""
+    """The weight of one token more, behind the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FineFeaturesBody:
+    """What the encoder gave, and what its first layer over whole pictures did, widened fourfold (SAM-HQ)."""
+
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +97,15 @@ class MasksBody:
     num_tokens: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FineMasksBody:
+    """The same, and one token's mask on finer features, added to the others in order of merit (SAM-HQ)."""
+
+    size: int
+    num_tokens: int
+    """But for that one."""
+
+
 SegmentingBody = (
     WindowedLayerBody
     | MaskNeckBody
@@ -96,4 +114,6 @@ SegmentingBody = (
     | LastLookBody
     | UpscalingBody
     | MasksBody
+    | FineFeaturesBody
+    | FineMasksBody
 )

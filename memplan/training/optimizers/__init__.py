@@ -63,6 +63,8 @@ class Optimizer(Enum):
     LOMO = "lomo"
     ADALOMO = "adalomo"
 
+    __hash__ = object.__hash__
+
     @classmethod
     def _missing_(cls, value: object) -> "Optimizer | None":
         if not isinstance(value, str):

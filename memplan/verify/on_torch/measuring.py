@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memplan.errors import MemplanError, SetupError
 from memplan.estimator.measured import Death, Measurement
+from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.training.choices import AllocatorKind
 from memplan.training.precision import Engine
@@ -26,6 +27,10 @@ from memplan.verify.run import Run
 
 DEVICE = "cuda"
 MAX_MESSAGE = 300
+STEPS_ON_FAKES = 3
+"""The second one has optimizer states; of the third on, no byte changes any more."""
+STEPS_ON_CARD = 8
+"""So many for the time: a process that is new is slower in its first three."""
 MAX_RECORDED_EVENTS = 1_000_000
 
 
@@ -36,6 +41,7 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
     measurement. Raises a ``MemplanError`` for what cannot be run.
     """
     transformers.logging.set_verbosity_error()
+    run = replace(run, num_steps=run.num_steps or STEPS_ON_CARD)
     others = card.others_bytes()
     rank, is_alone = processes.join(run.setup, has_gpu=True)
     _begin_context()
@@ -96,6 +102,7 @@ def _begin_context() -> None:
 def follow(run: Run, gpu: GpuSpec) -> Measurement:
     """Follow the same code on fake tensors, storage by storage, as on a card of this kind."""
     transformers.logging.set_verbosity_error()
+    run = replace(run, num_steps=run.num_steps or STEPS_ON_FAKES)
     with pretended_card(gpu), pretended_kernels(gpu):
         try:
             _, is_alone = processes.join(run.setup, has_gpu=False)
@@ -168,6 +175,7 @@ def _run(run: Run, meter: Meter, *, is_alone: bool, has_gpu: bool) -> int:
         config=config, model=run.model, setup=setup, device=DEVICE, arguments=arguments
     )
     batch = batch_of(sampler)
+    assert run.num_steps is not None
     train(trainer, batch, setup, meter, run.num_steps)
     return num_params
 

@@ -7,9 +7,6 @@ from typing import Any, Protocol
 from memplan.training.setup import TrainingSetup
 from memplan.verify.on_torch.engines import Trainer
 
-NUM_STEPS = 3
-"""The second one has optimizer states; of the third on, nothing changes any more."""
-
 
 class Meter(Protocol):
     """Takes note of what is held, part by part."""
