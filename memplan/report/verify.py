@@ -92,7 +92,7 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
     """A row for each figure of each run."""
     rows: list[Row] = []
     for run in runs:
-        measured, estimate = run.measured, run.estimate
+        measured = run.measured
         about = {
             "source": run.source or None,
             "model": measured.model_name,

@@ -24,7 +24,7 @@ from tests.accuracy.allocator_records import TASKS
 from tests.accuracy.comparison import read_records, remember
 from tests.accuracy.deepspeed_records import TASKS as DEEPSPEED_TASKS
 from tests.accuracy.deepspeed_records import setup_of
-from tests.measured.h100_runs import read_runs
+from tests.measured.card_runs import read_runs
 from tests.measured.outcomes import is_in_scope
 from tests.measured.runs import NotExpressibleError, record_from
 from tests.measured.stacks import translate
@@ -38,7 +38,7 @@ ADAM = ("adamw-fused", "adamw-foreach", "adamw")
 
 
 def h100_jobs() -> Iterator[Job]:
-    for run in read_runs():
+    for run in read_runs("H100"):
         if run.measured is not None:
             yield load_model(run.config, TASKS[run.task]), run.setup, max(run.measured["allocated"])
 

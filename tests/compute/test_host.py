@@ -2,7 +2,7 @@
 
 Each record of ``host_times.jsonl`` is the least of twelve to 25 steps of one process, forward and backward, in
 microseconds of CPU time. Kernels do nothing there, so all of it is the host's. The prices were fitted to the records
-without an engine, and an engine's to what it adds; what is tested on is an H100 (``tests/measured/test_h100.py``).
+without an engine, and an engine's to what it adds; what is tested on is an H100 (``tests/measured/test_cards.py``).
 """
 
 from pathlib import Path

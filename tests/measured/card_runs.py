@@ -1,4 +1,4 @@
-"""Training steps measured on one H100 (``h100.json``) as setups of memplan.
+"""Training steps measured on one H100 and one H200 (``h100.json``, ``h200.json``) as setups of memplan.
 
 Each record is three steps of a transformers model with random weights, built from the config beside it; the third
 was measured. The model was made under ``no_init_weights``, which leaves tied weights untied: what was trained has
@@ -19,27 +19,34 @@ from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.allocator_records import TASKS, played, setup_of
 
-FILE = Path(__file__).with_name("h100.json")
+CARDS = {"H100": "h100-sxm-80gb", "H200": "h200-sxm-141gb"}
+"""What was measured on, and the catalog's name of it."""
 PHASES = ("forward", "backward", "step")
 NUM_STEPS = 3
 
 
-def card() -> GpuSpec:
-    """The catalog's."""
-    return load_gpu("h100-sxm-80gb")
+def file_of(card: str) -> Path:
+    """Where the records of a card are."""
+    return Path(__file__).with_name(f"{card.lower()}.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class H100Run:
+class CardRun:
     """One record, and what memplan says of the same run."""
 
     id: str
+    card: str
     model: str
     task: str
     config: dict[str, Any]
     settings: dict[str, Any]
     measured: dict[str, Any] | None
     """None: it died."""
+
+    @property
+    def gpu(self) -> GpuSpec:
+        """The catalog's."""
+        return load_gpu(CARDS[self.card])
 
     @property
     def is_sharded(self) -> bool:
@@ -74,7 +81,7 @@ class H100Run:
     @cached_property
     def answer(self) -> Estimate:
         """memplan's estimate for the card that it ran on."""
-        return estimate(load_model(self.config, TASKS[self.task]), self.setup, gpu=card())
+        return estimate(load_model(self.config, TASKS[self.task]), self.setup, gpu=self.gpu)
 
     @property
     def reserved_bytes(self) -> int:
@@ -111,17 +118,32 @@ class H100Run:
         }
 
 
-def read_runs() -> list[H100Run]:
-    """Every record that the script could run."""
-    data = json.loads(FILE.read_text(encoding="utf-8"))
+def read_file(card: str) -> dict[str, Any]:
+    """What was written down of a card."""
+    found: dict[str, Any] = json.loads(file_of(card).read_text(encoding="utf-8"))
+    return found
+
+
+def chain_seconds(card: str) -> float:
+    """How long the card's host takes for a few chains of operations, both ways: how fast it launches."""
+    name = f"{card.lower()}_rates.json"
+    data = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    rows = next(each["rows"] for each in data["tables"] if each["kind"] == "launch_chain")
+    return 1e-6 * float(sum(forward + backward for _, forward, backward in rows))
+
+
+def read_runs(card: str) -> list[CardRun]:
+    """Every record of a card that the script could run."""
+    data = read_file(card)
+    models = read_file("H100")["models"]  # both cards ran the same ones
     runs = []
     for record in data["records"]:
         if "error" in record:
             continue
-        config = dict(data["models"][record["model"]])
+        config = dict(models[record["model"]])
         if "fsdp" not in record["settings"]:
             config["tie_word_embeddings"] = False
         names = ("id", "model", "task", "settings")
         given = {name: record[name] for name in names}
-        runs.append(H100Run(**given, config=config, measured=record.get("measured")))
+        runs.append(CardRun(**given, card=card, config=config, measured=record.get("measured")))
     return runs

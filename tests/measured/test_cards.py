@@ -1,24 +1,28 @@
-"""Training steps measured on one H100 (``h100.json``), each beside memplan's estimate of the same run.
+"""Training steps measured on one H100 and one H200, each beside memplan's estimate of the same run.
 
-The card had torch 2.11 where memplan follows 2.13, which shows in one place: a bias added by cuBLASLt keeps a
+The cards had torch 2.11 where memplan follows 2.13, which shows in one place: a bias added by cuBLASLt keeps a
 workspace of 1 MiB in each thread that does so, two with checkpointing.
 """
 
-import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 
+from memplan.compute.host import CPU_PRICES, GPU_MACHINE, scaled
+from memplan.compute.rates import Rates, rates_of
 from memplan.estimator import Verdict
-from memplan.estimator.step_time import StepTime, step_time
+from memplan.estimator.job import Job
+from memplan.estimator.step_time import StepTime, step_time, time_of
 from memplan.memory.runtime import ByteRange
+from memplan.sources.catalog import load_gpu
 from memplan.units import MIB
 from tests.accuracy.comparison import Comparison, remember
-from tests.measured.h100_runs import FILE, H100Run, read_runs
+from tests.measured.card_runs import CARDS, CardRun, chain_seconds, read_file, read_runs
 
 pytestmark = pytest.mark.long
+on_each_card = pytest.mark.parametrize("card", CARDS)
 
 UNTIED = "its tables were tied in no module: three or four of them, which no config says"
 SHARDED_APART = (
@@ -33,7 +37,6 @@ OUTSIDE: dict[str, str] = {
     "b280be1c3c": ADDRESSES,
     "bc6affd843": ADDRESSES,
     "faaf03c004": ADDRESSES,
-    "a2cb24ca78": ADDRESSES,
     "2901d4395f": ADDRESSES,
     "589d6f541f": ADDRESSES,
     "328623a70a": "the CUDA build of torch 2.13 reserves what memplan says",
@@ -41,6 +44,8 @@ OUTSIDE: dict[str, str] = {
     "a67ec2b863": "the class makes its mask in other steps",
 }
 """Records whose reserved memory is off by more than ``CLOSE``: id -> what is known of why."""
+OUTSIDE_ON_ONE = {"H100": {"a2cb24ca78": ADDRESSES}, "H200": {"68d7684462": ADDRESSES}}
+"""The same for one card alone: the other's driver laid the segments of that run as the replay does."""
 CLOSE = 0.03
 
 BARS = {
@@ -59,7 +64,8 @@ WORKSPACES_BYTES = 2 * MIB
 TIME_MEDIAN, TIME_WITHIN, TIME_SHARE = 0.12, 0.30, 0.90
 """Of the steps' times. Nothing in memplan was fitted to these steps. Three in five wait for their host, a cloud
 machine's, whose own steps differ: the second and the third, the same work, by 11 % in the median of those and 36 %
-at the 90th percentile."""
+at the 90th percentile. The H200's launches in two thirds of the time of the H100's, which memplan cannot know and these
+figures take from what was measured of it (``launch_chain``); the range from low to high is that of any host."""
 TIME_INSIDE = 0.90
 """So many lie between the low and the high end."""
 
@@ -68,7 +74,7 @@ TIME_INSIDE = 0.90
 class Row:
     """What remains of a run once it is estimated."""
 
-    run: H100Run
+    run: CardRun
     predicted: dict[str, int]
     num_params: int
     verdict: Verdict | None
@@ -76,6 +82,9 @@ class Row:
     apart: str
     """Why no setup says what was run; empty: one does."""
     time: StepTime
+    """On a host as memplan takes for granted."""
+    time_here: StepTime
+    """On one as fast as the card's, which launches as fast as was measured."""
 
     @property
     def measured_s(self) -> float:
@@ -87,7 +96,7 @@ class Row:
     @property
     def time_error(self) -> float:
         """Of the step's expected time."""
-        return abs(self.time.expected_s / self.measured_s - 1)
+        return abs(self.time_here.expected_s / self.measured_s - 1)
 
     @property
     def flushed(self) -> bool:
@@ -95,14 +104,21 @@ class Row:
         return self.run.measured is not None and self.run.measured["retries"] > 0
 
 
-def why_apart(run: H100Run) -> str:
+def why_apart(run: CardRun) -> str:
     """What the script did to tied tables that no setup says."""
     if run.is_sharded:
         return SHARDED_APART if run.is_tied else ""
     return UNTIED if run.config["model_type"] in ("t5", "mt5") else ""
 
 
-def row_of(run: H100Run) -> Row:
+@cache
+def rates_here(card: str) -> Rates:
+    """What the card reaches, on its own host."""
+    factor = GPU_MACHINE * chain_seconds(card) / chain_seconds("H100")
+    return replace(rates_of(load_gpu(CARDS[card])), host=scaled(CPU_PRICES, factor))
+
+
+def row_of(run: CardRun) -> Row:
     answer, apart = run.answer, why_apart(run)
     predicted = run.predicted
     if run.measured is not None and not run.measured["retries"]:
@@ -115,19 +131,22 @@ def row_of(run: H100Run) -> Row:
         beside=answer.overhead_bytes,
         apart=apart,
         time=step_time(answer),
+        time_here=time_of(
+            Job.of(answer.model, answer.setup, answer.gpu), rates=rates_here(run.card)
+        ),
     )
     run.forget()
     return row
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    return tuple(map(row_of, read_runs()))
+def rows(card: str) -> tuple[Row, ...]:
+    return tuple(map(row_of, read_runs(card)))
 
 
-def completed() -> list[Row]:
+def completed(card: str) -> list[Row]:
     """Of runs that did not die, those that a setup says."""
-    return [row for row in rows() if row.run.measured is not None and not row.apart]
+    return [row for row in rows(card) if row.run.measured is not None and not row.apart]
 
 
 def error_of(row: Row, name: str) -> float:
@@ -135,42 +154,48 @@ def error_of(row: Row, name: str) -> float:
     return abs(row.predicted[name] - truth) / truth
 
 
-def compare() -> Comparison:
+def compare(card: str) -> Comparison:
     found = Comparison()
-    for row in completed():
+    for row in completed(card):
         kind = row.run.config["model_type"]
         record = {"id": row.run.id, "model_type": kind}
         found.add(record, row.run.truth, lambda _, row=row: row.predicted)
     return found
 
 
-def test_figures(pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]) -> None:
-    found = compare()
+@on_each_card
+def test_figures(
+    card: str, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compare(card)
     with capsys.disabled():
-        sys.stdout.write(f"\nh100.json: {found.table()}\n")
+        sys.stdout.write(f"\n{card}: {found.table()}\n")
     for name, (median, p95, worst) in BARS.items():
         assert found.quantile(name, 0.5) <= median, name
         assert found.quantile(name, 0.95) <= p95, name
         assert found.worst(name)[0] <= worst, found.worst(name)
-    num_apart = sum(1 for row in rows() if row.apart and row.run.measured is not None)
+    num_apart = sum(1 for row in rows(card) if row.apart and row.run.measured is not None)
     remember(
-        "H100, measured",
+        f"{card}, measured",
         {name: found.row(name, num_apart=num_apart) for name in BARS if "peak_" not in name},
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("max_memory_allocated"),
     )
 
 
-def test_step_times(pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]) -> None:
+@on_each_card
+def test_step_times(
+    card: str, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
     """But for runs whose cache was flushed, which takes time too."""
-    ran = [row for row in rows() if row.run.measured is not None and not row.flushed]
+    ran = [row for row in rows(card) if row.run.measured is not None and not row.flushed]
     errors = sorted(row.time_error for row in ran)
     median = errors[len(errors) // 2]
     share = sum(error <= TIME_WITHIN for error in errors) / len(ran)
     inside = sum(row.time.low_s <= row.measured_s <= row.time.high_s for row in ran) / len(ran)
     with capsys.disabled():
         sys.stdout.write(
-            f"\nh100.json, {len(ran)} step times: median {median:.1%}, {share:.0%} within "
+            f"\n{card}, {len(ran)} step times: median {median:.1%}, {share:.0%} within "
             f"{TIME_WITHIN:.0%}, {inside:.0%} between low and high\n"
         )
     assert median <= TIME_MEDIAN
@@ -181,32 +206,36 @@ def test_step_times(pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[s
         "p95": round(errors[int(0.95 * (len(errors) - 1))], 4), "worst": round(errors[-1], 4),
     }  # fmt: skip
     update = pytestconfig.getoption("--update-accuracy")
-    remember("step time", {"H100, measured, transformers": figures}, update=update)
+    remember("step time", {f"{card}, measured, transformers": figures}, update=update)
 
 
-def test_parameters() -> None:
-    for row in completed():
+@on_each_card
+def test_parameters(card: str) -> None:
+    for row in completed(card):
         assert row.run.measured is not None
         assert row.num_params == row.run.measured["params"], row.run.id
 
 
-def test_every_peak() -> None:
+@on_each_card
+def test_every_peak(card: str) -> None:
     """But for the workspaces of torch 2.11, each phase's peak is met."""
-    for row in completed():
+    for row in completed(card):
         for name in ("peak_forward", "peak_backward", "peak_step"):
             missing = row.run.truth[name] - row.predicted[name]
             slack = 0.0002 * row.run.truth[name]
             assert -MIB - slack <= missing <= WORKSPACES_BYTES + MIB + slack, (row.run.id, name)
 
 
-def test_what_is_reserved() -> None:
+@on_each_card
+def test_what_is_reserved(card: str) -> None:
     """Within 3 %, or named with what is known of why."""
     off = {
         row.run.id
-        for row in completed()
+        for row in completed(card)
         if "reserved" in row.predicted and error_of(row, "reserved") > CLOSE
     }
-    assert off == OUTSIDE.keys()
+    named = OUTSIDE | OUTSIDE_ON_ONE[card]
+    assert off == named.keys() & {row.run.id for row in completed(card)}
 
 
 def is_right(row: Row) -> bool:
@@ -218,17 +247,19 @@ def is_right(row: Row) -> bool:
 
 def test_verdicts(pytestconfig: pytest.Config) -> None:
     """Every run that died is said to die, and none that completed."""
-    assert [row.run.id for row in rows() if not is_right(row)] == []
-    num_died = sum(row.run.measured is None for row in rows())
+    for card in CARDS:
+        assert [row.run.id for row in rows(card) if not is_right(row)] == []
+    ran = rows("H100")
+    num_died = sum(row.run.measured is None for row in ran)
     assert num_died >= 30
-    verdicts = {"runs": len(rows()), "died": num_died, "right": sum(map(is_right, rows()))}
+    verdicts = {"runs": len(ran), "died": num_died, "right": sum(map(is_right, ran))}
     update = pytestconfig.getoption("--update-accuracy")
     remember("verdicts on the H100", {"all": verdicts}, update=update)
 
 
 def test_what_no_setup_says_is_off() -> None:
     """A reason that is not needed is none."""
-    apart = [row for row in rows() if row.apart and row.run.measured is not None]
+    apart = [row for row in rows("H100") if row.apart and row.run.measured is not None]
     assert {row.apart for row in apart} == {UNTIED, SHARDED_APART}
     for row in apart:
         assert row.run.measured is not None
@@ -237,21 +268,20 @@ def test_what_no_setup_says_is_off() -> None:
             assert row.num_params < row.run.measured["params"], row.run.id
 
 
-def test_context() -> None:
+@on_each_card
+def test_context(card: str) -> None:
     """What lay beside the segments is within the range that memplan has for it, NCCL aside."""
-    alone = next(row.beside for row in rows() if not row.run.is_sharded)
-    for row in rows():
+    alone = next(row.beside for row in rows(card) if not row.run.is_sharded)
+    for row in rows(card):
         if row.run.measured is not None:
             assert alone.low <= row.run.measured["beside"] <= alone.high
-    bare = json.loads(FILE.read_text(encoding="utf-8"))["machine"]["context_mib"] * MIB
+    bare = read_file(card)["machine"]["context_mib"] * MIB
     assert alone.low <= bare <= alone.high
 
 
-@pytest.mark.parametrize(
-    "capacity", json.loads(FILE.read_text(encoding="utf-8"))["capacities"], ids=lambda c: c["id"]
-)
+@pytest.mark.parametrize("capacity", read_file("H100")["capacities"], ids=lambda c: c["id"])
 def test_least_capacity(capacity: dict[str, int]) -> None:
     """The card's memory was limited until three steps no longer completed."""
-    run = next(run for run in read_runs() if run.id == capacity["id"])
+    run = next(run for run in read_runs("H100") if run.id == capacity["id"])
     required = run.answer.required_bytes
     assert capacity["dies"] * 0.99 <= required <= capacity["completes"] * 1.06
