@@ -248,7 +248,6 @@ def output(
         logits = linear(t, x, body.module, body.size, body.rows, bias=body.bias)
     t.returned.append(logits)
     t.give_out(logits)
-    return cross_entropy(t, t.cast(logits, DType.FP32) if body.upcast else logits, flow.labels)
     full = t.cast(logits, DType.FP32) if body.upcast else logits
     return cross_entropy(t, full, flow.labels)
 

@@ -72,7 +72,6 @@ class OutputBody:
     """The weight that it is where the model ties the two; empty: it is its own."""
     module: str = "lm_head"
     upcast: bool = False
-    """The loss is of a copy in fp32."""
     """Logits are widened to fp32 before the loss."""
     bias: bool = False
 
