@@ -12,6 +12,7 @@ from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.detecting import patch_queries
+from memplan.graph.towers.distanced import write_distanced
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
@@ -41,6 +42,7 @@ from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesB
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
@@ -160,6 +162,8 @@ def _read_on(
         return write_speech(t, x, body, flow)
     if isinstance(body, SeriesPart):
         return write_series(t, x, body, flow)
+    if isinstance(body, DistancedBody):
+        return write_distanced(t, x, body, flow)
     if isinstance(body, TurnedBody):
         return write_turned(t, x, body, flow)
     if isinstance(body, ConformerBody):

@@ -9,6 +9,7 @@ from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
@@ -104,6 +105,7 @@ TowerBody = (
     | ConvolvedBody
     | ConformerBody
     | TurnedBody
+    | DistancedBody
     | SeriesBody
     | SeriesPart
     | NetBody

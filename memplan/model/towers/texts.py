@@ -39,6 +39,8 @@ class TargetsBody:
     positions: str = ""
     """The module of their table; empty: they are sines in a buffer, or none."""
     sines: bool = False
+    in_place: bool = False
+    """Sines are added where what was looked up lies."""
     rotary_dim: int = 0
     """Numbers of each head that the layers turn; 0: they do not."""
     scaled: bool = False
