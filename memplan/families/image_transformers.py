@@ -216,10 +216,11 @@ def _timesformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             labels = request.labels(reader)
             classifier(table, "classifier", size, labels, pooling=TowerPooling.FIRST, known=written)
 
-    return whole_model(
+    model = whole_model(
         reader, request, (VIDEOS, BARE), declare,
         hidden_size=size, context_length=num_patches(reader) * reader.integer("num_frames"),
     )  # fmt: skip
+    return replace(model, eager_attention_only=True)
 
 
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {

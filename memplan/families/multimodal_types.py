@@ -126,7 +126,11 @@ MULTIMODALS: dict[str, Multimodal] = {
     ),
     "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
     "instructblip": Multimodal(
-        declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+        declare=queried.instructblip,
+        text=OPT,
+        ties=Ties.INNER,
+        join=SCATTERED_KEPT,
+        left_out=QUERIED,
     ),
     "instructblipvideo": Multimodal(
         declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
@@ -155,6 +159,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=sounds.glm_asr,
         text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
         left_out=SOUND,
+        join=TowerJoin(joining=Joining.PICKED, returned=True),
     ),
     "granite_speech": Multimodal(
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"

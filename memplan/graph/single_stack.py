@@ -365,6 +365,10 @@ def _local_rotary(stack: StackSpec) -> RotarySpec | None:
 
 def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """Every run of equal layers, split where only some are checkpointed."""
+    if stack.funnel is not None:
+        from memplan.graph.funnel import run_funnel  # only for Funnel
+
+        return run_funnel(t, stack.funnel, x, context)
     t.end(x)
     embedded = x
     runs = split_runs(t, stack)
@@ -454,6 +458,7 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
             for tensor in operation.outputs:
                 if tensor.storage.held and tensor.storage not in kept:
                     t.release(tensor)
+                    kept.append(tensor.storage)
     t.end(x)
     return x
 

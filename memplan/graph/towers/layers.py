@@ -5,6 +5,7 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
+from memplan.graph.attention.rotary import rotate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamp_between, dropout
@@ -39,6 +40,8 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
         middle = t.add(_added(t, attended, body, "", flow), middle)
     normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
     fed = network(t, normed, body)
+    if body.network_dropout is not None:
+        body = replace(body, dropout=body.network_dropout)
     out = t.add(_added(t, fed, body, names.second_scale, flow, names.second_post_norm), middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
 
@@ -87,7 +90,8 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         source = _straight(t, source, body)
         made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
         if not body.copies_heads:
-            return as_heads(t, made, heads) if shape.heads_split else made
+            cut = shape.heads_split or (part != "v_proj" and body.turning is Turning.IN_PART)
+            return as_heads(t, made, heads) if cut else made
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
@@ -108,7 +112,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
             plain = replace(kind, weight=False)
             value = norm(t, value, plain, f"{name}.v_norm", body.head_norm)
     if flow.tables is not None:
-        query, key = _turned(t, query, key, body.turning, flow.tables)
+        query, key = _turned(t, query, key, body, flow.tables)
     masked = spec.causal or body.one_row or body.masked
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
@@ -157,15 +161,18 @@ def _fused(
     columns = width + 2 * narrow
     both = linear(t, x, name, body.size, columns, bias=bias)
     rows = both.numel // columns
-    query, key, value = t.split(both, rows * width, rows * narrow, rows * narrow)
+    sizes = rows * width, rows * narrow, rows * narrow
+    query, key, value = (
+        [t.slice(both, each) for each in sizes] if body.selected else t.split(both, *sizes)
+    )
     return query, key, value
 
 
 def _turned(
-    t: Tape, query: Tensor, key: Tensor, turning: Turning, tables: tuple[Tensor, Tensor]
+    t: Tape, query: Tensor, key: Tensor, body: LayerBody, tables: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys, each turned by its position."""
-    match turning:
+    match body.turning:
         case Turning.NONE:
             return query, key
         case Turning.PLAIN:
@@ -175,6 +182,8 @@ def _turned(
             return _turned_in_full(t, query, cos, sin), _turned_in_full(t, key, cos, sin)
         case Turning.AXES:
             return _turned_by_axis(t, query, *tables), _turned_by_axis(t, key, *tables)
+        case Turning.IN_PART:
+            return rotate(t, query, key, body.attention, *tables)
         case Turning.COMPLEX:
             return rotary_as_complex(t, query, key, tables[0])
 
@@ -252,6 +261,8 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
         middle = activation(t, raised, body.activation)
         t.touch(raised)
     middle = dropout(t, middle, body.activation_dropout)
+    if body.widened and t.autocast is not None:
+        middle = t.cast(middle, DType.FP32)
     out = _linear(
         t, middle, f"{names.network}.{names.down}", inner, body.size, body, bias=body.bias
     )

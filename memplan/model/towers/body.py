@@ -10,6 +10,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
@@ -23,11 +24,13 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.turned import TurnedBody
 from memplan.model.towers.videos import VideoContrastBody
 
 
@@ -101,6 +104,9 @@ TowerBody = (
     | LayerBody
     | ConvolvedBody
     | ConformerBody
+    | TurnedBody
+    | SeriesBody
+    | SeriesPart
     | NetBody
     | GridBody
     | LevelsBody
@@ -118,6 +124,7 @@ TowerBody = (
     | ProjectingBody
     | PairBody
     | BlendBody
+    | GroupingBody
     | VideoContrastBody
     | QueriedBody
     | OutputBody

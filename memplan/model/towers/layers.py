@@ -24,6 +24,8 @@ class Turning(Enum):
     """In fp32, cast back (Qwen-VL)."""
     AXES = "axes"
     """Each half of a head by an axis of its own (Gemma 4)."""
+    IN_PART = "in_part"
+    """As the attention's own form says (GLM-ASR)."""
     COMPLEX = "complex"
     """As complex numbers in fp32, cast back (Llama 4)."""
 
@@ -106,11 +108,17 @@ class LayerBody:
     """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
+    selected: bool = False
+    """Queries, keys and values are picked out of one tensor by index, not cut (InstructBLIP)."""
     across: bool = False
     """Norms leave tokens lying across, as a convolution gave them, so that each matrix copies what it reads."""
     dropout: float = 0.0
     """Probability on what attention and network return."""
     activation_dropout: float = 0.0
+    network_dropout: float | None = None
+    """On what the network returns, where it is another."""
+    widened: bool = False
+    """The network's second matrix is given what its weights' dtype holds (Seamless M4T)."""
     drop_path: bool = False
     """Whole samples' sums are dropped: what is added is divided and multiplied by one number each."""
     gated: bool = False
