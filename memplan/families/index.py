@@ -287,6 +287,8 @@ FAMILY_MODULES: dict[str, str] = {
     "colqwen2": "composites",
     "CogVideoXTransformer3DModel": "diffusion",
     "FluxTransformer2DModel": "diffusion",
+    "PixArtTransformer2DModel": "diffusion",
+    "QwenImageTransformer2DModel": "diffusion",
     "SD3Transformer2DModel": "diffusion",
     "WanTransformer3DModel": "diffusion",
 }
