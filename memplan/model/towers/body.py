@@ -11,6 +11,7 @@ from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
@@ -125,6 +126,7 @@ TowerBody = (
     | ProjectingBody
     | PairBody
     | BlendBody
+    | GroupingBody
     | VideoContrastBody
     | QueriedBody
     | OutputBody
