@@ -116,7 +116,7 @@ FAMILY_MODULES: dict[str, str] = {
     "convbert": "bert_mixers",
     "squeezebert": "bert_mixers",
     "fnet": "bert_mixers",
-    "funnel": "counted_encoders",
+    "funnel": "funnel",
     "xlnet": "xlnet",
     "whisper": "speech",
     "speech_to_text": "speech",
@@ -287,6 +287,8 @@ FAMILY_MODULES: dict[str, str] = {
     "colqwen2": "composites",
     "CogVideoXTransformer3DModel": "diffusion",
     "FluxTransformer2DModel": "diffusion",
+    "PixArtTransformer2DModel": "diffusion",
+    "QwenImageTransformer2DModel": "diffusion",
     "SD3Transformer2DModel": "diffusion",
     "WanTransformer3DModel": "diffusion",
 }
