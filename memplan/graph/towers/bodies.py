@@ -11,6 +11,7 @@ from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.davit import write_davit
 from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.distanced import write_distanced
 from memplan.graph.towers.frames import frames_layer, frames_patches
@@ -44,6 +45,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.distanced import DistancedBody
+from memplan.model.towers.davit import DavitBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
@@ -180,6 +182,8 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, DavitBody):
+        return write_davit(t, x, body, flow)
     if isinstance(body, GroupingBody):
         return write_grouping(t, x, body, flow)
     if isinstance(body, VideoContrastBody):
