@@ -9,8 +9,8 @@ from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
-from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.davit import DavitBody
+from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
