@@ -192,7 +192,8 @@ def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
                 module="text_projection", inputs=text_size, outputs=width, bias=False
             )
             # The picture's vector and the scale reach nothing that a detector returns.
-            table.add(*(replace(block, body=projection) for block in own.blocks()))
+            made = (replace(each, name="projections", body=projection) for each in own.blocks())
+            table.add(*made)
             with table.block("head", body=PatchQueriesBody(size=size, width=text_size)):
                 table.linear("class_head.dense0", size, text_size)
                 table.linear("class_head.logit_shift", size, 1)
