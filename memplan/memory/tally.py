@@ -13,9 +13,9 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
-from memplan.memory.playback import Engine
 from memplan.memory.spots import PassSpots, Spot, Spots
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
+from memplan.memory.stops import Engine
 from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 _ROUND = ALLOCATION_ROUNDING - 1

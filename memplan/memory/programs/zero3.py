@@ -25,10 +25,10 @@ from memplan.memory.deepspeed.shards import (
 )
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
 from memplan.training.exchange import ExchangeKind
 from memplan.training.kernels import TILED_LOSSES
 
