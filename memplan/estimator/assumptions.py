@@ -242,8 +242,15 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
 def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What a model sees and hears in a sample."""
     embedding = model.stacks[0].embedding if model.stacks else None
-    if embedding is not None and embedding.regions is not None:
-        return (f"a picture of {embedding.regions.count} regions beside each sequence",)
+    if embedding is not None and embedding.trajectory is not None:
+        return (
+            "a sequence's length counts steps of a return, a state and an action",
+            "the loss, which the class leaves to its user, is the squared error of the actions",
+        )
+    crossed = model.stacks[0].crossed if model.stacks else None
+    regions = crossed.regions if crossed is not None else embedding and embedding.regions
+    if regions:
+        return (f"a picture of {regions.count} regions beside each sequence",)
     if not model.tables:
         return ()
     if model.denoises:

@@ -9,7 +9,6 @@ from memplan.families.nesting import PartSpec, read_part
 from memplan.families.projectors.sounds import omni, omni_speech
 from memplan.families.request import ReadRequest
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
 OMNI_THINKER = Multimodal(declare=omni, text=OWN, left_out="the towers, the talker and its vocoder")
@@ -34,17 +33,16 @@ def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         raise error
     inner = replace(request, model_type=part.model_type, task=Task.BASE)
     base = read_whole(part.reader, inner, kind)
-    table = ParameterTable()
-    with table.block("embedding_head"):
-        table.linear("embedding_proj_layer", base.hidden_size, reader.integer("embedding_dim"))
+    is_base = request.task is Task.BASE
+    width = 0 if is_base else reader.integer("embedding_dim")
+    # No text is told apart, so that a picture's tokens see those before them alone.
+    stacks = tuple(replace(stack, block_masks=False) for stack in base.stacks)
     return replace(
         base,
         family=request.model_type,
-        task=Task.BASE if request.task is Task.BASE else Task.OTHER,
-        head=replace(base.head, tied=False),
-        tables=(*base.tables, *table.blocks()),
-        join=None,
-        activations_left_out="activations of the vision tower",
+        task=Task.BASE if is_base else Task.OTHER,
+        head=replace(base.head, tied=False, vector_size=width),
+        stacks=stacks,
     )
 
 

@@ -75,7 +75,7 @@ class Form:
     """The class has a variant for sequence classification."""
 
 
-_GPT2 = Form(
+GPT2 = Form(
     projection=Projection.FUSED_SPLIT,
     positions=PositionSource.COUNTED,
     fp32_softmax=False,
@@ -95,7 +95,7 @@ _GPTJ = Form(
 
 FORMS: dict[str, Form] = {
     "openai-gpt": replace(
-        _GPT2,
+        GPT2,
         attention=AttentionForm.MASK_PRODUCT,
         placement=NormPlacement.POST,
         positions=PositionSource.BUFFER,
@@ -103,8 +103,8 @@ FORMS: dict[str, Form] = {
         inner_keys=(),
         names_attended=False,
     ),
-    "gpt2": _GPT2,
-    "gpt_bigcode": replace(_GPT2, fp32_softmax=True, unnamed_loss=False),
+    "gpt2": GPT2,
+    "gpt_bigcode": replace(GPT2, fp32_softmax=True, unnamed_loss=False),
     "gpt_neo": Form(
         attention=AttentionForm.FP32_SCORES_MASKED,
         positions=PositionSource.COUNTED,

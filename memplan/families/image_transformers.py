@@ -1,13 +1,12 @@
-"""Transformers over the patches of an image or a video: ViT and its kin, and ViLT with a text."""
+"""Transformers over the patches of an image or a video: ViT and its kin."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.request import ReadRequest
-from memplan.families.towers.bert import bert_embeddings
 from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
-from memplan.families.towers.parts import attention, fused_attention, transformer_layer
+from memplan.families.towers.parts import attention, fused_attention
 from memplan.families.towers.sizes import pair
 from memplan.families.towers.vit import (
     VIT_TOWERS,
@@ -217,82 +216,15 @@ def _timesformer(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             labels = request.labels(reader)
             classifier(table, "classifier", size, labels, pooling=TowerPooling.FIRST, known=written)
 
-    return whole_model(
+    model = whole_model(
         reader, request, (VIDEOS, BARE), declare,
         hidden_size=size, context_length=num_patches(reader) * reader.integer("num_frames"),
     )  # fmt: skip
-
-
-RETRIEVAL = "ForImageAndTextRetrieval"
-TWO_IMAGES = "ForImagesAndTextClassification"
-QUESTIONS = "ForQuestionAnswering"
-TOKENS = "ForTokenClassification"
-MASKED_TEXT = "ForMaskedLM"
-
-
-def _vilt(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """ViLT: one transformer over a text's tokens and an image's patches.
-
-    Its config ties the output matrix whatever the file says (``ViltConfig.__post_init__``).
-    """
-    size = reader.integer("hidden_size")
-
-    def declare(table: ParameterTable, ending: str) -> None:
-        with table.block("embed"):
-            table.parameter("embeddings", "cls_token", 1, 1, size)
-            table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
-            bert_embeddings(table, reader)
-            patch_projection(table, reader, size)
-            kinds = reader.integer("modality_type_vocab_size")
-            table.embedding("modality_embeddings", kinds, size)
-        with table.block("layers", count=reader.layers("num_hidden_layers")):
-            bias = reader.flag("qkv_bias", default=True)
-            inner = reader.integer("intermediate_size")
-            transformer_layer(table, size, inner, qkv_bias=bias)
-        with table.block("norm"):
-            table.norm("layernorm", size)
-            if ending != TOKENS:
-                table.linear("pooler.dense", size, size)
-        _vilt_head(table, reader, request, ending)
-
-    return whole_model(
-        reader, request,
-        (MASKED_TEXT, BARE, RETRIEVAL, TWO_IMAGES, QUESTIONS, TOKENS), declare,
-        hidden_size=size, vocab_size=reader.integer("vocab_size"),
-        context_length=reader.integer("max_position_embeddings"),
-        tied=True,
-    )  # fmt: skip
-
-
-def _vilt_head(
-    table: ParameterTable, reader: ConfigReader, request: ReadRequest, ending: str
-) -> None:
-    size, labels = reader.integer("hidden_size"), request.labels(reader)
-    images = reader.integer("num_images", default=1) if ending == TWO_IMAGES else 1
-    with table.block("head"):
-        match ending:
-            case "ForImageAndTextRetrieval":
-                table.linear("rank_output", size, 1)
-            case "ForTokenClassification":
-                table.linear("classifier", size, labels)
-            case "ForQuestionAnswering" | "ForImagesAndTextClassification":
-                inner = size * (2 if ending == QUESTIONS else images)
-                table.linear("classifier.0", size * images, inner)
-                table.norm("classifier.1", inner)
-                table.linear("classifier.3", inner, labels)
-            case "ForMaskedLM":
-                vocab_size = reader.integer("vocab_size")
-                table.linear("mlm_score.transform.dense", size, size)
-                table.norm("mlm_score.transform.norm", size)
-                table.tied("mlm_score.decoder", "word_embeddings.weight", vocab_size, size)
-                table.parameter("mlm_score.decoder", "bias", vocab_size)
-            case _:
-                pass
+    return replace(model, eager_attention_only=True)
 
 
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     **dict.fromkeys(VIT_TOWERS, _vit),
     "videomae": _videomae,
     "timesformer": _timesformer,
-    "vilt": _vilt,
 }

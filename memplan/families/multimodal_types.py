@@ -115,9 +115,9 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=plain.video_llama3, text=QWEN2, join=COLLECTED_KEPT, ties=Ties.EITHER
     ),
     "minicpmv4_6": Multimodal(
-        declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text")
+        declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text"), join=COLLECTED
     ),
-    "muse_glimmer": Multimodal(declare=plain.muse, text=OWN),
+    "muse_glimmer": Multimodal(declare=plain.muse, text=OWN, join=COLLECTED),
     "ovis2": Multimodal(
         declare=plain.ovis2,
         text=QWEN2,
@@ -155,6 +155,7 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=sounds.glm_asr,
         text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
         left_out=SOUND,
+        join=TowerJoin(joining=Joining.PICKED, returned=True),
     ),
     "granite_speech": Multimodal(
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
@@ -179,6 +180,7 @@ MULTIMODALS: dict[str, Multimodal] = {
     "glm_image": Multimodal(
         declare=drawing.glm_image,
         text=OWN,
+        join=TowerJoin(joining=Joining.UNSEEN),
         ties=Ties.NEVER,
         output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),

@@ -11,11 +11,15 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.sam import sam2_vision, sam_vision
 from memplan.families.towers.sizes import few, pair
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.parts import SpareBody
+from memplan.model.towers.grids import ForgottenBody, ReturnedBody
+from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.nets import ConvolutionBody
+from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 from memplan.model.towers.segmenting import (
     FineFeaturesBody,
     FineMasksBody,
@@ -26,6 +30,7 @@ from memplan.model.towers.segmenting import (
     TwoWayLayerBody,
     UpscalingBody,
 )
+from memplan.model.towers.texts import DecodedTokensBody, OutputBody
 
 MASK_CHANNELS = 16
 """``mask_input_channels`` where the config has none (``SamPromptEncoderConfig``)."""
@@ -314,12 +319,14 @@ def _formula_net(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     size = text.integer("d_model")
 
     def declare(table: ParameterTable, ending: str) -> None:
-        sam_vision(table, "encoder", vision)
+        sam_vision(table, "encoder", vision, written_out=True)
         _formula_projector(table, vision)
         _formula_decoder(table, text, size)
         if ending == GENERATION:
-            with table.block("head"):
-                table.linear("lm_head", size, text.integer("vocab_size"), bias=False)
+            rows = text.integer("vocab_size")
+            spelled = OutputBody(size=size, rows=rows, table="", upcast=True)
+            with table.block("head", body=spelled):
+                table.linear("lm_head", size, rows, bias=False)
 
     return whole_model(
         reader, request, (GENERATION, BARE), declare,
@@ -332,28 +339,61 @@ def _formula_projector(table: ParameterTable, vision: ConfigReader) -> None:
     before, middle, after = (
         vision.integer(f"post_conv_{key}_channels") for key in ("in", "mid", "out")
     )
-    with table.block("projector"):
+    out = vision.integer("decoder_hidden_size")
+    convolutions = (
+        ConvolutionBody(module=f"conv{number}", kernel=3, stride=2, padding=2) for number in (1, 2)
+    )
+    # What the neck gave, the model returns beside the decoder's result.
+    parts: tuple[TowerBody, ...] = (
+        ReturnedBody(), *convolutions, LinearBody(module="linear_1", inputs=after, outputs=after),
+        LinearBody(module="linear_2", inputs=after, outputs=out),
+    )  # fmt: skip
+    with table.block("projector", body=ChainBody(parts=parts)):
         table.convolution("conv1", before, middle, 3, 3, bias=False)
         table.convolution("conv2", middle, after, 3, 3, bias=False)
         table.linear("linear_1", after, after)
-        table.linear("linear_2", after, vision.integer("decoder_hidden_size"))
+        table.linear("linear_2", after, out)
 
 
 def _formula_decoder(table: ParameterTable, text: ConfigReader, size: int) -> None:
     """``PPFormulaNetTextModel``; positions begin at 2, as BART's do."""
-    with table.block("decoder.embed"):
+    length, drop = text.integer("max_position_embeddings"), text.number("dropout", default=0.1)
+    tokens = DecodedTokensBody(
+        size=size, num_positions=length, tokens="embed_tokens", positions="embed_positions",
+        norm="layernorm_embedding", dropout=drop,
+    )  # fmt: skip
+    with table.block("decoder.embed", body=tokens):
         table.embedding("embed_tokens", text.integer("vocab_size"), size)
-        table.embedding("embed_positions", text.integer("max_position_embeddings") + 2, size)
+        table.embedding("embed_positions", length + 2, size)
         table.norm("layernorm_embedding", size)
-    inner = text.integer("decoder_ffn_dim")
-    with table.block("decoder.layers", count=text.layers("decoder_layers")):
+    inner, heads = text.integer("decoder_ffn_dim"), text.integer("decoder_attention_heads")
+    head_dim = text.divide("d_model", size, "decoder_attention_heads", heads)
+    seen = AttentionSpec(
+        num_heads=heads, num_kv_heads=heads, head_dim=head_dim, query_bias=True, key_bias=True,
+        value_bias=True, output_bias=True, causal=True, fp32_softmax=False,
+        dropout=text.number("attention_dropout", default=0.0), names_weights=False,
+    )  # fmt: skip
+    body = LayerBody(
+        size=size, inner_size=inner, attention=seen, cross_attention=replace(seen, causal=False),
+        memory="projector", activation=tower_activation(text, "activation_function"), dropout=drop,
+        activation_dropout=text.number("activation_dropout", default=0.0),
+        names=LayerNames(
+            output="o_proj", first_norm="self_attn_layer_norm", second_norm="final_layer_norm",
+            cross_attention="encoder_attn", cross_norm="encoder_attn_layer_norm",
+        ),
+    )  # fmt: skip
+    # Layers may be left out at random.
+    written = text.number("decoder_layerdrop", default=0.0) == 0
+    count = text.layers("decoder_layers")
+    with table.block("decoder.layers", count=count, body=body if written else None):
         for name in ("self_attn", "encoder_attn"):
             attention(table, name, size)
             table.norm(f"{name}_layer_norm", size)
-        table.linear("fc1", size, inner)
-        table.linear("fc2", inner, size)
+        table.linear("mlp.fc1", size, inner)
+        table.linear("mlp.fc2", inner, size)
         table.norm("final_layer_norm", size)
-    with table.block("decoder.norm"):
+    last = (NormBody(module="layer_norm", size=size), ForgottenBody())
+    with table.block("decoder.norm", body=ChainBody(parts=last)):
         table.norm("layer_norm", size)
 
 

@@ -10,16 +10,26 @@ from memplan.families.counted import attention, counted_model, feed_forward
 from memplan.families.request import ReadRequest, reject_task
 from memplan.families.towers.layers import tower_activation
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec
+from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
+from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.body import ChainBody
+from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.layers import LayerBody, LayerNames
+from memplan.model.towers.nets import GroupNormBody
 from memplan.model.towers.parts import NormBody
-from memplan.model.towers.sounds import FramesBody, SignalBody
+from memplan.model.towers.sounds import (
+    FeaturesBody,
+    FramesBody,
+    GatedSignalBody,
+    RowsBody,
+    SignalBody,
+    SinesBody,
+)
 from memplan.model.towers.texts import OutputBody, TargetsBody
+from memplan.model.towers.turned import TurnedLayerBody, TurningTablesBody
 
 TOKENS = "decoder.embed_tokens"
 """The token table, which the output matrix is tied to."""
@@ -34,13 +44,18 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     def declare(table: ParameterTable, task: Task) -> None:
         body(table, reader, task)
 
-    return counted_model(
+    model = counted_model(
         reader, request, declare,
         task=task, vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("d_model", "hidden_size"),
         context_length=reader.integer(context_key),
         tied=reader.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
+    return replace(model, eager_attention_only=request.model_type in EAGER_ONLY)
+
+
+EAGER_ONLY = frozenset({"speech_to_text", "speecht5"})
+"""Types whose classes write their scores out, whatever kernel is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,16 +192,48 @@ def _speech_to_text(table: ParameterTable, reader: ConfigReader, task: Task) -> 
         key = "conv_kernel_sizes"
         raise reader.fail(key, "must have num_conv_layers entries")
     inputs = reader.integer("input_feat_per_channel") * reader.integer("input_channels")
-    with table.block("encoder.embed"):
+    drop, offset = reader.number("dropout", default=0.0), SINES_OFFSET
+    parts: list[TowerBody] = [
+        FeaturesBody(features=inputs, length=SECONDS * BANKS_A_SECOND, rate=BANKS_A_SECOND),
+        RowsBody(),
+        *(
+            GatedSignalBody(module=f"conv.{index}", kernel=kernel, stride=2)
+            for index, kernel in enumerate(kernels)
+        ),
+        RowsBody(),
+        SinesBody(size=hidden, rows=reader.integer("max_source_positions") + offset, dropout=drop),
+    ]  # fmt: skip
+    with table.block("encoder.embed", body=ChainBody(parts=tuple(parts))):
         for index, kernel in enumerate(kernels):
             last = index == len(kernels) - 1
             table.convolution(f"conv.{index}", inputs, 2 * hidden if last else middle, kernel)
             inputs = middle // 2
-    declare_stack(table, encoder)
-    with table.block("decoder.embed"):
+    declare_stack(table, encoder, body=_plain_layer(reader, encoder))
+    targets = TargetsBody(
+        size=hidden, num_positions=reader.integer("max_target_positions") + offset, tokens=TOKENS,
+        sines=True, scaled=True, dropout=drop,
+    )  # fmt: skip
+    with table.block("decoder.embed", body=targets):
         _tokens(table, reader, hidden)
-    declare_stack(table, decoder)
-    _output(table, reader, hidden, task)
+    declare_stack(table, decoder, body=_plain_layer(reader, decoder))
+    output = OutputBody(size=hidden, rows=reader.integer("vocab_size"), table=f"{TOKENS}.weight")
+    _output(table, reader, hidden, task, output)
+
+
+SINES_OFFSET = 2
+"""Rows that the buffer of sines has beyond the positions (``Speech2TextSinusoidalPositionalEmbedding``)."""
+BANKS_A_SECOND = 100
+"""Filter banks of a clip, one every 10 milliseconds."""
+SECONDS = 30
+"""How long clips are cut where the setup says nothing else."""
+
+
+def _plain_layer(reader: ConfigReader, stack: Stack) -> LayerBody:
+    """BART's, norms before: keys have a bias, and heads are not copied."""
+    whole = _whisper_layer(reader, stack)
+    special = replace(whole.attention, key_bias=True, names_weights=True)
+    crossed = None if whole.cross_attention is None else replace(special, causal=False)
+    return replace(whole, attention=special, cross_attention=crossed, copies_heads=False)
 
 
 # -- Moonshine --------------------------------------------------------------------------------------
@@ -195,16 +242,50 @@ def _speech_to_text(table: ParameterTable, reader: ConfigReader, task: Task) -> 
 def _moonshine(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
     """Three convolutions of the raw signal (``MoonshineEncoder``); only the decoder is gated."""
     hidden = reader.integer("hidden_size")
-    with table.block("encoder.embed"):
+    first = SignalBody(
+        module="conv1", kernel=127, stride=64, activation=Activation.TANH, bias=False, channels=1,
+        length=SECONDS * SAMPLING_RATE, rate=SAMPLING_RATE,
+    )  # fmt: skip
+    second = SignalBody(module="conv2", kernel=7, stride=3, activation=Activation.GELU)
+    parts: tuple[TowerBody, ...] = (
+        first,
+        GroupNormBody(module="groupnorm", groups=1),
+        second,
+        replace(second, module="conv3", kernel=3, stride=2),
+        TurningTablesBody(dim=_turned_numbers(reader, hidden)),
+    )
+    with table.block("encoder.embed", body=ChainBody(parts=parts)):
         table.convolution("conv1", 1, hidden, 127, bias=False)
         table.convolution("conv2", hidden, 2 * hidden, 7)
         table.convolution("conv3", 2 * hidden, hidden, 3)
         table.norm("groupnorm", hidden)
     _moonshine_stack(table, reader, "encoder", hidden)
-    with table.block("decoder.embed"):
+    targets = TargetsBody(
+        size=hidden, num_positions=reader.integer("max_position_embeddings"), tokens=TOKENS,
+        rotary_dim=_turned_numbers(reader, hidden),
+    )  # fmt: skip
+    with table.block("decoder.embed", body=targets):
         _tokens(table, reader, hidden)
     _moonshine_stack(table, reader, "decoder", hidden)
-    _output(table, reader, hidden, task)
+    output = OutputBody(
+        size=hidden, rows=reader.integer("vocab_size"), table=f"{TOKENS}.weight", upcast=True
+    )  # fmt: skip
+    _output(table, reader, hidden, task, output)
+
+
+SAMPLING_RATE = 16000
+"""Samples a second of speech."""
+TURNED_SHARE = 0.9
+"""Of each head, where the file does not say (``MoonshineConfig``)."""
+
+
+def _turned_numbers(reader: ConfigReader, hidden: int) -> int:
+    """Numbers of each head that are turned by its position, in pairs."""
+    from memplan.families.dense import rotated_dim  # only here
+
+    head_dim = hidden // reader.integer("encoder_num_attention_heads")
+    turned = rotated_dim(reader, head_dim, TURNED_SHARE)
+    return turned + turned % 2
 
 
 def _moonshine_stack(table: ParameterTable, reader: ConfigReader, name: str, hidden: int) -> None:
@@ -216,15 +297,39 @@ def _moonshine_stack(table: ParameterTable, reader: ConfigReader, name: str, hid
     num_kv_heads = reader.integer("encoder_num_key_value_heads", default=num_heads)
     narrow, bias = num_kv_heads * head_dim, reader.flag("attention_bias")
     inner, decoder = reader.integer("intermediate_size"), name == "decoder"
-    with table.block(f"{name}.layers", count=reader.layers(f"{name}_num_hidden_layers")):
+    body = _moonshine_layer(reader, hidden, num_heads, num_kv_heads, decoder=decoder)
+    count = reader.layers(f"{name}_num_hidden_layers")
+    with table.block(f"{name}.layers", count=count, body=body):
         for part in ("self_attn", "cross_attn") if decoder else ("self_attn",):
             attention(table, part, hidden, key_value_width=narrow, bias=bias, output_bias=False)
             table.norm(f"{part}_layer_norm", hidden, bias=False)
         table.linear("mlp.fc1", hidden, 2 * inner if decoder else inner)
         table.linear("mlp.fc2", inner, hidden)
         table.norm("final_layer_norm", hidden, bias=False)
-    with table.block(f"{name}.norm"):
+    last = NormBody(module="layer_norm", size=hidden, norm=NormSpec(kind=NormKind.LAYER))
+    with table.block(f"{name}.norm", body=last):
         table.norm("layer_norm", hidden, bias=False)
+
+
+def _moonshine_layer(
+    reader: ConfigReader, hidden: int, num_heads: int, num_kv_heads: int, *, decoder: bool
+) -> TurnedLayerBody:
+    head_dim = hidden // num_heads
+    multiple = reader.optional_integer("pad_head_dim_to_multiple_of") or 1
+    turned = RotarySpec(dim=_turned_numbers(reader, hidden), expanded_tables=True, joined=True)
+    bias = reader.flag("attention_bias")
+    attention = AttentionSpec(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, query_bias=bias,
+        key_bias=bias, value_bias=bias, causal=decoder, rotary=turned,
+        dropout=reader.number("attention_dropout", default=0.0),
+    )  # fmt: skip
+    crossed = replace(attention, causal=False, rotary=None) if decoder else None
+    key = "decoder_hidden_act" if decoder else "encoder_hidden_act"
+    return TurnedLayerBody(
+        size=hidden, inner_size=reader.integer("intermediate_size"), attention=attention,
+        activation=tower_activation(reader, key), padding=-head_dim % multiple,
+        cross_attention=crossed, memory="encoder" if decoder else "", gated=decoder,
+    )  # fmt: skip
 
 
 # -- SpeechT5 ---------------------------------------------------------------------------------------

@@ -14,11 +14,13 @@ from memplan.families.counted import (
     masked_lm_head,
     square,
 )
-from memplan.families.encoders import Variation, read_encoder
+from memplan.families.encoders import LAYER_NORM, Variation, read_encoder
+from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, reject_task
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LayerSpec, RegionsSpec
+from memplan.model.heads import FEATURES, RegionHeadSpec
+from memplan.model.layers import CrossedSpec, LayerSpec, RegionsSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
@@ -47,6 +49,9 @@ def read_lxmert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     heads = reader.integer("num_attention_heads")
     reader.divide("hidden_size", hidden, "num_attention_heads", heads)
 
+    if task in LXMERT.tasks:
+        return _lxmert(reader, task, read_encoder(_as_layers(reader), request, LXMERT))
+
     def declare(table: ParameterTable, task: Task) -> None:
         _lxmert_body(table, reader, hidden)
         with table.block("head"):
@@ -62,6 +67,65 @@ def read_lxmert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         context_length=reader.integer("max_position_embeddings"),
         tied=reader.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
+
+
+LXMERT = Variation(
+    token_type_buffer=False,
+    padding_mask=True,
+    names_weights=False,
+    head_activation=None,
+    pooler_tasks=(Task.PRETRAINING, Task.BASE),
+    classifier_dropout_key="hidden_dropout_prob",
+    spare_bias=False,
+    tasks=(Task.PRETRAINING, Task.BASE),
+)
+"""Its class for questions is counted."""
+
+
+def _as_layers(reader: ConfigReader) -> ConfigReader:
+    """The config with the layers of text as its layers."""
+    config = {**reader.config, "num_hidden_layers": reader.layers("l_layers")}
+    return reader.nested(
+        config, reader.path, model_type=reader.model_type,
+        defaults=reader.defaults, renamed=reader.renamed,
+    )  # fmt: skip
+
+
+def _lxmert(reader: ConfigReader, task: Task, model: ModelSpec) -> ModelSpec:
+    """BERT's layers of text, then those of regions and of both; losses as the ``task_`` flags say."""
+    model = with_plain_layers(model)
+    pretrains = task is Task.PRETRAINING
+    losses = []
+    if pretrains and reader.flag("task_obj_predict"):
+        losses = [
+            (loss, reader.integer(key))
+            for loss, key in REGION_LOSSES
+            if reader.flag(f"visual_{loss}_loss")
+        ]
+    regions = RegionHeadSpec(
+        activation=read_activation(reader, "hidden_act"),
+        norm=LAYER_NORM,
+        losses=tuple(losses),
+        num_answers=reader.integer("num_qa_labels") if reader.flag("task_qa") else 0,
+    )
+    crossed = CrossedSpec(
+        regions=RegionsSpec(num_features=reader.integer("visual_feat_dim")),
+        num_sides=reader.integer("visual_pos_dim"),
+        region_layers=reader.layers("r_layers"),
+        crossed_layers=reader.layers("x_layers"),
+        read_in_the_end=bool(losses),
+    )
+    stack = replace(model.stacks[0], crossed=crossed)
+    head = replace(model.head, regions=regions if pretrains else None, bias_added=True)
+    return replace(model, stacks=(stack,), head=head, recomputes=False, eager_attention_only=True)
+
+
+REGION_LOSSES = (
+    ("obj", "num_object_labels"),
+    ("attr", "num_attr_labels"),
+    (FEATURES, "visual_feat_dim"),
+)
+"""What is predicted of regions, and the key that says how many numbers it is."""
 
 
 def _lxmert_body(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
@@ -95,11 +159,7 @@ def _lxmert_pretraining(table: ParameterTable, reader: ConfigReader, hidden: int
     if reader.flag("task_obj_predict"):
         square(table, "objects.transform.dense", hidden)
         table.norm("objects.transform.norm", hidden)
-        for loss, key in (
-            ("obj", "num_object_labels"),
-            ("attr", "num_attr_labels"),
-            ("feat", "visual_feat_dim"),
-        ):
+        for loss, key in REGION_LOSSES:
             if reader.flag(f"visual_{loss}_loss"):
                 table.linear(f"objects.{loss}", hidden, reader.integer(key))
     if reader.flag("task_qa"):
@@ -158,15 +218,20 @@ VISUAL_BERT = Variation(
 """Its own two tasks are written down; visual reasoning, questions and choices are counted."""
 
 
-def _visual_bert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """BERT with a picture's regions behind the tokens, and attention that the class writes out itself."""
+def with_plain_layers(model: ModelSpec) -> ModelSpec:
+    """Attention that the class writes out itself."""
 
     def adjusted(layer: LayerSpec) -> LayerSpec:
         attention = layer.attention
         assert isinstance(attention, AttentionSpec)
         return replace(layer, attention=replace(attention, form=AttentionForm.PLAIN_SCORES))
 
-    model = with_layers(model, adjusted)
+    return with_layers(model, adjusted)
+
+
+def _visual_bert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
+    """BERT with a picture's regions behind the tokens."""
+    model = with_plain_layers(model)
     stack = model.stacks[0]
     assert stack.embedding is not None
     regions = RegionsSpec(

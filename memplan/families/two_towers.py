@@ -5,6 +5,7 @@ classes take that one (``CLIPConfig.__post_init__`` of transformers 5.23).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memplan.families.classes import BARE, classifier, dispatch, whole_model
 from memplan.families.nesting import PartSpec, read_part, unknown_part
@@ -24,11 +25,12 @@ from memplan.families.towers.parts import attention, transformer_layer
 from memplan.families.towers.sizes import at_least_one, stage_ratios
 from memplan.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
+from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.contrast import Contrast, ContrastBody
-from memplan.model.towers.parts import LinearBody, NormBody
+from memplan.model.towers.contrast import Contrast, ContrastBody, PatchQueriesBody
+from memplan.model.towers.nets import Window, WindowBody
+from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 from memplan.model.towers.pooling import PoolerBody, TowerPooling
 
 DeclareTower = Callable[[ParameterTable, str, ConfigReader], None]
@@ -109,15 +111,19 @@ def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 
 def _unpooled_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    bert_text(table, name, reader, pooled=False)
-    first = PoolerBody(pooling=TowerPooling.FIRST, size=reader.integer("hidden_size"))
-    with table.block(f"{name}.pooler", body=first):
+    bert_text(table, name, reader, pooled=False, fp32_softmax=True)
+    _first_token(table, name, reader.integer("hidden_size"))
+
+
+def _first_token(table: ParameterTable, name: str, size: int) -> None:
+    first = PoolerBody(pooling=TowerPooling.FIRST, size=size)
+    with table.block(f"{name}.pooled", body=first):
         pass
 
 
 def _transformed_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """``AltCLIPTextModel``: a norm and a linear layer to the width that is projected."""
-    bert_text(table, name, reader, pooled=False, counted=True)
+    bert_text(table, name, reader, pooled=False, counted=True, fp32_softmax=True)
     size, width = reader.integer("hidden_size"), reader.integer("project_dim")
     projected: tuple[TowerBody, ...] = (
         NormBody(module="pre_norm", size=size),
@@ -173,11 +179,24 @@ def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     text_size, size = text.integer("hidden_size"), vision.integer("hidden_size")
 
     def declare(table: ParameterTable, ending: str) -> None:
-        clip_text(table, "text_model", text)
-        clip_vision(table, "vision_model", vision)
-        _contrast(table, reader, text_size, size)
-        if ending == DETECTION:
-            with table.block("head"):
+        if ending != DETECTION:
+            clip_vision(table, "vision_model", vision)
+            clip_text(table, "text_model", text)
+            _contrast(table, reader, text_size, size)
+        else:
+            own = ParameterTable()
+            clip_vision(own, "vision_model", vision)
+            table.add(*_all_tokens(own.blocks(), size))
+            clip_text(table, "text_model", text)
+            own = ParameterTable()
+            _contrast(own, reader, text_size, size)
+            width = reader.integer("projection_dim")
+            projection = LinearBody(
+                module="text_projection", inputs=text_size, outputs=width, bias=False
+            )
+            # The picture's vector and the scale reach nothing that a detector returns.
+            table.add(*(replace(block, body=projection) for block in own.blocks()))
+            with table.block("head", body=PatchQueriesBody(size=size, width=text_size)):
                 table.linear("class_head.dense0", size, text_size)
                 table.linear("class_head.logit_shift", size, 1)
                 table.linear("class_head.logit_scale", size, 1)
@@ -186,6 +205,15 @@ def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
                 table.norm("layer_norm", size)
 
     return _two_towers(reader, request, declare, text, DETECTION)
+
+
+def _all_tokens(blocks: tuple[ParameterBlock, ...], size: int) -> tuple[ParameterBlock, ...]:
+    """CLIP's tower, with the last norm on every token."""
+    norm = NormBody(module="post_layer_norm", size=size)
+    return tuple(
+        replace(block, body=norm) if isinstance(block.body, PoolerBody) else block
+        for block in blocks
+    )
 
 
 def _patch_head(table: ParameterTable, name: str, size: int, out: int) -> None:
@@ -199,60 +227,26 @@ def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     text, vision = towers(reader, request)
 
     def declare(table: ParameterTable, _ending: str) -> None:
-        bert_text(table, "text_model", text)
         efficientnet_tower(table, "vision_model", vision, topped=False)
-        with table.block("head"):
-            width = reader.integer("projection_dim")
-            table.linear("text_projection", text.integer("hidden_size"), width)
+        with table.block("vision_model.pooler", body=WindowBody(window=Window.MEAN)):
+            pass
+        size, width = text.integer("hidden_size"), reader.integer("projection_dim")
+        bert_text(table, "text_model", text, pooled=False, fp32_softmax=True)
+        # Its pooler runs, and its result serves nothing.
+        with table.block("text_model.pooler", body=SpareBody(runs=True)):
+            table.linear("pooler.dense", size, size)
+        _first_token(table, "text_model", size)
+        body = ContrastBody(
+            kind=Contrast.SOFTMAX, image="vision_model", text="text_model", image_size=width,
+            text_size=size, width=width, text_projection="text_projection",
+            scale="model.temperature", divides=True,
+        )  # fmt: skip
+        with table.block("head", body=body):
+            table.linear("text_projection", size, width)
             table.parameter("model", "temperature")
 
-    return _two_towers(reader, request, declare, text)
-
-
-def _xclip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """X-CLIP: CLIP over the frames of a video, with messages between frames and made-up prompts."""
-    text, vision = towers(reader, request)
-    size = vision.integer("hidden_size")
-
-    def declare(table: ParameterTable, _ending: str) -> None:
-        clip_text(table, "text_model", text)
-        clip_vision(table, "vision_model", vision)
-        with table.block("vision_model.messages", count=vision.layers("num_hidden_layers")):
-            attention(table, "message_attn", size)
-            table.norm("message_norm", size)
-            table.linear("message_fc", size, size)
-        _contrast(table, reader, text.integer("hidden_size"), size)
-        _frame_transformer(table, vision)
-        _prompts(table, reader, size)
-
-    return _two_towers(reader, request, declare, text)
-
-
-def _frame_transformer(table: ParameterTable, vision: ConfigReader) -> None:
-    """``XCLIPMultiframeIntegrationTransformer``: positions of frames and layers over them."""
-    width = vision.integer("mit_hidden_size")
-    with table.block("mit.embed"):
-        frames = vision.integer("num_frames")
-        table.parameter("mit", "position_embedding", 1, frames, width)
-    with table.block("mit.layers", count=vision.layers("mit_num_hidden_layers")):
-        transformer_layer(table, width, vision.integer("mit_intermediate_size"))
-
-
-def _prompts(table: ParameterTable, reader: ConfigReader, vision_size: int) -> None:
-    """``XCLIPPromptGenerator``, four times as wide inside, and what it is given of the video."""
-    width = reader.integer("projection_dim")
-    with table.block("prompts"):
-        table.norm("prompts_visual_layernorm", vision_size)
-        table.parameter("model", "prompts_visual_projection", vision_size, width)
-        table.norm("prompts_generator.layernorm", width)
-        table.parameter("prompts_generator", "alpha", width)
-    with table.block("prompts.layers", count=reader.layers("prompt_layers")):
-        for each in ("q_proj", "k_proj", "v_proj"):
-            table.linear(f"cross_attn.{each}", width, width, bias=False)
-        table.linear("cross_attn.proj", width, width)
-        table.norm("norm1", width)
-        table.norm("norm3", width)
-        perceptron(table, "mlp", width, 4 * width)
+    model = _two_towers(reader, request, declare, text)
+    return replace(model, eager_attention_only=True)
 
 
 def _groupvit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -420,7 +414,6 @@ _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "siglip2": _siglip,
     "owlv2": _owlv2,
     "align": _align,
-    "xclip": _xclip,
     "groupvit": _groupvit,
     "vision-text-dual-encoder": _dual_encoder,
     "clip_text_model": _text_tower,

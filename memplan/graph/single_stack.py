@@ -43,7 +43,8 @@ from memplan.model.attention import (
     PositionBias,
     RotarySpec,
 )
-from memplan.model.layers import NormPlacement, StackSpec
+from memplan.model.heads import FEATURES
+from memplan.model.layers import TOKENS_PER_STEP, CrossedSpec, NormPlacement, StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.joining import Joining
@@ -70,7 +71,9 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
         record_denoiser(t, model.tables)
         return t
-    if not model.stacks and not model.activations_left_out:
+    # What a base model inside reads may not be known though its task's class is (Perceiver).
+    known = all(block.body is not None for block in counted_parts(model))
+    if not model.stacks and known and not model.activations_left_out:
         from memplan.graph.towers.flow import record_flow  # only for towers by themselves
 
         record_flow(t, counted_parts(model), tied=model.head.tied)
@@ -81,12 +84,23 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
+    if model.join is not None and model.join.joining is Joining.UNSEEN:
+        from memplan.graph.towers.flow import (
+            record_flow,  # only for towers that nothing is shown to
+        )
+
+        record_flow(t, counted_parts(model), tied=model.head.tied)
     t.inputs_bytes = _input_bytes(t, model)
     stack = model.stacks[0]
+    if stack.embedding is not None and stack.embedding.trajectory is not None:
+        options = replace(options, seq_len=TOKENS_PER_STEP * options.seq_len)
+        t.options, t.inputs_bytes = options, 0
     if stack.embedding is not None and stack.embedding.regions is not None:
         options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
         t.options = options
         t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
+    if stack.crossed is not None:
+        t.inputs_bytes += _of_regions(t, model, stack.crossed)
     stack = settled(stack, options.seq_len)
     model = replace(model, stacks=(stack,))
     if stack.multiple_of > 1:
@@ -136,7 +150,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         return t
     x = finish_stack(t, stack, x, context)
     t.options = options
-    head(t, model, x, table)
+    head(t, model, x, table, context.beside)
     return t
 
 
@@ -164,6 +178,16 @@ def _beside_tokens(t: Tape, regions: int) -> int:
     return labels + masks + _ids(t, batch)
 
 
+def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
+    """LXMERT's labels of regions, each with how sure it is, whether the picture fits, and answers [bytes]."""
+    batch = t.options.batch_size
+    rows = batch * crossed.regions.count
+    losses = model.head.regions.losses if model.head.regions is not None else ()
+    labels = sum(_ids(t, rows) for name, _ in losses if name != FEATURES)
+    sure = len(losses) * t.tensor(rows, t.compute).storage.num_bytes
+    return labels + sure + 2 * _ids(t, batch)
+
+
 def _label_bytes(t: Tape, model: ModelSpec) -> int:
     """Labels of the batch: one a token, one a sequence, or a span's two ends [bytes]."""
     batch = t.options.batch_size
@@ -189,6 +213,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         t.enter(BASE_MODEL)
     if spec.own_module:
         return module_embeddings(t, model, spec, partial(_with_pictures, t, model))
+    if spec.trajectory is not None:
+        from memplan.graph.trajectories import trajectory_embeddings  # only then
+
+        return trajectory_embeddings(t, model, spec, spec.trajectory)
     rows = model.vocab_size + spec.extra_rows
     if spec.prompts is not None:
         rows += spec.prompts.num_types * spec.prompts.length
@@ -246,7 +274,7 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
 
 def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
     """What towers give, written over the embeddings of a model that has such."""
-    if model.join is None or model.join.joining is Joining.CROSSED:
+    if model.join is None or model.join.joining in (Joining.CROSSED, Joining.UNSEEN):
         return x
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
@@ -350,6 +378,10 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
             from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
 
             x = convolve(t, stack.convolution, embedded, x, context)
+    if stack.crossed is not None:
+        from memplan.graph.crossed_streams import cross_streams  # only for LXMERT
+
+        return cross_streams(t, stack, stack.crossed, x, context)
     if context.beside is not None:
         from memplan.graph.pruning import prune  # only where a stream ends before the others
 
@@ -372,13 +404,14 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
+    is_repeated = not run.shared and context.beside is None and stack.crossed is None
     first = None
     while remaining:
         given = x
         t.begin(
             f"{stack.name}.layers",
             part=ModelPart.LAYERS,
-            repeat=1 if run.shared or context.beside is not None else remaining,
+            repeat=remaining if is_repeated else 1,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
             again=first,
@@ -387,6 +420,8 @@ def run_layer(
         t.segment.layer = run.layer
         x = decoder_layer(t, x, run.layer, context)
         t.end(x)
+        if stack.crossed is not None:
+            t.cache(x)
         if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
             t.segment.repeat = 1
         if run.shared and first is None:
@@ -428,8 +463,10 @@ def _norm_frozen(t: Tape, stack: StackSpec) -> bool:
     return freeze.norm or bool(getattr(freeze, stack.name))
 
 
-def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
-    """What the task adds, and its loss."""
+def head(
+    t: Tape, model: ModelSpec, x: Tensor, table: Parameter, beside: Tensor | None = None
+) -> None:
+    """What the task adds, and its loss; ``beside`` is the stream that ran beside the hidden states."""
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
@@ -440,6 +477,11 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant
 
         x = cut_prompts(t, x, model.hidden_size)
+    if embedded is not None and embedded.trajectory is not None:
+        from memplan.graph.trajectories import predicted_actions  # only then
+
+        t.end(predicted_actions(t, model, x, embedded.trajectory))
+        return
     pooled = base_parts(t, model, x)
     if model.task is Task.MASKED_LM:
         loss = masked_lm(t, model, x, table)
@@ -447,11 +489,19 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         loss = replaced_tokens(t, model, x)
     elif model.task is Task.PRETRAINING:
         loss = next_sentence(t, model, masked_lm(t, model, x, table), pooled)
+        if model.head.regions is not None and pooled is not None:
+            from memplan.graph.crossed_streams import region_losses  # only for LXMERT
+
+            loss = region_losses(t, model, model.head.regions, loss, beside, pooled)
     elif model.task in CLASSIFICATION_TASKS:
         loss = classification(t, model, x, pooled)
     elif model.task is Task.CAUSAL_LM:
         t.loss_apart = model.head.unnamed_loss
         loss = causal_lm(t, model, x, table)
+    elif model.head.vector_size:
+        from memplan.graph.token_vectors import token_vectors  # only for retrievers
+
+        loss = token_vectors(t, model, x)
     else:
         loss = x if pooled is None else pooled
     t.release_cache()

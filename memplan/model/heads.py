@@ -79,6 +79,22 @@ DECODER_CLASSIFIER = ClassifierSpec(
 (transformers 5.23, ``modeling_layers``)."""
 
 
+FEATURES = "feat"
+"""The loss that compares a region's features themselves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionHeadSpec:
+    """What LXMERT's pretraining predicts beside masked tokens."""
+
+    activation: Activation
+    norm: NormSpec
+    losses: tuple[tuple[str, int], ...] = ()
+    """What of each region, and how many numbers that is; a dense layer and a norm come first."""
+    num_answers: int = 0
+    """Of questions; 0: they are not asked."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadSpec:
     """What the task adds on top of the base model."""
@@ -120,8 +136,12 @@ class HeadSpec:
     """An untied output matrix leaves the head's own bias unused (BERT)."""
     pooler_tasks: tuple[Task, ...] = ()
     """Tasks whose class has a pooler: a dense layer and a tanh on the first token (BERT)."""
+    vector_size: int = 0
+    """Each token becomes a vector of so many numbers, whose length is one (ColPali); 0: none does."""
     discriminator: Activation | None = None
     """The activation of the head that tells replaced tokens from others (ELECTRA)."""
+    regions: RegionHeadSpec | None = None
+    """Pretraining predicts a picture's regions and answers too (LXMERT)."""
     contact_features: int = 0
     """Inputs of a regression on attention maps that no loss reaches (ESM)."""
     classifier: ClassifierSpec | None = None

@@ -248,9 +248,26 @@ class RegionsSpec:
     """Features of a picture's regions, projected and put behind the tokens (VisualBERT)."""
 
     num_features: int
-    num_positions: int
-    num_types: int
+    num_positions: int = 0
+    num_types: int = 0
     count: int = NUM_REGIONS
+
+
+TOKENS_PER_STEP = 3
+"""A return, a state and an action."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectorySpec:
+    """Returns, states and actions in the place of tokens (Decision Transformer)."""
+
+    state: int
+    action: int
+    """Numbers of a state and of an action."""
+    num_steps: int
+    """Rows of the table of steps."""
+    squashed: bool
+    """Predicted actions pass through a tanh."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,6 +309,8 @@ class EmbeddingSpec:
     """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
     layout: LayoutTablesSpec | None = None
     """A stream beside the text begins with tables of boxes (LiLT)."""
+    trajectory: TrajectorySpec | None = None
+    """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
     """A picture's regions stand behind the tokens (VisualBERT)."""
     positions_in_place: bool = False
@@ -342,6 +361,20 @@ class ConvolutionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CrossedSpec:
+    """A stream of a picture's regions, with layers of its own, and layers in which it and the text read
+    each other; all are as wide as the text's (LXMERT)."""
+
+    regions: RegionsSpec
+    num_sides: int
+    """Numbers of a region's box."""
+    region_layers: int
+    crossed_layers: int
+    read_in_the_end: bool
+    """A loss reads what the regions have become."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StackSpec:
     """An encoder or a decoder."""
 
@@ -351,6 +384,8 @@ class StackSpec:
     embedding: EmbeddingSpec | None
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
+    crossed: CrossedSpec | None = None
+    """What comes behind its layers, of another stream too (LXMERT)."""
     convolution: ConvolutionSpec | None = None
     """Beside the first layer, which then is a run of its own."""
     final_dropout: float = 0.0

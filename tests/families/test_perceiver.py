@@ -2,7 +2,11 @@
 
 import pytest
 
+from memplan.api import estimate
+from memplan.errors import SetupError
 from memplan.model.spec import Task
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 from tests.families.reading import counted
 
 SMALL = {
@@ -32,3 +36,19 @@ def test_counts(config: dict[str, object], task: Task, total: int, largest: int)
 
 def test_blocks_run_again_with_the_same_weights() -> None:
     assert counted({**NARROW, "num_blocks": 8}) == counted(NARROW)
+
+
+def test_only_what_spells_is_written_down_and_of_one_length() -> None:
+    model = load_model({"model_type": "perceiver", "architectures": ["PerceiverForMaskedLM"]})
+    assert not model.activations_left_out
+    assert load_model({"model_type": "perceiver"}, Task.BASE).activations_left_out
+    assert load_model({"model_type": "perceiver", "num_blocks": 2}).activations_left_out
+    with pytest.raises(SetupError, match="spells 2048 tokens"):
+        estimate(model, TrainingSetup(seq_len=512))
+
+
+def test_a_weight_that_is_spread_over_samples_is_no_activation() -> None:
+    model = load_model({**NARROW, "architectures": ["PerceiverForMaskedLM"]})
+    setup = TrainingSetup(num_gpus=2, engine="deepspeed", zero_stage=2)
+    for phase in estimate(model, setup).phases.values():
+        assert min(phase.components.values()) >= 0

@@ -15,7 +15,7 @@ from memplan.training.setup import TrainingSetup
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
     config = {"model_type": model_type, "architectures": [architecture], **sizes}
     model = read_model(config, source="config.json", name="x", defaults=class_defaults())
-    assert bool(model.activations_left_out) is (model_type not in {"sam", "sam_hq"})
+    assert bool(model.activations_left_out) is (model_type == "sam2_video")
     found = count_parameters(model)
     return found.total, found.base, found.largest_layer
 

@@ -63,11 +63,12 @@ def _deep_perceptron(
 
 
 def glm_image(table: ParameterTable, whole: Whole) -> None:
-    """GLM's tower and a code book of image words."""
-    drawn = whole.part("vq_config")
-    declare_tower(table, whole.part(VISION))
+    """GLM's tower and a code book of image words, both idle where no picture is to be changed."""
+    drawn, own = whole.part("vq_config"), ParameterTable()
+    declare_tower(own, whole.part(VISION))
     latent, width = drawn.reader.integer("latent_channels"), drawn.reader.integer("embed_dim")
-    with table.block("vqgan.code_book"):
-        code_book(table, drawn.reader)
-        table.convolution("quant_conv", latent, width, 1, 1)
-        table.convolution("post_quant_conv", width, latent, 1, 1)
+    with own.block("vqgan.code_book"):
+        code_book(own, drawn.reader)
+        own.convolution("quant_conv", latent, width, 1, 1)
+        own.convolution("post_quant_conv", width, latent, 1, 1)
+    table.add(*(replace(block, body=SpareBody()) for block in own.blocks()))

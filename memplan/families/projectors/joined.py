@@ -13,6 +13,7 @@ from memplan.families.projectors.towers import (
     with_pictures,
 )
 from memplan.families.towers.blocks import perceptron
+from memplan.families.towers.images import minicpm_vision
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import pair, ratio
 from memplan.model.config import ConfigReader
@@ -193,11 +194,24 @@ def paddle(table: ParameterTable, whole: Whole) -> None:
 
 def minicpm(table: ParameterTable, whole: Whole) -> None:
     """SigLIP that joins windows, and perceptrons that join four patches each."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
+    reader, vision = whole.reader, whole.part(VISION)
+    merges = reader.text("downsample_mode", default="16x") != "4x"
+    # Whatever the tower's own config says.
+    place = reader.integer("insert_layer_id", minimum=-1)
+    minicpm_vision(table, "vision_tower", vision.reader, merged_after=place + 1 if merges else 0)
     width = width_of(vision)
-    times = whole.reader.integer("merger_times")
-    with table.block("projector"):
+    times = reader.integer("merger_times")
+    side = pair(reader, "merge_kernel_size")[0]
+    parts: list[TowerBody] = []
+    for number in range(times):
+        module = f"merger.{number}"
+        outputs = whole.text.hidden_size if number == times - 1 else width
+        parts += [
+            JoinedPatchesBody(size=width, side=side, copies=1),
+            NormBody(module=f"{module}.pre_norm", size=4 * width),
+            *perceptron_bodies(module, 4 * width, 4 * width, outputs, Activation.GELU),
+        ]
+    with table.block("projector", body=ChainBody(parts=tuple(parts))):
         for number in range(times):
             outputs = whole.text.hidden_size if number == times - 1 else width
             table.norm(f"merger.{number}.pre_norm", 4 * width)

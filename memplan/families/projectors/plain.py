@@ -14,11 +14,12 @@ from memplan.families.projectors.towers import (
 )
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.davit import stage_widths
+from memplan.families.towers.layers import tower_activation
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
+from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
 from memplan.model.towers.projecting import PooledProjectionBody, VisualWordsBody
 
 SIGLIP_224: Mapping[str, object] = {
@@ -81,10 +82,20 @@ def video_llama3(table: ParameterTable, whole: Whole) -> None:
 
 def muse(table: ParameterTable, whole: Whole) -> None:
     """A tower, an adapter, a linear layer, all without a bias."""
-    reader = whole.reader
+    reader, outputs = whole.reader, whole.text.hidden_size
     declare_tower(table, whole.part(VISION))
-    inner = reader.integer("projector_hidden_size")
-    with table.block("projector"):
+    given, inner = reader.integer("out_hidden_size"), reader.integer("projector_hidden_size")
+    active = tower_activation(reader, "projector_hidden_act")
+    plain = NormSpec(kind=NormKind.RMS_POWER, weight=False)
+    body = ChainBody(
+        parts=(
+            *perceptron_bodies("adapter", given, inner, inner, active, bias=False),
+            ActivationBody(activation=active),
+            LinearBody(module="vision_projection", inputs=inner, outputs=outputs, bias=False),
+            NormBody(module="perception_emb_norm", size=outputs, norm=plain),
+        )
+    )
+    with table.block("projector", body=body):
         perceptron(table, "adapter", reader.integer("out_hidden_size"), inner, inner, bias=False)
         table.linear("vision_projection", inner, whole.text.hidden_size, bias=False)
 

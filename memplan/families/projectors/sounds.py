@@ -45,7 +45,9 @@ def glm_asr(table: ParameterTable, whole: Whole) -> None:
     audio = whole.part(AUDIO, "glmasr_encoder")
     declare_tower(table, audio, "audio_tower")
     joined, outputs = audio.reader.integer("intermediate_size"), whole.text.hidden_size
-    with table.block("projector"):
+    active = tower_activation(whole.reader, "projector_hidden_act")
+    parts = perceptron_bodies("projector", joined, 2 * outputs, outputs, active)
+    with table.block("projector", body=ChainBody(parts=parts)):
         perceptron(table, "projector", joined, 2 * outputs, outputs)
 
 

@@ -24,6 +24,7 @@ def bert_text(
     *,
     pooled: bool = True,
     counted: bool = False,
+    fp32_softmax: bool = False,
 ) -> None:
     """``BertModel``, with its pooler or without; ``counted`` is RoBERTa's, whose ids count positions."""
     size = reader.integer("hidden_size")
@@ -33,7 +34,7 @@ def bert_text(
     )  # fmt: skip
     with table.block(f"{name}.embed", body=tokens):
         bert_embeddings(table, reader)
-    text_transformer(table, f"{name}.encoder", reader)
+    text_transformer(table, f"{name}.encoder", reader, fp32_softmax=fp32_softmax)
     if pooled:
         first = PoolerBody(
             pooling=TowerPooling.FIRST, size=size, linear="pooler.dense", outputs=size,

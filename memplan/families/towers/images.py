@@ -8,6 +8,8 @@ Classes of transformers 5.23: ``PixtralVisionModel``, ``InternVLVisionModel``, `
 """
 
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from math import isqrt
 
 from memplan.families.towers.blocks import (
@@ -28,10 +30,15 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.layers import Turning
 from memplan.model.towers.nets import ConvolutionBody
-from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody
-from memplan.model.towers.patches import Cut, PatchesBody, Positions
+from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody, SpareBody
+from memplan.model.towers.patches import Cut, PatchesBody, Positions, ReorderedBody
 from memplan.model.towers.pooling import SquaresBody
-from memplan.model.towers.projecting import CopiedBody, CropBody, JoinedPatchesBody
+from memplan.model.towers.projecting import (
+    CopiedBody,
+    CropBody,
+    JoinedPatchesBody,
+    WindowMergerBody,
+)
 from memplan.model.towers.tiles import LayersJoinedBody, TilePlacesBody, TilesBody
 
 COLOURS = 3
@@ -199,16 +206,55 @@ def _packed_layers(table: ParameterTable, name: str, reader: ConfigReader) -> No
 
 def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """Muse Glimmer's: patches of several frames through a linear layer, norms around the layers."""
-    size = reader.integer("hidden_size")
-    patch = COLOURS * reader.integer("patch_size") ** 2
-    with table.block(f"{name}.embed"):
-        table.linear("patch_embedding", reader.integer("patch_temporal") * patch, size, bias=False)
-        rows = reader.integer("pos_emb_height") * reader.integer("pos_emb_width")
-        table.embedding("position_embedding_table", rows, size)
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    side, frames = reader.integer("patch_size"), reader.integer("patch_temporal")
+    high, wide = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
+    patches = PatchesBody(
+        size=size, channels=COLOURS, image=PICTURE, patch=(side, side), frames=frames,
+        projection="patch_embedding", cut=Cut.FLAT, bias=False, rotary_dim=size // heads,
+        positions=Positions.WEIGHED_FULL, position_module="position_embedding_table",
+        cast_tables=True,
+    )  # fmt: skip
+    first = ChainBody(
+        parts=(patches, NormBody(module="ln_pre", size=size), ReorderedBody(size=size))
+    )
+    with table.block(f"{name}.embed", body=first):
+        table.linear("patch_embedding", frames * COLOURS * side**2, size, bias=False)
+        table.embedding("position_embedding_table", high * wide, size)
         table.norm("ln_pre", size)
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
-    with table.block(f"{name}.norm"):
+    layer, active = plain_layer(reader), tower_activation(reader, "hidden_act")
+    whole = replace(layer_body(layer, heads, active), turning=Turning.FULL, packed=True)
+    windowed = replace(whole, window=high * high)
+    for is_whole, group in groupby(_sees_all(reader)):
+        declare_layers(
+            table, f"{name}.layers", len(list(group)), layer, heads=heads, activation=active,
+            body=whole if is_whole else windowed,
+        )  # fmt: skip
+    merged = reader.integer("merge_size")
+    last = ChainBody(
+        parts=(
+            ReorderedBody(size=size),
+            NormBody(module="ln_post", size=size),
+            ReorderedBody(size=size),
+            JoinedPatchesBody(size=size, side=merged, copies=1),
+        )
+    )
+    with table.block(f"{name}.norm", body=last):
         table.norm("ln_post", size)
+
+
+def _sees_all(reader: ConfigReader) -> list[bool]:
+    """Of each of Muse Glimmer's layers, whether it sees the picture or a window of it."""
+    count = reader.layers("num_hidden_layers")
+    listed = reader.texts("layer_types")
+    if not listed:
+        return [number % 4 == 3 or number == count - 1 for number in range(count)]
+    for kind in listed:
+        reader.choice("layer_types", kind, ("full_attention", "window_attention"))
+    if len(listed) != count:
+        key = "layer_types"
+        raise reader.fail(key, f"has {len(listed)} entries for {count} layers")
+    return [kind == "full_attention" for kind in listed]
 
 
 def llama4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -523,24 +569,46 @@ def paddle_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
         table.norm("post_layernorm", size)
 
 
-def minicpm_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """MiniCPM-V's: SigLIP's, and a layer that joins windows of patches amid the others."""
-    size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+def minicpm_vision(
+    table: ParameterTable, name: str, reader: ConfigReader, *, merged_after: int
+) -> None:
+    """MiniCPM-V's: SigLIP's, and a layer that joins windows of patches amid the others.
+
+    ``merged_after`` says behind how many of them; 0: it serves nothing.
+    """
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    patches = replace(_placed_patches(reader), image=PICTURE, positions=Positions.EACH)
+    with table.block(f"{name}.embed", body=patches):
         _patches(table, reader)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
-    _siglip_layers(table, name, reader)
+    layer = plain_layer(reader)
+    active = tower_activation(reader, "hidden_act", default="gelu_pytorch_tanh")
+    body = replace(layer_body(layer, heads, active), packed=True)
+    count = reader.layers("num_hidden_layers")
+    before = merged_after if 0 < merged_after <= count else count
+    layers = partial(
+        declare_layers,
+        table,
+        f"{name}.layers",
+        layer=layer,
+        heads=heads,
+        activation=active,
+        body=body,
+    )
+    layers(count=before)
     height, width = pair(reader, "window_kernel_size")
-    joined = size * height * width
-    with table.block(f"{name}.window_merger"):
-        declare_attention(table, plain_layer(reader))
+    inner_size = reader.integer("intermediate_size") * height * width
+    merger = WindowMergerBody(
+        size=size, inner_size=inner_size, side=height, module="window_merger",
+        layer=replace(body, window=height * width),
+    )  # fmt: skip
+    with table.block(f"{name}.window_merger", body=merger if merged_after else SpareBody()):
+        joined = size * height * width
+        declare_attention(table, layer)
         table.norm("layer_norm1", size)
         table.norm("pre_norm", joined)
-        inner_size = reader.integer("intermediate_size") * height * width
         perceptron(table, "window_merger", joined, inner_size, size)
-
-
-def _siglip_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), plain_layer(reader))
-    with table.block(f"{name}.norm"):
-        table.norm("post_layernorm", reader.integer("hidden_size"))
+    if before < count:
+        layers(count=count - before)
+    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
+        table.norm("post_layernorm", size)

@@ -57,13 +57,15 @@ def transformer(
         table.norm("layer_norm2", size)
 
 
-def text_transformer(table: ParameterTable, name: str, reader: ConfigReader) -> None:
+def text_transformer(
+    table: ParameterTable, name: str, reader: ConfigReader, *, fp32_softmax: bool = False
+) -> None:
     """BERT's layers: norms stand behind the sums."""
     size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
     drop = reader.number("attention_probs_dropout_prob", default=0.1)
     body = LayerBody(
         size=size, inner_size=inner,
-        attention=encoder_attention(reader, size, dropout=drop, fp32_softmax=False),
+        attention=encoder_attention(reader, size, dropout=drop, fp32_softmax=fp32_softmax),
         activation=tower_activation(reader, "hidden_act"), norms_last=True,
         dropout=reader.number("hidden_dropout_prob", default=0.1),
     )  # fmt: skip

@@ -14,12 +14,15 @@ from memplan.families.towers.blocks import (
     perceptron,
 )
 from memplan.families.towers.layers import tower_activation
+from memplan.model.attention import RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
+from memplan.model.towers.layers import Turning
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.sounds import FramesBody, HalvedFramesBody, SignalBody
+from memplan.model.towers.turned import TurningTablesBody
 
 STEM_KERNEL = 3
 """Of the two convolutions over the spectrum."""
@@ -83,8 +86,9 @@ def omni_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None
 
 def glm_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """GLM-ASR's: Whisper's with rotary positions, and heads as a decoder names them."""
-    size = reader.integer("hidden_size")
-    _stem(table, name, reader, size)
+    from memplan.families.dense import rotated_dim  # only here
+
+    size, rows = reader.integer("hidden_size"), reader.integer("max_position_embeddings")
     heads = reader.integer("num_attention_heads")
     head_size = reader.optional_integer("head_dim")
     if head_size is None:
@@ -96,8 +100,23 @@ def glm_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         key_value_width=reader.integer("num_key_value_heads", default=heads) * head_size,
         key_bias=False,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
-    with table.block(f"{name}.norm"):
+    turned = rotated_dim(reader, head_size, 1.0)
+    first = SignalBody(
+        module="conv1", kernel=STEM_KERNEL, stride=1, padding=1, activation=Activation.GELU,
+        channels=reader.integer("num_mel_bins"), length=2 * rows,
+    )  # fmt: skip
+    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    tables = TurningTablesBody(dim=turned)
+    _stem(table, name, reader, size, ChainBody(parts=(first, second, tables)))
+    special = layer_body(layer, heads, tower_activation(reader, "hidden_act"))
+    attention = replace(
+        special.attention, rotary=RotarySpec(dim=turned, joined=True), names_weights=True,
+        dropout=reader.number("attention_dropout", default=0.0),
+    )  # fmt: skip
+    body = replace(special, attention=attention, turning=Turning.IN_PART)
+    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
+        declare_layer(table, layer)
+    with table.block(f"{name}.norm", body=NormBody(module="norm", size=size)):
         table.norm("norm", size)
 
 

@@ -6,13 +6,16 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
+from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.levels import write_levels
 from memplan.graph.towers.matting import write_matters
@@ -23,18 +26,23 @@ from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
 from memplan.graph.towers.queried import write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
+from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.shifted import write_shifted
 from memplan.graph.towers.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
+from memplan.graph.towers.turned import write_turned
+from memplan.graph.towers.videos import write_videos
+from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
 from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.matting import MattersBody
@@ -54,11 +62,14 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.turned import TurnedBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 def write_body(
@@ -75,6 +86,8 @@ def write_body(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
+        case WordsPatchesBody():
+            return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
         case ClipBody():
@@ -83,10 +96,17 @@ def write_body(
             return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DecodedTokensBody():
+            return decoded_tokens(t, body, flow)
+        case PlacedTokensBody():
+            return placed_tokens(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
         case TypedTokensBody():
             return typed_tokens(t, body, flow)
+        case PatchQueriesBody():
+            assert x is not None
+            return patch_queries(t, x, body, flow, given)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():
@@ -95,6 +115,8 @@ def write_body(
             return signal(t, x, body, flow)
         case FeaturesBody():
             return features(t, body, flow)
+        case SeriesBody():
+            return series(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -120,6 +142,8 @@ def _read_on(
         return write_shifted(t, x, body, flow)
     if isinstance(body, MattersBody):
         return write_matters(t, x, body, flow)
+    if isinstance(body, LatentsBody):
+        return write_latents(t, x, body, flow)
     if isinstance(body, ParsersBody):
         return write_parsers(t, x, body, flow)
     if isinstance(body, LevelsBody):
@@ -134,6 +158,10 @@ def _read_on(
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
         return write_speech(t, x, body, flow)
+    if isinstance(body, SeriesPart):
+        return write_series(t, x, body, flow)
+    if isinstance(body, TurnedBody):
+        return write_turned(t, x, body, flow)
     if isinstance(body, ConformerBody):
         return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
@@ -144,6 +172,12 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, VideoContrastBody):
+        return write_videos(t, x, body, flow, given)
+    if isinstance(body, WordsBody):
+        return words_of(t, x, body, flow)
+    if isinstance(body, SummedBody):
+        return summed(t, x, body)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow)
     if isinstance(body, TileBody):

@@ -20,6 +20,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.nets import batch_norm
+from memplan.graph.towers.sounds import gated_linear_unit
 from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
@@ -59,7 +60,11 @@ def write_conformer(t: Tape, x: Tensor, body: ConformerBody, flow: Flow) -> Tens
 def _tables(t: Tape, x: Tensor, body: DistanceTablesBody, flow: Flow) -> Tensor:
     """Sines are a buffer that the class makes anew, and keeps, in the dtype that its input has."""
     out = dropout(t, x, body.dropout)
-    flow.tables = None
+    flow.tables = flow.mask = None
+    if body.chunked:
+        flow.mask = t.tensor(flow.length**2, DType.BOOL)
+        t.record(OperationKind.MASK, (), (flow.mask,))
+        flow.share(t, flow.mask)
     if body.distances is Distances.SINES:
         rows = 2 * max(body.positions, flow.length) - 1
         buffer = t.buffer(rows * body.size, out.dtype)
@@ -124,19 +129,25 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
     read = x
     if body.distances is Distances.ROTARY and flow.tables is not None:
         read = rotary(t, x, *flow.tables)
+    frame: list[Tensor] = []
     biased = body.distances in (Distances.SINES, Distances.TABLE)
     query = _projected(t, read, "q", spec, split=shape.heads_split or biased)
     key = _projected(t, read, "k", spec, split=shape.heads_split)
     value = _projected(t, x, "v", spec, split=shape.heads_split)
     if body.distances is Distances.SINES and flow.tables is not None:
         query, bias = _sines(t, query, shape, flow.tables[0])
-        out = _biased(t, query, key, value, shape, bias, copies=False)
+        out = _biased(t, query, key, value, shape, bias, flow.mask, copies=False)
     elif body.distances is Distances.TABLE:
-        out = _biased(t, query, key, value, shape, _looked_up(t, query, shape), copies=True)
+        bias, held = _looked_up(t, query, shape)
+        out = _biased(t, query, key, value, shape, bias, flow.mask, copies=True)
+        if body.names_distances:
+            frame += held
     else:
-        out = attend(t, query, key, value, shape, None)
+        out = attend(t, query, key, value, shape, flow.mask)
     t.touch(query, key, value, read)
-    return _output(t, out, body.size)
+    result = _output(t, out, body.size)
+    t.touch(*frame)
+    return result
 
 
 def _spec(size: int, heads: int, drop: float) -> AttentionSpec:
@@ -165,21 +176,41 @@ def _output(t: Tape, x: Tensor, size: int) -> Tensor:
 
 
 def _biased(
-    t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, bias: Tensor, *, copies: bool
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    bias: Tensor,
+    chunks: Tensor | None,
+    *,
+    copies: bool,
 ) -> Tensor:
     """Numbers of each head and pair are added to the scores; sdpa takes them as a mask in rows.
 
     Raises ``UnsupportedOperationError`` for the flash-attention package, which takes no mask.
     """
     if shape.heads_split:
-        out = eager(t, query, key, value, shape, None, bias)
+        # What tells chunks apart is added as it is.
+        added = None if chunks is None else Tensor(chunks.numel, bias.dtype, chunks.storage)
+        out = eager(t, query, key, value, shape, added, bias)
     else:
         if t.kernels.attention.is_package:
             msg = "flash attention cannot add numbers of distances; choose attention sdpa or eager"
             raise UnsupportedOperationError(msg)
-        mask = t.contiguous(bias) if copies else bias
+        mask = bias if chunks is None else _where(t, bias, chunks)
+        mask = t.contiguous(mask) if copies else mask
         out = sdpa(t, query, key, value, shape, mask)
     t.touch(bias)
+    return out
+
+
+def _where(t: Tape, bias: Tensor, chunks: Tensor) -> Tensor:
+    out = t.tensor(bias.numel, bias.dtype)
+    t.record(
+        OperationKind.WHERE, (chunks, bias), (out,), saves=(chunks,),
+        gradients=(Gradient.NONE, Gradient.FRESH),
+    )  # fmt: skip
     return out
 
 
@@ -208,7 +239,7 @@ def _sines(t: Tape, query: Tensor, shape: Shape, table: Tensor) -> tuple[Tensor,
     return out, bias
 
 
-def _looked_up(t: Tape, query: Tensor, shape: Shape) -> Tensor:
+def _looked_up(t: Tape, query: Tensor, shape: Shape) -> tuple[Tensor, tuple[Tensor, ...]]:
     """``_apply_relative_key_position_encoding``: a row for each pair, in the queries' dtype."""
     spec, pairs = shape.spec, shape.queries * shape.keys
     distances, clamped = t.tensor(pairs, DType.INT64), t.tensor(pairs, DType.INT64)
@@ -223,7 +254,7 @@ def _looked_up(t: Tape, query: Tensor, shape: Shape) -> Tensor:
     scores = batched_matmul(t, left, rows, shape.scores, spec.head_dim)
     bias = t.scale(scores)
     t.touch(clamped, rows, scores)
-    return bias
+    return bias, (clamped, rows, scores)
 
 
 def _convolutions(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tensor:
@@ -246,14 +277,6 @@ def _convolutions(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> T
     t.touch(given)
     out = convolution(t, out, "conv_module.pointwise_conv2", rows, bias=False)
     return dropout(t, out, body.convolution_dropout)
-
-
-def gated_linear_unit(t: Tape, x: Tensor) -> Tensor:
-    """``torch.nn.GLU``: half of the channels times the sigmoid of the other half; keeps all."""
-    out = t.tensor(x.numel // 2, x.dtype)
-    t.record(OperationKind.GLU, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
 
 
 def _adapter(t: Tape, x: Tensor, body: AttentiveAdapterBody, flow: Flow) -> Tensor:

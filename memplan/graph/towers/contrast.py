@@ -22,8 +22,7 @@ def contrast(t: Tape, body: ContrastBody, given: dict[str, Tensor]) -> Tensor:
     pictures, texts = _unit(t, pictures, body.width), _unit(t, texts, body.width)
     rows, columns = texts.numel // body.width, pictures.numel // body.width
     products = batched_matmul(t, texts, pictures, rows * columns, body.width)
-    scale = t.elementwise(OperationKind.EXP, t.parameter(body.scale), saves_output=True)
-    logits = t.mul(products, scale)
+    logits = _scaled(t, products, body)
     if body.shift:
         logits = t.add(logits, t.parameter(body.shift))
     t.returned.append(logits)
@@ -36,6 +35,18 @@ def contrast(t: Tape, body: ContrastBody, given: dict[str, Tensor]) -> Tensor:
     first = cross_entropy(t, logits, labels[0])
     second = cross_entropy(t, t.alias(logits), labels[1])
     return t.scale(t.add(first, second), OperationKind.DIV)
+
+
+def _scaled(t: Tape, products: Tensor, body: ContrastBody) -> Tensor:
+    weight = t.parameter(body.scale)
+    if not body.divides:
+        return t.mul(products, t.elementwise(OperationKind.EXP, weight, saves_output=True))
+    out = t.tensor(products.numel, products.dtype)
+    t.record(
+        OperationKind.DIV, (products, weight), (out,), saves=(products, weight),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+    )  # fmt: skip
+    return out
 
 
 def _unit(t: Tape, x: Tensor, width: int) -> Tensor:

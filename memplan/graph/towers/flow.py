@@ -18,17 +18,27 @@ from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
+from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.segmenting import PlacesBody
+from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
-from memplan.model.towers.texts import OutputBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import (
+    DecodedTokensBody,
+    OutputBody,
+    TargetsBody,
+    TokensBody,
+    TypedTokensBody,
+)
 from memplan.model.towers.tiles import TilesBody
+from memplan.model.towers.turned import TurnedLayerBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -50,9 +60,11 @@ def record_flow(
         if starts(block) and x is not None:
             t.hold(x)
             held.append(x)
-        if isinstance(block.body, LayerBody) and block.body.memory:
+        if isinstance(block.body, LayerBody | TurnedLayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
-        ending = [*held, *flow.returned] if block is blocks[-1] else []
+        ending = held if block is blocks[-1] else []
+        if flow.returned and (starts(block) or block is blocks[-1]):
+            ending, flow.returned = [*ending, *flow.returned], []
         if isinstance(block.body, NormedLevelsBody):
             # The backbone returns before the model that reads its levels does.
             ending, held = held, []
@@ -89,9 +101,13 @@ def starts(block: ParameterBlock) -> bool:
         | FeaturesBody
         | FramesPatchesBody
         | PlacesBody
+        | SeriesBody
+        | PlacedTokensBody
+        | DecodedTokensBody
         | TilesBody
         | TokensBody
         | TypedTokensBody
+        | WordsPatchesBody
         | TargetsBody,
     )
 

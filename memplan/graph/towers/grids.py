@@ -31,6 +31,7 @@ from memplan.model.towers.grids import (
     OffsetAttentionBody,
     PlacedBody,
     ReducedAttentionBody,
+    ReturnedBody,
     SampleFactorsBody,
     ScaledBody,
     TokenBody,
@@ -47,6 +48,10 @@ def write_grid(t: Tape, x: Tensor, body: GridBody, flow: Flow) -> Tensor:
             return x
         case ForgottenBody():
             t.release(flow.named.pop())
+            return x
+        case ReturnedBody():
+            t.hold(x)
+            flow.returned.append(x)
             return x
         case LocalBody():
             t.linger(x)
@@ -99,7 +104,10 @@ def _placed(t: Tape, x: Tensor, body: PlacedBody, flow: Flow) -> Tensor:
     return dropout(t, out, body.dropout)
 
 
-def _shape(items: int, queries: int, keys: int, num_heads: int, head_dim: int, value: int) -> Shape:
+def scores_shape(
+    items: int, queries: int, keys: int, num_heads: int, head_dim: int, value: int
+) -> Shape:
+    """Sizes of scores that a class writes out itself, seen by no causal mask."""
     spec = AttentionSpec(
         num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, value_head_dim=value,
         causal=False,
@@ -107,7 +115,7 @@ def _shape(items: int, queries: int, keys: int, num_heads: int, head_dim: int, v
     return Shape(items, queries, keys, spec, heads_split=True)
 
 
-def _own_scores(
+def own_scores(
     t: Tape,
     query: Tensor,
     key: Tensor,
@@ -128,7 +136,7 @@ def _own_scores(
     return out
 
 
-def _by_rows(t: Tape, x: Tensor, shape: Shape) -> Tensor:
+def by_rows(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """Heads side by side again: a copy."""
     out = t.contiguous(x) if shape.batch == 1 else t.scale(x, OperationKind.CLONE)
     t.touch(x)
@@ -175,8 +183,8 @@ def _attended(
 ) -> Tensor:
     items, head_dim = flow.items, body.size // body.num_heads
     queries, keys = (each.numel // body.size // items for each in (query, key))
-    shape = _shape(items, queries, keys, body.num_heads, head_dim, head_dim)
-    out = _by_rows(t, _own_scores(t, query, key, value, shape, body.dropout), shape)
+    shape = scores_shape(items, queries, keys, body.num_heads, head_dim, head_dim)
+    out = by_rows(t, own_scores(t, query, key, value, shape, body.dropout), shape)
     t.touch(query, key, value)
     result = linear(t, out, f"{body.module}.o_proj", body.size, body.size, bias=True)
     return dropout(t, result, body.output_dropout)
@@ -260,9 +268,9 @@ def _with_offsets(t: Tape, x: Tensor, body: OffsetAttentionBody, flow: Flow) -> 
         both = project(x, "queries_keys_values", 2 * narrow + wide, copies=body.copies)
         query, key, value = t.split(both, rows * narrow, rows * narrow, rows * wide)
     queries = flow.grid[0] * flow.grid[1]
-    shape = _shape(items, queries, keys, heads, body.key_size, body.value_size)
-    out = _own_scores(t, query, key, value, shape, 0.0, _offsets(t, body, queries * keys))
-    out = _by_rows(t, out, shape)
+    shape = scores_shape(items, queries, keys, heads, body.key_size, body.value_size)
+    out = own_scores(t, query, key, value, shape, 0.0, _offsets(t, body, queries * keys))
+    out = by_rows(t, out, shape)
     active = t.elementwise(OperationKind.HARDSWISH, out, saves_input=True)
     t.touch(out, query, key, value)
     last = NormedLinearBody(module=f"{body.module}.projection", inputs=wide, outputs=body.outputs)

@@ -90,10 +90,16 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         # Llama 4's one table of complex numbers is a buffer.
         flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
     elif body.rotary_dim:
-        own = body.masked or body.rows
         rows = patches if body.one_table else flow.items * patches
-        _tables(t, body, flow, rows, x.dtype if own else DType.FP32)
+        _tables(t, body, flow, rows, _table_dtype(t, x, body))
     return dropout(t, x, body.dropout)
+
+
+def _table_dtype(t: Tape, x: Tensor, body: PatchesBody) -> DType:
+    """What cosines and sines are cast to: fp32, what patches are, or what a norm makes of them."""
+    if body.masked or body.rows or (body.cast_tables and t.autocast is None):
+        return x.dtype
+    return DType.FP32
 
 
 def reordered(t: Tape, x: Tensor, size: int) -> Tensor:

@@ -5,18 +5,21 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
+from memplan.graph.attention.rotary import rotate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamp_between, dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary, rotary_as_complex
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.heads import biased_attention
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
+from memplan.training.kernels import AttentionKernel
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -37,6 +40,8 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
         middle = t.add(_added(t, attended, body, "", flow), middle)
     normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
     fed = network(t, normed, body)
+    if body.network_dropout is not None:
+        body = replace(body, dropout=body.network_dropout)
     out = t.add(_added(t, fed, body, names.second_scale, flow, names.second_post_norm), middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
 
@@ -85,7 +90,8 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         source = _straight(t, source, body)
         made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
         if not body.copies_heads:
-            return as_heads(t, made, heads) if shape.heads_split else made
+            cut = shape.heads_split or (part != "v_proj" and body.turning is Turning.IN_PART)
+            return as_heads(t, made, heads) if cut else made
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
@@ -106,7 +112,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
             plain = replace(kind, weight=False)
             value = norm(t, value, plain, f"{name}.v_norm", body.head_norm)
     if flow.tables is not None:
-        query, key = _turned(t, query, key, body.turning, flow.tables)
+        query, key = _turned(t, query, key, body, flow.tables)
     masked = spec.causal or body.one_row or body.masked
     if body.packed:
         out = _in_stretches(t, query, key, value, shape, body, flow)
@@ -160,18 +166,21 @@ def _fused(
 
 
 def _turned(
-    t: Tape, query: Tensor, key: Tensor, turning: Turning, tables: tuple[Tensor, Tensor]
+    t: Tape, query: Tensor, key: Tensor, body: LayerBody, tables: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys, each turned by its position."""
-    match turning:
+    match body.turning:
         case Turning.NONE:
             return query, key
         case Turning.PLAIN:
             return rotary(t, query, *tables), rotary(t, key, *tables)
         case Turning.FULL:
-            return _turned_in_full(t, query, *tables), _turned_in_full(t, key, *tables)
+            cos, sin = (t.cast(each, DType.FP32) for each in tables)
+            return _turned_in_full(t, query, cos, sin), _turned_in_full(t, key, cos, sin)
         case Turning.AXES:
             return _turned_by_axis(t, query, *tables), _turned_by_axis(t, key, *tables)
+        case Turning.IN_PART:
+            return rotate(t, query, key, body.attention, *tables)
         case Turning.COMPLEX:
             return rotary_as_complex(t, query, key, tables[0])
 
@@ -203,14 +212,32 @@ def _in_stretches(
 ) -> Tensor:
     """Attention within each picture, or window of one; all results are joined, be it a single one.
 
-    Stretches are alike, so that they are written down as a batch.
+    Stretches are alike, so that they are written down as a batch; only what a kernel keeps beside its
+    result is small for each, and takes a block of its own.
     """
     rows = shape.batch * shape.queries
     length = min(body.window or flow.patches, flow.patches)
     number = max(1, rows // length)
     whole = replace(shape, batch=number, queries=rows // number, keys=rows // number)
     out = attend(t, query, key, value, whole, None)
-    return t.concatenate(out)
+    joined, kept = t.tensor(out.numel, out.dtype), []
+    if t.kernels.attention is AttentionKernel.SDPA:
+        kept = [_kept_by_stretches(t, whole)]
+    t.record(OperationKind.CAT, (out,), (joined, *kept), saves=kept, gradients=(Gradient.ALIAS,))
+    return joined
+
+
+def _kept_by_stretches(t: Tape, shape: Shape) -> Tensor:
+    """What as many kernels keep more than one: sums of exponentials, the state of random numbers."""
+    sums = shape.spec.num_heads * shape.queries
+    each = allocated_bytes(sums, DType.FP32) + RANDOM_STATES * allocated_bytes(1, DType.INT64)
+    once = allocated_bytes(sums * shape.batch, DType.FP32)
+    once += RANDOM_STATES * allocated_bytes(1, DType.INT64)
+    return t.tensor(max(0, shape.batch * each - once), DType.BOOL)
+
+
+RANDOM_STATES = 2
+"""Tensors that a fused kernel returns for dropout, be there none."""
 
 
 def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
@@ -231,6 +258,8 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
         middle = activation(t, raised, body.activation)
         t.touch(raised)
     middle = dropout(t, middle, body.activation_dropout)
+    if body.widened and t.autocast is not None:
+        middle = t.cast(middle, DType.FP32)
     out = _linear(
         t, middle, f"{names.network}.{names.down}", inner, body.size, body, bias=body.bias
     )

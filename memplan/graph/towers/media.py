@@ -4,8 +4,11 @@ from collections.abc import Iterator
 
 from memplan.graph.towers.images import picture_size
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
+from memplan.model.towers.contrast import PatchQueriesBody
+from memplan.model.towers.joining import Joining
 from memplan.model.towers.matting import MattingBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
@@ -13,10 +16,23 @@ from memplan.model.towers.segmenting import PromptBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.tiles import TilesBody
 
-SEGMENTING = "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss"
-"""The step that is meant where a class, ``SamModel``, has no loss of its own."""
-MATTING = "alphas kept until backward, their sum as the loss: the class has none"
-"""The same of ``VitMatteForImageMatting``."""
+NO_LOSS: tuple[tuple[type, str], ...] = (
+    (
+        PromptBody,
+        "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
+    ),
+    (MattingBody, "alphas kept until backward, their sum as the loss: the class has none"),
+    (
+        PatchQueriesBody,
+        "one text a picture as its query, the sum of what is predicted as the loss: the class has none",
+    ),
+    (SummedBody, "the sum of what the class returns as the loss: it has none"),
+)
+"""The step that is meant where a class has no loss of its own, by what it ends in."""
+VECTORS = "the sum of all vectors as the loss: the class has none"
+"""The same of retrievers (``ColPaliForRetrieval``)."""
+UNSEEN = "no source picture: what is drawn is given as tokens"
+"""What GLM-Image is not shown."""
 
 
 def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
@@ -24,6 +40,8 @@ def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
         body = block.body
         if isinstance(body, ChainBody):
             yield from body.parts
+        elif isinstance(body, WordsPatchesBody):
+            yield body.patches
         elif body is not None:
             yield body
 
@@ -81,10 +99,13 @@ def media_words(
         words.append(f"clips of {seconds} s{'' if audio_seconds else ' (default)'}")
     elif sound is not None:
         words.append("clips of 30 s, to which all are padded")
-    if any(isinstance(each, PromptBody) for each in _bodies(model)):
-        words.append(SEGMENTING)
-    if any(isinstance(each, MattingBody) for each in _bodies(model)):
-        words.append(MATTING)
+    if model.join is not None and model.join.joining is Joining.UNSEEN:
+        return (UNSEEN,)
+    words += [
+        said for kind, said in NO_LOSS if any(isinstance(each, kind) for each in _bodies(model))
+    ]
+    if model.head.vector_size:
+        words.append(VECTORS)
     if words:
         words.append("workspaces of convolutions not counted")
     return tuple(words)

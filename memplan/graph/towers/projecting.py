@@ -11,6 +11,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.images import reordered
+from memplan.graph.towers.layers import attention
 from memplan.graph.towers.state import Flow
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
@@ -25,6 +26,7 @@ from memplan.model.towers.projecting import (
     PooledProjectionBody,
     ProjectingBody,
     VisualWordsBody,
+    WindowMergerBody,
 )
 
 
@@ -121,6 +123,26 @@ def visual_words(t: Tape, x: Tensor, body: VisualWordsBody) -> Tensor:
     return times_weight(t, weighed, t.parameter(f"{body.table}.weight"), body.rows, body.size)
 
 
+def window_merger(t: Tape, x: Tensor, body: WindowMergerBody, flow: Flow) -> Tensor:
+    """``MiniCPMV4_6ViTWindowAttentionMerger``: patches in the order of windows, twice picked."""
+    size, joined = body.size, body.size * body.side**2
+    ordered = reordered(t, layer_norm(t, x, "layer_norm1", size), size)
+    attended = attention(t, ordered, body.layer, flow)
+    t.touch(ordered)
+    middle = t.add(reordered(t, x, size), attended)
+    mean = t.mean(middle, body.side**2)
+    raised = linear(
+        t, layer_norm(t, middle, "pre_norm", joined), f"{body.module}.fc1", joined, body.inner_size,
+        bias=True,
+    )  # fmt: skip
+    active = activation(t, raised, Activation.GELU_TANH)
+    t.touch(raised)
+    out = t.add(linear(t, active, f"{body.module}.fc2", body.inner_size, size, bias=True), mean)
+    t.touch(middle, attended)
+    flow.patches //= body.side**2
+    return out
+
+
 def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Tensor:
     """The operations of any body of ``memplan.model.towers.projecting``."""
     match body:
@@ -140,6 +162,8 @@ def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Te
             return packed_crops(t, x, body, flow)
         case PooledProjectionBody():
             return pooled_projection(t, x, body, flow)
+        case WindowMergerBody():
+            return window_merger(t, x, body, flow)
         case VisualWordsBody():
             return visual_words(t, x, body)
         case DeepMergersBody():

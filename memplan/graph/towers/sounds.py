@@ -10,19 +10,23 @@ from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear, matmul_weight
+from memplan.graph.operations.rotary import rotary_tables
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.sounds import (
     FeaturesBody,
     FramesBody,
+    GatedSignalBody,
     HalvedFramesBody,
     PositionConvolutionBody,
     ProjectedFramesBody,
+    RowsBody,
     SignalBody,
     SignalNorm,
+    SinesBody,
     SoundBody,
     TranscriptBody,
 )
@@ -99,6 +103,40 @@ def frames(t: Tape, x: Tensor, body: FramesBody) -> Tensor:
     return dropout(t, out, body.dropout)
 
 
+def gated_signal(t: Tape, x: Tensor, body: GatedSignalBody, flow: Flow) -> Tensor:
+    """``Conv1dSubsampler``'s step: edges are padded by half a kernel."""
+    flow.length = (flow.length + 2 * (body.kernel // 2) - body.kernel) // body.stride + 1
+    return gated_linear_unit(t, convolution(t, x, body.module, flow.items * flow.length))
+
+
+def gated_linear_unit(t: Tape, x: Tensor) -> Tensor:
+    """``torch.nn.GLU``: half of the channels times the sigmoid of the other half; keeps all."""
+    out = t.tensor(x.numel // 2, x.dtype)
+    t.record(OperationKind.GLU, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,))
+    t.touch(x)
+    return out
+
+
+def scaled_with_sines(t: Tape, x: Tensor, body: SinesBody, flow: Flow) -> Tensor:
+    """``Speech2TextEncoder``: its variables hold what was scaled, and the rows that are added."""
+    scaled = t.scale(x)
+    flow.share(t, scaled)
+    return dropout(t, with_sines(t, scaled, body.size, body.rows, flow), body.dropout)
+
+
+def with_sines(t: Tape, x: Tensor, size: int, rows: int, flow: Flow) -> Tensor:
+    """Rows of a buffer, looked up for each position of every sequence, added; no gradient is theirs."""
+    dtype = DType.FP32 if t.autocast is not None else t.compute
+    t.hold_buffer(allocated_bytes(rows * size, dtype))
+    numbers = t.tensor(x.numel // size, DType.INT64)
+    t.record(OperationKind.CUMSUM, (), (numbers,))
+    found = t.tensor(x.numel, dtype)
+    t.record(OperationKind.INDEX_SELECT, (numbers,), (found,))
+    t.touch(numbers)
+    flow.share(t, found)
+    return t.add(x, found)
+
+
 def halved_frames(t: Tape, x: Tensor) -> Tensor:
     """``torch.nn.AvgPool1d`` of two: keeps what it averages."""
     out = t.tensor(x.numel // 2, x.dtype)
@@ -150,20 +188,44 @@ def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow
 def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
     """``shift_tokens_right``, then tokens and positions of every sequence."""
     options = t.options
-    rows = options.batch_size * min(options.seq_len, body.num_positions)
-    flow.items = options.batch_size
-    flow.labels = from_batch(t, rows, DType.INT64)
-    ids = t.tensor(rows, DType.INT64)
-    t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
-    t.hold(ids)
-    tokens = _rows_of(t, t.parameter(f"{body.tokens}.weight"), ids, OperationKind.EMBEDDING)
-    numbers = t.tensor(rows, DType.INT64)
-    t.record(OperationKind.ARANGE, (), (numbers,))
-    table = t.parameter(f"{body.positions}.weight")
-    positions = _rows_of(t, table, numbers, OperationKind.INDEX)
-    out = t.add(tokens, positions)
-    flow.hold_mask(t, min(options.seq_len, body.num_positions))
+    given = options.target_seq_len if body.follows else options.seq_len
+    flow.items, flow.length = options.batch_size, min(given, body.num_positions)
+    rows = flow.items * flow.length
+    ids = from_batch(t, rows, DType.INT64)
+    if not body.source:
+        flow.labels, ids = ids, t.tensor(rows, DType.INT64)
+        t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
+        t.hold(ids)
+    tokens = _rows_of(t, _table_of(t, body.tokens), ids, OperationKind.EMBEDDING)
+    if body.scaled:
+        tokens = t.scale(tokens)
+    if body.source:
+        flow.mask = None
+    elif not body.positions:
+        flow.hold_mask(t, flow.length)
+    if body.positions:
+        numbers = t.tensor(rows, DType.INT64)
+        t.record(OperationKind.ARANGE, (), (numbers,))
+        table = t.parameter(f"{body.positions}.weight")
+        positions = _rows_of(t, table, numbers, OperationKind.INDEX)
+        out = t.add(tokens, positions)
+        flow.hold_mask(t, flow.length)
+    elif body.sines:
+        flow.share(t, tokens)
+        out = with_sines(t, tokens, body.size, body.num_positions, flow)
+    else:
+        out = tokens
+    flow.tables = None
+    if body.rotary_dim:
+        flow.tables = rotary_tables(t, flow.length, body.rotary_dim, out.dtype)
+        flow.shared += flow.tables
     return dropout(t, out, body.dropout)
+
+
+def _table_of(t: Tape, module: str) -> Parameter:
+    """A module's table, be it an earlier one's that the model ties it to."""
+    tied = next((weight for name, weight in t.segment.tied if name == module), None)
+    return t.parameter(f"{module}.weight") if tied is None else tied
 
 
 def _rows_of(t: Tape, table: Parameter, numbers: Tensor, kind: OperationKind) -> Tensor:
@@ -179,13 +241,16 @@ def output(
     t: Tape, x: Tensor, body: OutputBody, flow: Flow, declared: dict[str, Parameter], *, tied: bool
 ) -> Tensor:
     """Logits over the vocabulary, and their cross-entropy as they are."""
-    if tied:
-        logits = matmul_weight(t, x, declared[body.table], module=body.module)
+    if tied and body.table:
+        bias = t.parameter(f"{body.module}.bias") if body.bias else None
+        logits = matmul_weight(t, x, declared[body.table], bias, module=body.module)
     else:
-        logits = linear(t, x, body.module, body.size, body.rows)
+        logits = linear(t, x, body.module, body.size, body.rows, bias=body.bias)
     t.returned.append(logits)
     t.give_out(logits)
-    return cross_entropy(t, logits, flow.labels)
+    return cross_entropy(t, t.cast(logits, DType.FP32) if body.upcast else logits, flow.labels)
+    full = t.cast(logits, DType.FP32) if body.upcast else logits
+    return cross_entropy(t, full, flow.labels)
 
 
 def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
@@ -220,6 +285,12 @@ def write_sound(t: Tape, x: Tensor, body: SoundBody, flow: Flow) -> Tensor:
             return features(t, body, flow)
         case FramesBody():
             return frames(t, x, body)
+        case GatedSignalBody():
+            return gated_signal(t, x, body, flow)
+        case RowsBody():
+            return t.contiguous(x)
+        case SinesBody():
+            return scaled_with_sines(t, x, body, flow)
         case HalvedFramesBody():
             return halved_frames(t, x)
         case ProjectedFramesBody():

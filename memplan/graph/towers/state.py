@@ -7,7 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Storage, Tensor, allocated_bytes
+from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.training.kernels import AttentionKernel
 
 
@@ -26,6 +26,8 @@ class Flow:
     """What the model should say."""
     shapes: Tensor | None = None
     """Which shape the tiles of each picture are laid out in."""
+    words: int = 0
+    """Of a text before the patches that stand in the same sequence."""
     length: int = 0
     """How long a clip's signal is here."""
     deep: list[Tensor] = field(default_factory=list)
@@ -48,6 +50,8 @@ class Flow:
     """Tokens that a decoder of masks hands on beside the picture."""
     levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
     """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
+    table: Parameter | None = None
+    """The tokens' table, which spells them again."""
     named: list[Tensor] = field(default_factory=list)
     """What variables of the model's hold for a while."""
     places: Tensor | None = None
@@ -62,6 +66,8 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
+    past: Tensor | None = None
+    """What goes past several blocks and is added behind them."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

@@ -8,7 +8,7 @@ from memplan.graph.operations.norms import layer_norm
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers.texts import TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TokensBody, TypedTokensBody
 
 
 def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
@@ -54,3 +54,21 @@ def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:
     if body.causal:
         flow.hold_mask(t, length)
     return out
+
+
+def decoded_tokens(t: Tape, body: DecodedTokensBody, flow: Flow) -> Tensor:
+    """``PPFormulaNetTextModel``: its variable holds what the table gave until it returns."""
+    length = min(t.options.seq_len, body.num_positions)
+    flow.items = t.options.batch_size
+    rows = flow.items * length
+    ids = from_batch(t, rows, DType.INT64)
+    flow.labels = from_batch(t, rows, DType.INT64)
+    tokens = t.scale(embedding_lookup(t, t.parameter(f"{body.tokens}.weight"), rows, ids))
+    t.hold(tokens)
+    flow.named.append(tokens)
+    flow.hold_mask(t, length)
+    numbers = t.tensor(length, DType.INT64)
+    t.record(OperationKind.ARANGE, (), (numbers,))
+    places = embedding_lookup(t, t.parameter(f"{body.positions}.weight"), length, numbers)
+    normed = layer_norm(t, t.add(tokens, places), body.norm, body.size)
+    return dropout(t, normed, body.dropout)

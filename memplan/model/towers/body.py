@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
+from memplan.model.towers.blends import BlendBody
 from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.contrast import ContrastBody
+from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
 from memplan.model.towers.matting import MattersBody
@@ -21,11 +23,14 @@ from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
 from memplan.model.towers.queried import QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
+from memplan.model.towers.turned import TurnedBody
+from memplan.model.towers.videos import VideoContrastBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +103,14 @@ TowerBody = (
     | LayerBody
     | ConvolvedBody
     | ConformerBody
+    | TurnedBody
+    | SeriesBody
+    | SeriesPart
     | NetBody
     | GridBody
     | LevelsBody
     | ParsersBody
+    | LatentsBody
     | MattersBody
     | ShiftedBody
     | SoundBody
@@ -110,8 +119,11 @@ TowerBody = (
     | SegmentingBody
     | PoolingBody
     | ContrastBody
+    | PatchQueriesBody
     | ProjectingBody
     | PairBody
+    | BlendBody
+    | VideoContrastBody
     | QueriedBody
     | OutputBody
     | DenoiserBody

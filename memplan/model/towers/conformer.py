@@ -33,6 +33,8 @@ class DistanceTablesBody:
     positions: int
     """For how many positions sines are there at first."""
     dropout: float = 0.0
+    chunked: bool = False
+    """A mask of chunks is made, be there one chunk alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,8 @@ class ConformerLayerBody:
     kernel: int
     causal: bool = False
     """Convolutions see what was before alone: a copy with zeros in front, and a layer norm."""
+    names_distances: bool = False
+    """Attention's own variables hold distances and their products until it returns (Seamless M4T v2)."""
     dropout: float = 0.0
     """On what the networks return."""
     activation_dropout: float = 0.0

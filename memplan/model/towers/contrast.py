@@ -17,6 +17,15 @@ class Contrast(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PatchQueriesBody:
+    """Every patch compared with one text a picture, a box and a chance of being anything (OWLv2)."""
+
+    size: int
+    width: int
+    """Of what both are compared at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ContrastBody:
     """Pictures compared with texts: projections, norms, products, the loss."""
 
@@ -30,4 +39,6 @@ class ContrastBody:
     image_projection: str = ""
     text_projection: str = ""
     scale: str = "model.logit_scale"
+    divides: bool = False
+    """The products are divided by it, not multiplied by its exponential (ALIGN)."""
     shift: str = ""

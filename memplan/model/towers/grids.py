@@ -19,6 +19,11 @@ class ForgottenBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReturnedBody:
+    """The model returns what is given on from here beside its result."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LocalBody:
     """A variable of the present frame holds what is given on until that returns."""
 
@@ -166,6 +171,7 @@ class ScaledBody:
 GridBody = (
     NamedBody
     | ForgottenBody
+    | ReturnedBody
     | LocalBody
     | PlacedBody
     | TokenBody

@@ -18,6 +18,8 @@ class Joining(Enum):
     """The same; before, the pictures' features are joined to one tensor."""
     CROSSED = "crossed"
     """Layers of the language model attend to it (Llama 3.2 Vision)."""
+    UNSEEN = "unseen"
+    """It does not: no picture is shown, and what is drawn comes as tokens (GLM-Image)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

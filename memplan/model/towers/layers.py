@@ -24,6 +24,8 @@ class Turning(Enum):
     """In fp32, cast back (Qwen-VL)."""
     AXES = "axes"
     """Each half of a head by an axis of its own (Gemma 4)."""
+    IN_PART = "in_part"
+    """As the attention's own form says (GLM-ASR)."""
     COMPLEX = "complex"
     """As complex numbers in fp32, cast back (Llama 4)."""
 
@@ -111,6 +113,10 @@ class LayerBody:
     dropout: float = 0.0
     """Probability on what attention and network return."""
     activation_dropout: float = 0.0
+    network_dropout: float | None = None
+    """On what the network returns, where it is another."""
+    widened: bool = False
+    """The network's second matrix is given what its weights' dtype holds (Seamless M4T)."""
     drop_path: bool = False
     """Whole samples' sums are dropped: what is added is divided and multiplied by one number each."""
     gated: bool = False

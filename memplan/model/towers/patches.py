@@ -82,6 +82,8 @@ class PatchesBody:
     """All pictures lie in one row, told apart by a mask of every pair, and normed at once (Pixtral)."""
     rotary_dim: int = 0
     """Size of a head that the layers turn; 0: they do not."""
+    cast_tables: bool = False
+    """Cosines and sines are cast to what the norm behind the patches gives."""
     one_table: bool = False
     """Cosines and sines are of one picture's places, and all pictures are turned by them (Step 3.7)."""
     resized: bool = False

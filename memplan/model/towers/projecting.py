@@ -8,6 +8,7 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
+    from memplan.model.towers.layers import LayerBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +94,19 @@ class VisualWordsBody:
     table: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowMergerBody:
+    """Windows of patches see themselves and become one patch each, beside their mean (MiniCPM-V 4.6)."""
+
+    size: int
+    inner_size: int
+    side: int
+    """Patches along a side of a window."""
+    module: str
+    layer: LayerBody
+    """The attention."""
+
+
 ProjectingBody = (
     CropBody
     | JoinedPatchesBody
@@ -103,4 +117,5 @@ ProjectingBody = (
     | PooledProjectionBody
     | DeepMergersBody
     | VisualWordsBody
+    | WindowMergerBody
 )

@@ -73,6 +73,29 @@ class FramesBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GatedSignalBody:
+    """A convolution along time, half of whose channels gate the others (Speech2Text)."""
+
+    module: str
+    kernel: int
+    stride: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsBody:
+    """A copy in rows, or in channels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinesBody:
+    """Times a number; sines out of a buffer of so many rows are added."""
+
+    size: int
+    rows: int
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HalvedFramesBody:
     """Neighbouring frames are averaged in pairs."""
 
@@ -117,6 +140,9 @@ SoundBody = (
     SignalBody
     | FeaturesBody
     | FramesBody
+    | GatedSignalBody
+    | RowsBody
+    | SinesBody
     | HalvedFramesBody
     | ProjectedFramesBody
     | PositionConvolutionBody

@@ -36,8 +36,30 @@ class TargetsBody:
     size: int
     num_positions: int
     tokens: str
-    positions: str
+    positions: str = ""
+    """The module of their table; empty: they are sines in a buffer, or none."""
+    sines: bool = False
+    rotary_dim: int = 0
+    """Numbers of each head that the layers turn; 0: they do not."""
+    scaled: bool = False
+    """What was looked up is multiplied by a number."""
+    source: bool = False
+    """The text that is read, as the batch brings it, not what should be said."""
+    follows: bool = False
+    """It comes behind a text that is read, and is as long as targets are."""
     dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedTokensBody:
+    """A decoder's tokens as the batch brings them: a table times a number, positions added, a norm (mBART)."""
+
+    size: int
+    num_positions: int
+    tokens: str
+    positions: str
+    norm: str
+    dropout: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +69,12 @@ class OutputBody:
     size: int
     rows: int
     table: str
-    """The weight that it is where the model ties the two."""
+    """The weight that it is where the model ties the two; empty: it is its own."""
     module: str = "lm_head"
+    upcast: bool = False
+    """The loss is of a copy in fp32."""
+    """Logits are widened to fp32 before the loss."""
+    bias: bool = False
 
 
-TextBody = TokensBody | TypedTokensBody | TargetsBody
+TextBody = DecodedTokensBody | TokensBody | TypedTokensBody | TargetsBody
