@@ -11,6 +11,7 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
@@ -68,12 +69,14 @@ class CachingAllocator:
 
     __slots__ = (
         "_allocated", "_at", "_before", "_next", "_pools", "_reserved", "_segments", "_sizes",
-        "capacity", "num_flushes", "num_mallocs", "peak_allocated", "peak_requested",
+        "capacity", "gives_back", "num_flushes", "num_mallocs", "peak_allocated", "peak_requested",
         "peak_reserved",
     )  # fmt: skip
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity = _ADDRESSES if capacity_bytes is None else capacity_bytes // _UNIT
+        self.gives_back = True
+        """It gives back what is free for want of memory; else that is where a replay stops."""
         self._pools: dict[int, list[int]] = {}
         """Free blocks of each pool and stream as sorted ``size << bits | address``."""
         self._at: dict[int, int] = {}
@@ -96,12 +99,21 @@ class CachingAllocator:
 
         >>> CachingAllocator().replay([512, ~0])
         """
+        return self.follow(events, streams or {}, self.blocks_in_use())
+
+    def follow(
+        self,
+        events: Sequence[int],
+        streams: dict[int, int],
+        blocks: "dict[int, BlockInUse]",
+        *,
+        start: int = 0,
+    ) -> int | None:
+        """The same from an event on, with the blocks that are in use by then."""
         pools, at, before = self._pools, self._at, self._before
-        blocks = self.blocks_in_use()
-        streams = streams or {}
         requested = allocated = 0
         peak_requested = peak_allocated = 0
-        for number, event in enumerate(events):
+        for number, event in enumerate(islice(events, start, None), start):
             if event < 0:
                 address, size, request, free = blocks.pop(~event)
                 requested -= request
@@ -178,6 +190,8 @@ class CachingAllocator:
     def _segment(self, size: int) -> bool:
         """Have a segment from the driver, giving back what is free where it cannot be had."""
         if self._reserved + size > self.capacity:
+            if not self.gives_back:
+                return False
             self.num_flushes += 1
             self.release_cached()
             if self._reserved + size > self.capacity:
@@ -201,6 +215,50 @@ class CachingAllocator:
                 else:
                     kept.append(key)
             free[:] = kept
+
+    def copied(
+        self, blocks: "dict[int, BlockInUse]", capacity_bytes: int
+    ) -> "tuple[CachingAllocator, dict[int, BlockInUse]]":
+        """The same state on another card, and its blocks in use."""
+        made = CachingAllocator(capacity_bytes)
+        free = {id(each): [*each] for each in self._pools.values()}
+        made._pools = {key: free[id(each)] for key, each in self._pools.items()}
+        made._at, made._before = dict(self._at), dict(self._before)
+        made._segments, made._next = dict(self._segments), self._next
+        made._reserved = made.peak_reserved = self._reserved
+        return made, {
+            number: (address, size, request, free[id(pool)])
+            for number, (address, size, request, pool) in blocks.items()
+        }
+
+
+class _Beginning:
+    """As far as replays of a run are alike on all cards with more than some capacity: none lacks any there."""
+
+    def __init__(self, events: Sequence[int], streams: dict[int, int]) -> None:
+        self._events = events
+        self._streams = streams
+        self._allocator = CachingAllocator()
+        self._allocator.gives_back = False
+        self._blocks: dict[int, BlockInUse] = {}
+        self._done = 0
+        """Events."""
+
+    def reach(self, capacity_bytes: int) -> None:
+        """From here on only cards with more than that are asked for."""
+        self._allocator.capacity = capacity_bytes // _UNIT
+        stopped = self._allocator.follow(
+            self._events, self._streams, self._blocks, start=self._done
+        )
+        self._done = len(self._events) if stopped is None else stopped
+
+    def completes(self, capacity_bytes: int) -> bool:
+        """Whether the run does, on a card with so much."""
+        allocator, blocks = self._allocator.copied(self._blocks, capacity_bytes)
+        stopped = allocator.follow(self._events, self._streams, blocks, start=self._done)
+        if stopped is not None:
+            self.reach(capacity_bytes)
+        return stopped is None
 
 
 def replay(
@@ -245,10 +303,11 @@ def least_capacity(
     30
     """
 
-    def completes(capacity_bytes: int) -> bool:
-        return CachingAllocator(capacity_bytes).replay(events, streams) is None
-
-    return bisect_capacity(completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes)
+    beginning = _Beginning(events, streams or {})
+    beginning.reach(_least_asked(peaks, above_bytes) * SEGMENT_ROUNDING_BYTES)
+    return bisect_capacity(
+        beginning.completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes
+    )
 
 
 def bisect_capacity(
@@ -264,9 +323,7 @@ def bisect_capacity(
     fail with more than what it completes with elsewhere, since less room flushes the cache sooner:
     ``above_bytes`` is known not to suffice, ``within_bytes`` to suffice, and it lies between them.
     """
-    low = max(
-        peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2, above_bytes // SEGMENT_ROUNDING_BYTES
-    )
+    low = _least_asked(peaks, above_bytes)
     high = ceil_div(peaks.reserved_bytes, SEGMENT_ROUNDING_BYTES)
     if within_bytes is not None:
         high = min(high, within_bytes // SEGMENT_ROUNDING_BYTES)
@@ -277,3 +334,9 @@ def bisect_capacity(
         else:
             low = middle
     return high * SEGMENT_ROUNDING_BYTES
+
+
+def _least_asked(peaks: AllocatorPeaks, above_bytes: int) -> int:
+    """What is taken not to suffice, in units of ``SEGMENT_ROUNDING_BYTES``."""
+    least = peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2
+    return max(least, above_bytes // SEGMENT_ROUNDING_BYTES)
