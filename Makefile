@@ -15,7 +15,7 @@ TORCH ?= torch
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 # Paths that are linted and typed.
-CODE = memplan tests benchmarks docs
+CODE = memplan tests benchmarks docs conftest.py
 # Texts with generated blocks.
 GENERATED = README.md docs/commands.md docs/diffusion.md docs/engine-options.md docs/jobs.md docs/kernels.md docs/optimizers.md \
   docs/presets.md docs/time.md

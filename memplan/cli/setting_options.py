@@ -67,6 +67,10 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         help_text="Height and width of each. [default: the config's]",
     ),
     SettingOption(
+        flag="--image-width", field="image_width", kind=int | None, metavar="PIXELS",
+        help_text="Width of each, where --image-size is the height alone: of models that make pictures.",
+    ),
+    SettingOption(
         flag="--num-frames", field="num_frames", kind=int | None, metavar="N",
         help_text="Frames of each clip, of models that make video. [default: the config's]",
     ),

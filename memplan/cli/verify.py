@@ -244,7 +244,8 @@ def run_of(
 ) -> "Run":
     """What is to be run. Raises a ``MemplanError`` for what verify does not run."""
     from memplan.errors import UsageError
-    from memplan.sources.models import load_model, local_config
+    from memplan.sources.found_config import local_config
+    from memplan.sources.models import load_model
     from memplan.verify.run import Run
     from memplan.verify.scope import check_model, check_scope
 

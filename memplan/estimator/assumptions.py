@@ -138,7 +138,8 @@ def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         from memplan.training.adapters import targets_text
 
         named = targets_text(usual_targets(model, adapter))
-        text = text.replace(targets_text(None), f"{named} (peft's choice)")
+        whose = "the script's choice" if model.denoises else "peft's choice"
+        text = text.replace(targets_text(None), f"{named} ({whose})")
     return (f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen",)
 
 
@@ -256,7 +257,7 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     if model.denoises:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 
-        return sample_words(model, resolved.image_size, resolved.num_frames)
+        return sample_words(model, resolved.image_size, resolved.image_width, resolved.num_frames)
     from memplan.graph.towers.media import media_words  # only for towers
 
     return media_words(

@@ -139,6 +139,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         target_seq_len=(setup.target_seq_len or 0) // setup.context_parallel or seq_len,
         images_per_sample=setup.images_per_sample,
         image_size=setup.image_size,
+        image_width=setup.image_width,
         num_frames=setup.num_frames,
         audio_seconds=setup.audio_seconds,
         weights=formats.weights,

@@ -1,6 +1,7 @@
 """Encoders that are counted: their attention, convolutions or mixing are not written down.
 
-Funnel; of BigBird, ConvBERT, Longformer, LUKE, SqueezeBERT, FNet, X-MOD and XLNet the tasks
+Of Funnel classes of whole sequences; of BigBird, ConvBERT, Longformer, LUKE, SqueezeBERT, FNet, X-MOD and
+XLNet the tasks
 that BERT's heads do not cover. Each class adds its own weights to BERT's layer or replaces parts of it;
 a row of ``FORMS`` says how.
 """

@@ -15,6 +15,7 @@ from memplan.families.towers.vitdet import vitdet_tower
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.matting import MattingBody
 from memplan.model.towers.parsing import AuxiliaryHead, NormedLevelsBody, ParsingBody
 
@@ -40,8 +41,8 @@ def _upernet(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     width = reader.integer("hidden_size")
 
     def declare(table: ParameterTable, _ending: str) -> None:
-        backbone(table, part.reader, channels)
-        _upernet_heads(table, reader, channels, width, request.labels(reader))
+        before = backbone(table, part.reader, channels)
+        _upernet_heads(table, reader, channels, width, request.labels(reader), before)
 
     model = whole_model(
         reader, request, (SEGMENTATION,), declare, hidden_size=width, context_length=1
@@ -77,7 +78,7 @@ def _named_stages(reader: ConfigReader, count: int) -> list[int]:
 
 def _convnext_backbone(
     table: ParameterTable, reader: ConfigReader, channels: list[int], *, normalized: bool
-) -> None:
+) -> tuple[TowerBody, ...]:
     convnext_tower(table, "backbone", reader, normalized=normalized, keeps_levels=True)
     stages = _named_stages(reader, len(convnext_sizes(reader)))
     norms = tuple(
@@ -87,17 +88,20 @@ def _convnext_backbone(
     with table.block("backbone.norms", body=NormedLevelsBody(norms=norms)):
         for _, module, size in norms:
             table.norm(module, size)
+    return ()
 
 
-def _resnet_backbone(table: ParameterTable, reader: ConfigReader, channels: list[int]) -> None:
+def _resnet_backbone(
+    table: ParameterTable, reader: ConfigReader, channels: list[int]
+) -> tuple[TowerBody, ...]:
     resnet_tower(table, "backbone", reader, keeps_levels=True)
     stages = _named_stages(reader, len(resnet_sizes(reader)))
     norms = tuple((stage, "", size) for stage, size in zip(stages, channels, strict=True))
-    with table.block("backbone.levels", body=NormedLevelsBody(norms=norms)):
-        pass
+    return (NormedLevelsBody(norms=norms),)
 
 
-DeclareBackbone = Callable[[ParameterTable, ConfigReader, list[int]], None]
+DeclareBackbone = Callable[[ParameterTable, ConfigReader, list[int]], tuple[TowerBody, ...]]
+"""Declares a backbone; gives what the head computes first."""
 
 _STAGED_BACKBONES: dict[str, DeclareBackbone] = {
     "convnext": partial(_convnext_backbone, normalized=False),
@@ -112,7 +116,12 @@ def _batch_normed(table: ParameterTable, name: str, before: int, after: int, ker
 
 
 def _upernet_heads(
-    table: ParameterTable, reader: ConfigReader, channels: list[int], width: int, num_labels: int
+    table: ParameterTable,
+    reader: ConfigReader,
+    channels: list[int],
+    width: int,
+    num_labels: int,
+    before: tuple[TowerBody, ...],
 ) -> None:
     scales = reader.integers("pool_scales", minimum=1)
     last = channels[-1]
@@ -132,7 +141,7 @@ def _upernet_heads(
             channels=tuple(channels), width=width, scales=tuple(scales), num_classes=num_labels,
             auxiliary=auxiliary,
         )  # fmt: skip
-        table.computes(parsing)
+        table.computes(ChainBody(parts=(*before, parsing)))
 
 
 def _auxiliary_head(

@@ -12,8 +12,11 @@ from memplan.families.request import ReadRequest, checkpoint_dtype
 from memplan.model.config import ConfigReader
 from memplan.model.denoisers import (
     ClipEntryBody,
+    ComplexEntryBody,
+    ConditionedEntryBody,
     CrossLayerBody,
     DenoisedBody,
+    DoubleLayerBody,
     ExpertLayerBody,
     HeadNorm,
     ImageEntryBody,
@@ -23,6 +26,7 @@ from memplan.model.denoisers import (
     Modulation,
     PackedEntryBody,
     SingleLayerBody,
+    TableLayerBody,
     TimeEmbedding,
 )
 from memplan.model.heads import HeadSpec
@@ -190,6 +194,8 @@ def _denoised(table: ParameterTable, body: DenoisedBody) -> None:
     with table.block("head", body=body):
         if body.modulation is Modulation.TABLE:
             table.parameter("model", "scale_shift_table", 1, 2, body.size)
+        if body.modulation is Modulation.PLAIN_TABLE:
+            table.parameter("model", "scale_shift_table", 2, body.size)
         if body.first_norm:
             table.norm(body.first_norm, body.size)
         if body.modulation is Modulation.LINEAR:
@@ -269,6 +275,124 @@ def _flux_single_layer(table: ParameterTable, body: SingleLayerBody) -> None:
     _squares(table, "attn", size, "to_q", "to_k", "to_v")
 
 
+QWEN_PROMPT = 512
+"""Tokens of a prompt at most (``--max_sequence_length``)."""
+QWEN_IMAGE = (1024, 1024)
+
+
+def _qwen_image(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """``QwenImageTransformer2DModel``: all layers have two streams, which are normed before their heads meet."""
+    size, heads = _width(reader)
+    for key, words in (
+        ("guidance_embeds", "a guidance is not embedded by diffusers' class"),
+        ("zero_cond_t", "editing, with two times a sample, is not modelled"),
+        ("use_additional_t_cond", "layered pictures are not modelled"),
+        ("use_layer3d_rope", "layered pictures are not modelled"),
+    ):
+        if reader.raw(key):
+            raise reader.fail(key, words)
+    channels, patch = reader.integer("in_channels"), reader.integer("patch_size")
+    latent = reader.divide("in_channels", channels, "latents of a token", patch**2)
+    grid = LatentGrid(channels=latent, image=QWEN_IMAGE, scale=SCALE, patch=(patch, patch))
+    time = TimeEmbedding(module="time_text_embed", size=size, features=WAVES)
+    text = reader.integer("joint_attention_dim")
+    entry = ComplexEntryBody(
+        size=size, grid=grid, time=time, text=text, head_dim=reader.integer("attention_head_dim")
+    )
+    table = ParameterTable()
+    with table.block("embed", body=entry):
+        _time(table, time)
+        table.norm("txt_norm", text, bias=False)
+        table.linear("img_in", channels, size)
+        table.linear("txt_in", text, size)
+    count = reader.layers("num_layers")
+    for first, last in _runs(set(), count):
+        body = DoubleLayerBody(
+            size=size, inner_size=NETWORK_RATIO * size, num_heads=heads, last=last == count
+        )
+        with table.block("layers", count=last - first, body=body):
+            _qwen_image_layer(table, body)
+    outputs = patch * patch * reader.integer("out_channels", default=channels)
+    _denoised(table, DenoisedBody(size=size, condition=size, outputs=outputs, grid=grid))
+    return _model(reader, request, table, size=size, prompt=QWEN_PROMPT)
+
+
+def _qwen_image_layer(table: ParameterTable, body: DoubleLayerBody) -> None:
+    size, head_dim = body.size, body.size // body.num_heads
+    table.linear("img_mod.1", size, 6 * size)
+    _head_norms(table, "attn", head_dim, "norm_q", "norm_k")
+    _squares(table, "attn", size, "to_q", "to_k", "to_v", "add_k_proj", "add_v_proj", "add_q_proj")
+    _squares(table, "attn", size, "to_out.0", "to_add_out")
+    _head_norms(table, "attn", head_dim, "norm_added_q", "norm_added_k")
+    _network(table, "img_mlp", size, body.inner_size)
+    table.linear("txt_mod.1", size, 6 * size)
+    _network(table, "txt_mlp", size, body.inner_size)
+
+
+PIXART_PROMPT = 300
+"""Tokens that T5's prompts are padded to: Sigma's; Alpha's are 120."""
+CONDITIONED_SIZE = 128
+"""Latents of a picture's side from which on its resolution and aspect ratio are embedded, where the config
+says nothing of it."""
+
+
+def _pixart(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """``PixArtTransformer2DModel``, Alpha and Sigma."""
+    size, heads = _width(reader)
+    reader.choice("norm_type", reader.text("norm_type"), ("ada_norm_single",))
+    reader.choice("activation_fn", reader.text("activation_fn"), ("gelu-approximate",))
+    reader.choice("attention_type", reader.text("attention_type"), ("default",))
+    for key in ("upcast_attention", "norm_elementwise_affine"):
+        if reader.flag(key):
+            raise reader.fail(key, "must be false: PixArt has no such layers")
+    key = "cross_attention_dim"
+    if reader.integer(key) != size:
+        msg = f"must be num_attention_heads x attention_head_dim ({size}): prompts are projected to it"
+        raise reader.fail(key, msg)
+    patch, channels = reader.integer("patch_size"), reader.integer("in_channels")
+    side = reader.integer("sample_size")
+    image = (side * SCALE, side * SCALE)
+    grid = LatentGrid(channels=channels, image=image, scale=SCALE, patch=(patch, patch))
+    conditioned = side == CONDITIONED_SIZE
+    if reader.has("use_additional_conditions"):
+        conditioned = reader.flag("use_additional_conditions")
+    module = "adaln_single.emb"
+    time = TimeEmbedding(module=module, size=size, features=WAVES)
+    text = reader.integer("caption_channels")
+    names = ("resolution_embedder", "aspect_ratio_embedder") if conditioned else ()
+    entry = ConditionedEntryBody(size=size, grid=grid, time=time, text=text, conditions=names)
+    table = ParameterTable()
+    with table.block("embed", body=entry):
+        table.convolution("pos_embed.proj", channels, size, patch, patch)
+        _time(table, time)
+        for name in names:
+            _perceptron(table, f"{module}.{name}", WAVES, size // 3)
+        table.linear("adaln_single.linear", size, 6 * size)
+        _perceptron(table, "caption_projection", text, size)
+    body = TableLayerBody(
+        size=size, inner_size=NETWORK_RATIO * size, num_heads=heads,
+        bias=reader.flag("attention_bias"), dropout=reader.number("dropout"),
+    )  # fmt: skip
+    with table.block("layers", count=reader.layers("num_layers"), body=body):
+        _pixart_layer(table, body)
+    out = reader.integer("out_channels", default=channels)
+    ending = DenoisedBody(
+        size=size, condition=size, outputs=patch * patch * out, grid=grid,
+        modulation=Modulation.PLAIN_TABLE, halved=out == 2 * channels,
+    )  # fmt: skip
+    _denoised(table, ending)
+    return _model(reader, request, table, size=size, prompt=PIXART_PROMPT)
+
+
+def _pixart_layer(table: ParameterTable, body: TableLayerBody) -> None:
+    size = body.size
+    table.parameter("model", "scale_shift_table", 6, size)
+    for module in ("attn1", "attn2"):
+        _squares(table, module, size, "to_q", "to_k", "to_v", bias=body.bias)
+        _squares(table, module, size, "to_out.0")
+    _network(table, "ff", size, body.inner_size)
+
+
 WAN_PROMPT = 512
 """Tokens of a prompt, which umT5 pads it to."""
 WAN_CLIP = (480, 832)
@@ -276,25 +400,34 @@ WAN_FRAMES = 81
 
 
 def _wan(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """``WanTransformer3DModel`` from text alone: one that is given pictures is refused."""
+    """``WanTransformer3DModel``: from text, from text and a first frame, and from its tokens too."""
     size, heads = _width(reader)
-    for key in ("image_dim", "added_kv_proj_dim"):
-        if reader.has(key):
-            msg = "Wan's attention to a picture is not modelled; the text-to-video models have none"
-            raise reader.fail(key, msg)
+    key = "pos_embed_seq_len"
+    if reader.has(key):
+        raise reader.fail(key, "models that are given a last frame too are not modelled")
+    picture = reader.optional_integer("image_dim") or 0
+    key = "added_kv_proj_dim"
+    seen = reader.optional_integer(key)
+    if bool(seen) is not bool(picture) or (seen and seen != size):
+        msg = f"must be num_attention_heads x attention_head_dim ({size}) where image_dim is set, and only there"
+        raise reader.fail(key, msg)
     norm = reader.text("qk_norm")
     reader.choice("qk_norm", norm, ("rms_norm_across_heads",))
     channels = reader.integer("in_channels")
+    made = reader.integer("out_channels", default=channels)
+    key = "in_channels"
+    if channels < made:
+        raise reader.fail(key, f"must be {made} at least, which out_channels says are made")
     times, down, across = _patch(reader)
     grid = LatentGrid(
-        channels=channels, image=WAN_CLIP, scale=SCALE, patch=(down, across), frames=WAN_FRAMES,
-        frame_scale=FRAME_SCALE, frame_patch=times,
+        channels=made, image=WAN_CLIP, scale=SCALE, patch=(down, across), frames=WAN_FRAMES,
+        frame_scale=FRAME_SCALE, frame_patch=times, beside=channels - made,
     )  # fmt: skip
     text, waves = reader.integer("text_dim"), reader.integer("freq_dim")
     entry = ClipEntryBody(
         size=size, grid=grid, time_features=waves, text=text,
         head_dim=reader.integer("attention_head_dim"),
-        rotary_positions=reader.integer("rope_max_seq_len"),
+        rotary_positions=reader.integer("rope_max_seq_len"), picture=picture,
     )  # fmt: skip
     table = ParameterTable()
     with table.block("embed", body=entry):
@@ -302,13 +435,19 @@ def _wan(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         _perceptron(table, "condition_embedder.time_embedder", waves, size)
         table.linear("condition_embedder.time_proj", size, 6 * size)
         _perceptron(table, "condition_embedder.text_embedder", text, size)
+        if picture:
+            at = "condition_embedder.image_embedder"
+            table.norm(f"{at}.norm1", picture)
+            table.linear(f"{at}.ff.net.0.proj", picture, picture)
+            table.linear(f"{at}.ff.net.2", picture, size)
+            table.norm(f"{at}.norm2", size)
     body = CrossLayerBody(
         size=size, inner_size=reader.integer("ffn_dim"), num_heads=heads,
-        normed=reader.flag("cross_attn_norm"),
+        normed=reader.flag("cross_attn_norm"), sees=bool(picture),
     )  # fmt: skip
     with table.block("layers", count=reader.layers("num_layers"), body=body):
         _wan_layer(table, body)
-    outputs = times * down * across * reader.integer("out_channels", default=channels)
+    outputs = times * down * across * made
     ending = DenoisedBody(
         size=size, condition=size, outputs=outputs, grid=grid, modulation=Modulation.TABLE
     )
@@ -330,6 +469,9 @@ def _wan_layer(table: ParameterTable, body: CrossLayerBody) -> None:
     for module in ("attn1", "attn2"):
         _squares(table, module, size, "to_q", "to_k", "to_v", "to_out.0")
         _head_norms(table, module, size, "norm_q", "norm_k")
+    if body.sees:
+        _squares(table, "attn2", size, "add_k_proj", "add_v_proj")
+        _head_norms(table, "attn2", size, "norm_added_k")
     if body.normed:
         table.norm("norm2", size)
     _network(table, "ffn", size, body.inner_size)
@@ -405,6 +547,8 @@ def _expert_norm(table: ParameterTable, module: str, body: ExpertLayerBody, cond
 _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "CogVideoXTransformer3DModel": _cogvideox,
     "FluxTransformer2DModel": _flux,
+    "PixArtTransformer2DModel": _pixart,
+    "QwenImageTransformer2DModel": _qwen_image,
     "SD3Transformer2DModel": _sd3,
     "WanTransformer3DModel": _wan,
 }

@@ -45,7 +45,9 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     base = text.tables if text.base_tables is None else text.base_tables
     base_head = _base_head(text, head) if kind.head_in_base and not tied else ()
     written = kind.join is not None and all(block.body is not None for block in towers)
-    join = kind.join if towers and written and not text.tables else None
+    # Nothing is written over the embeddings of an encoder yet (T5).
+    single = len(text.stacks) == 1
+    join = kind.join if towers and written and single and not text.tables else None
     towers_out = "" if join is not None or not towers else f"activations of {kind.left_out}"
     left_out = [towers_out, text.activations_left_out]
     asked = bool(kind.window_masks_key) and part.reader.raw(kind.window_masks_key) == "vision"

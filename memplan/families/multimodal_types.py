@@ -126,7 +126,11 @@ MULTIMODALS: dict[str, Multimodal] = {
     ),
     "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
     "instructblip": Multimodal(
-        declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+        declare=queried.instructblip,
+        text=OPT,
+        ties=Ties.INNER,
+        join=SCATTERED_KEPT,
+        left_out=QUERIED,
     ),
     "instructblipvideo": Multimodal(
         declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED

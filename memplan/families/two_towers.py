@@ -20,9 +20,6 @@ from memplan.families.towers.clip import (
     siglip_vision,
 )
 from memplan.families.towers.efficientnet import efficientnet_tower
-from memplan.families.towers.layers import perceptron
-from memplan.families.towers.parts import attention, transformer_layer
-from memplan.families.towers.sizes import at_least_one, stage_ratios
 from memplan.families.towers.vit import VIT_TOWERS, vit_model
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterBlock, ParameterTable
@@ -195,7 +192,8 @@ def _owlv2(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
                 module="text_projection", inputs=text_size, outputs=width, bias=False
             )
             # The picture's vector and the scale reach nothing that a detector returns.
-            table.add(*(replace(block, body=projection) for block in own.blocks()))
+            made = (replace(each, name="projections", body=projection) for each in own.blocks())
+            table.add(*made)
             with table.block("head", body=PatchQueriesBody(size=size, width=text_size)):
                 table.linear("class_head.dense0", size, text_size)
                 table.linear("class_head.logit_shift", size, 1)
@@ -247,78 +245,6 @@ def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     model = _two_towers(reader, request, declare, text)
     return replace(model, eager_attention_only=True)
-
-
-def _groupvit(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """GroupViT: patches are merged into groups between stages, and both projections are deep."""
-    text, vision = towers(reader, request)
-
-    def declare(table: ParameterTable, _ending: str) -> None:
-        clip_text(table, "text_model", text)
-        _grouping_tower(table, vision)
-        inner = reader.integer("projection_intermediate_dim")
-        out = reader.integer("projection_dim")
-        with table.block("head"):
-            for name, tower in (("visual_projection", vision), ("text_projection", text)):
-                table.linear(f"{name}.0", tower.integer("hidden_size"), inner)
-                table.norm(f"{name}.1", inner)
-                table.linear(f"{name}.3", inner, out)
-            table.parameter("model", "logit_scale")
-
-    return _two_towers(reader, request, declare, text)
-
-
-def _grouping_tower(table: ParameterTable, vision: ConfigReader) -> None:
-    """``GroupViTVisionTransformer``; a stage without group tokens merges nothing."""
-    size, patch_size = vision.integer("hidden_size"), vision.integer("patch_size")
-    inner = vision.integer("intermediate_size")
-    depths = at_least_one(vision, "depths")
-    groups = vision.integers("num_group_tokens")
-    outputs = vision.integers("num_output_groups")
-    if not len(depths) == len(groups) == len(outputs):
-        error = vision.fail("depths", "num_group_tokens and num_output_groups must be as many")
-        raise error
-    with table.block("vision_model.embed"):
-        channels = vision.integer("num_channels")
-        table.convolution("patch_embeddings", channels, size, patch_size, patch_size)
-        table.parameter("embeddings", "position_embeddings", 1, patches_across(vision) ** 2, size)
-        table.norm("embed_norm", size)
-    with table.block("vision_model.layers", count=sum(depths)):
-        transformer_layer(table, size, inner)
-    for index, (count, merged) in enumerate(zip(groups, outputs, strict=True)):
-        before = outputs[index - 1] if index else 0
-        if count:
-            with table.block(f"vision_model.stages.{index}"):
-                _grouping_stage(table, vision, count, merged, before)
-    with table.block("vision_model.norm"):
-        table.norm("layernorm", size)
-
-
-def _grouping_stage(
-    table: ParameterTable, vision: ConfigReader, count: int, merged: int, before: int
-) -> None:
-    """``GroupViTTokenAssign``, and what brings the groups of the stage before along."""
-    size = vision.integer("hidden_size")
-    shares = stage_ratios(vision, "assign_mlp_ratio", 2)
-    tokens, channels = int(shares[0] * size), int(shares[1] * size)
-    table.parameter("stage", "group_token", 1, count, size)
-    for name in ("norm_tokens", "norm_post_tokens", "norm_x", "norm_new_x"):
-        table.norm(f"downsample.{name}", size)
-    _mixer(table, "downsample.mlp_inter", count, tokens, merged)
-    attention(table, "downsample.pre_assign_attn", size)
-    table.norm("downsample.norm2", size)
-    table.norm("downsample.norm_post", size)
-    perceptron(table, "downsample.mlp", size, vision.integer("intermediate_size"))
-    attention(table, "downsample.assign_attn", size)
-    perceptron(table, "downsample.mlp_channels", size, channels)
-    if before:
-        table.norm("group_projector.norm", size)
-        _mixer(table, "group_projector.mlp", before, size // 2, count)
-
-
-def _mixer(table: ParameterTable, name: str, size: int, inner: int, out: int) -> None:
-    table.linear(f"{name}.fc1", size, inner)
-    table.linear(f"{name}.fc2", inner, out)
 
 
 def _dual_encoder(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -414,7 +340,6 @@ _READERS: dict[str, Callable[[ConfigReader, ReadRequest], ModelSpec]] = {
     "siglip2": _siglip,
     "owlv2": _owlv2,
     "align": _align,
-    "groupvit": _groupvit,
     "vision-text-dual-encoder": _dual_encoder,
     "clip_text_model": _text_tower,
     "clip_vision_model": _vision_tower,

@@ -464,8 +464,24 @@ def usual_targets(model: ModelSpec, adapter: object) -> tuple[str, ...] | str | 
     """The modules that peft adapts where none are named; None where it has none for the type."""
     if isinstance(adapter, Ia3):
         return IA3_TARGETS.get(model.family)
-    return DEFAULT_TARGETS.get(model.family)
+    return DEFAULT_TARGETS.get(model.family) or SCRIPT_TARGETS.get(model.family)
 
+
+_ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
+_BOTH_STREAMS = (
+    "attn.to_k", "attn.to_q", "attn.to_v", "attn.to_out.0",
+    "attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+SCRIPT_TARGETS: Mapping[str, tuple[str, ...]] = {
+    "CogVideoXTransformer3DModel": _ATTENTION,
+    "QwenImageTransformer2DModel": _ATTENTION,
+    "SD3Transformer2DModel": _BOTH_STREAMS,
+    "FluxTransformer2DModel": (
+        *_BOTH_STREAMS, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
+    ),
+}  # fmt: skip
+"""Targets that diffusers' training scripts take where none are named (``train_dreambooth_lora_*.py``,
+``train_cogvideox_lora.py``)."""
 
 _QUERY_VALUE = ("q_proj", "v_proj")
 _BERT = ("query", "value")

@@ -133,7 +133,8 @@ def _check_media(model: ModelSpec, options: TapeOptions) -> None:
 
     Raises ``SetupError``.
     """
-    asked = options.image_size or options.num_frames or options.audio_seconds
+    asked = options.image_size or options.image_width or options.num_frames
+    asked = asked or options.audio_seconds
     if options.images_per_sample == 1 and not asked:
         return
     from memplan.graph.denoisers.media import makes_video  # only where it is asked for
@@ -146,11 +147,15 @@ def _check_media(model: ModelSpec, options: TapeOptions) -> None:
             model.join is not None and sees(model),
         ),
         ("image_size", options.image_size is not None, sees(model) or model.denoises),
+        ("image_width", options.image_width is not None, model.denoises),
         ("num_frames", options.num_frames is not None, makes_video(model)),
         ("audio_seconds", options.audio_seconds is not None, sound_of(model) is not None),
     ):
         if value and not known:
-            what = {"audio_seconds": "hears", "num_frames": "makes a video of"}.get(name, "sees")
+            what = {
+                "audio_seconds": "hears", "num_frames": "makes a video of",
+                "image_width": "makes a picture of",
+            }.get(name, "sees")  # fmt: skip
             msg = f"{name}: no operations are known by which {model.name} {what} anything; leave it out"
             raise SetupError(msg)
     sound = sound_of(model)

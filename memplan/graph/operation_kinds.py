@@ -20,6 +20,7 @@ class OperationKind(StrEnum):
     ALL_TO_ALL = "all_to_all"
     ARANGE = "arange"
     ARGUMENTS = "arguments"
+    AVERAGE_POOL = "average_pool"
     BADDBMM = "baddbmm"
     BIAS_DROPOUT_ADD = "bias_dropout_add"
     BATCH_NORM = "batch_norm"

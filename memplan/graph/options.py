@@ -36,6 +36,8 @@ class TapeOptions(HashedOnce):
     """Pictures that a sequence holds."""
     image_size: int | None = None
     """Height and width of each; None: as the model's own [pixels]."""
+    image_width: int | None = None
+    """Its width, where that is another; None: as wide as high."""
     num_frames: int | None = None
     """Frames of each clip of a video; None: as the model's own."""
     audio_seconds: int | None = None

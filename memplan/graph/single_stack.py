@@ -365,6 +365,10 @@ def _local_rotary(stack: StackSpec) -> RotarySpec | None:
 
 def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """Every run of equal layers, split where only some are checkpointed."""
+    if stack.funnel is not None:
+        from memplan.graph.funnel import run_funnel  # only for Funnel
+
+        return run_funnel(t, stack.funnel, x, context)
     t.end(x)
     embedded = x
     runs = split_runs(t, stack)
@@ -372,6 +376,7 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
         from memplan.graph.stages import edge_runs  # only for pipelines
 
         runs = edge_runs(runs, t.options.stage)
+    runs = _last_choice_apart(runs)
     for position, run in enumerate(runs):
         x = run_layer(t, stack, run, x, context)
         if position == 0 and stack.convolution is not None:
@@ -382,11 +387,24 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
         from memplan.graph.crossed_streams import cross_streams  # only for LXMERT
 
         return cross_streams(t, stack, stack.crossed, x, context)
+    if context.chosen is not None and t.segment.repeat == 1:
+        t.segment.handed_in -= {context.chosen.storage}
     if context.beside is not None:
         from memplan.graph.pruning import prune  # only where a stream ends before the others
 
         prune(t.segment)
     return x
+
+
+def _last_choice_apart(runs: list[TrainedRun]) -> list[TrainedRun]:
+    """The last layer by itself, where checkpoints keep the tokens that a layer chose as an argument of
+    the next one (GLM-5): its own choice is none's."""
+    last = runs[-1] if runs else None
+    if last is None or not last.checkpointed or last.count == 1:
+        return runs
+    if not getattr(last.layer.attention, "hands_on", False):
+        return runs
+    return [*runs[:-1], replace(last, count=last.count - 1), replace(last, count=1)]
 
 
 def run_layer(
@@ -454,6 +472,7 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
             for tensor in operation.outputs:
                 if tensor.storage.held and tensor.storage not in kept:
                     t.release(tensor)
+                    kept.append(tensor.storage)
     t.end(x)
     return x
 

@@ -332,7 +332,7 @@ _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
     "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "images_per_sample", "image_size",
-    "num_frames", "audio_seconds",
+    "image_width", "num_frames", "audio_seconds",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""
 _OF_A_REPLAY = {"allocator"}
@@ -357,6 +357,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
             setup.target_seq_len,
             setup.images_per_sample,
             setup.image_size,
+            setup.image_width,
             setup.num_frames,
             setup.audio_seconds,
         )

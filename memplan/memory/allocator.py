@@ -11,7 +11,7 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import pairwise
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
@@ -41,6 +41,10 @@ _ADDRESSES = (1 << _ADDRESS_BITS) - 1
 
 BlockInUse = tuple[int, int, int, list[int]]
 """A block's address, its size and the request it serves, and its pool's free blocks."""
+Blocks = dict[int, BlockInUse]
+"""Blocks handed out, by the event that asked for them."""
+_Asked = tuple[int, int, int, list[int]]
+"""What is asked for in units, the least key that serves it, a rest that is not split off, and its pool."""
 
 EMPTY_CACHE = 0
 """The event ``torch.cuda.empty_cache()``."""
@@ -68,15 +72,13 @@ class CachingAllocator:
     """The allocator's state; default settings (``expandable_segments:False``)."""
 
     __slots__ = (
-        "_allocated", "_at", "_before", "_next", "_pools", "_reserved", "_segments", "_sizes",
-        "capacity", "gives_back", "num_flushes", "num_mallocs", "peak_allocated", "peak_requested",
+        "_allocated", "_at", "_before", "_next", "_pools", "_requested", "_reserved", "_segments",
+        "_sizes", "capacity", "num_flushes", "num_mallocs", "peak_allocated", "peak_requested",
         "peak_reserved",
     )  # fmt: skip
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity = _ADDRESSES if capacity_bytes is None else capacity_bytes // _UNIT
-        self.gives_back = True
-        """It gives back what is free for want of memory; else that is where a replay stops."""
         self._pools: dict[int, list[int]] = {}
         """Free blocks of each pool and stream as sorted ``size << bits | address``."""
         self._at: dict[int, int] = {}
@@ -86,89 +88,108 @@ class CachingAllocator:
         self._segments: dict[int, int] = {}
         """Segments: address to size."""
         self._next = 0
-        self._reserved = self._allocated = 0
+        self._reserved = self._allocated = self._requested = 0
         self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.num_mallocs = self.num_flushes = 0
 
-    def replay(self, events: Sequence[int], streams: dict[int, int] | None = None) -> int | None:
+    def replay(
+        self,
+        events: Sequence[int],
+        streams: dict[int, int] | None = None,
+        repeats: Sequence[int] = (),
+    ) -> int | None:
         """Follow events; return the number of the one at which memory runs out, None if it lasts.
 
         Event number ``n`` allocates that many bytes where it is positive; ``~n``, negative, frees
         what event ``n`` allocated; ``EMPTY_CACHE`` is what it says. ``streams`` names the stream of
-        an allocation where that is not 0.
+        an allocation where that is not 0. ``repeats`` are the events from which on the same is done
+        as just before, with blocks of its own alone, to the next of them or the end: once that has
+        changed nothing, no more of it is followed.
 
         >>> CachingAllocator().replay([512, ~0])
         """
-        return self.follow(events, streams or {}, self.blocks_in_use())
+        blocks = self.blocks_in_use()
+        streams = streams or {}
+        if not repeats:
+            return self._follow(events, 0, streams, blocks)
+        died_at = self._follow(events[: repeats[0]], 0, streams, blocks)
+        for start, stop in pairwise((*repeats, len(events))):
+            if died_at is not None:
+                break
+            # Where no block stays and no segment came or went, all blocks lie where they lay.
+            before = self.num_mallocs, self._reserved, len(blocks)
+            died_at = self._follow(events[start:stop], start, streams, blocks)
+            if before == (self.num_mallocs, self._reserved, len(blocks)):
+                break
+        return died_at
 
-    def follow(
-        self,
-        events: Sequence[int],
-        streams: dict[int, int],
-        blocks: "dict[int, BlockInUse]",
-        *,
-        start: int = 0,
+    def _follow(
+        self, events: Sequence[int], start: int, streams: dict[int, int], blocks: "Blocks"
     ) -> int | None:
-        """The same from an event on, with the blocks that are in use by then."""
+        """Follow some of the events, of which the first is number ``start``."""
         pools, at, before = self._pools, self._at, self._before
-        requested = allocated = 0
-        peak_requested = peak_allocated = 0
-        for number, event in enumerate(islice(events, start, None), start):
+        asked: dict[int, _Asked] = {}
+        requested, allocated = self._requested, self._allocated
+        peak_requested, peak_allocated = self.peak_requested, self.peak_allocated
+        died_at = None
+        for number, event in enumerate(events, start):
             if event < 0:
                 address, size, request, free = blocks.pop(~event)
                 requested -= request
                 allocated -= size
                 end = address + size
-                after = at.pop(end, 0)
-                if after:
+                if end in at:
+                    after = at.pop(end)
                     del free[bisect_left(free, after << _ADDRESS_BITS | end)]
-                    del before[end + after]
+                    end += after
                     size += after
-                start = before.pop(address, -1)
-                if start >= 0:
-                    joined = at.pop(start)
-                    del free[bisect_left(free, joined << _ADDRESS_BITS | start)]
+                if address in before:
+                    address = before.pop(address)
+                    joined = at[address]
+                    del free[bisect_left(free, joined << _ADDRESS_BITS | address)]
                     size += joined
-                    address = start
                 at[address] = size
-                before[address + size] = address
+                before[end] = address
                 insort(free, size << _ADDRESS_BITS | address)
                 continue
             if event == EMPTY_CACHE:
                 self.release_cached()
                 continue
-            request = (event + _UNIT - 1) // _UNIT
-            small = request <= _SMALL
-            pool = streams.get(number, 0) << 1 | small if streams else int(small)
-            found_pool = pools.get(pool)
-            if found_pool is None:
-                found_pool = pools[pool] = []
-            free = found_pool
-            position = bisect_left(free, request << _ADDRESS_BITS)
+            found = asked.get(event)
+            if found is None or number in streams:
+                request = (event + _UNIT - 1) // _UNIT
+                small = request <= _SMALL
+                pool = streams.get(number, 0) << 1 | small
+                if pool not in pools:
+                    pools[pool] = []
+                found = request, request << _ADDRESS_BITS, 0 if small else _SMALL, pools[pool]
+                if number not in streams:
+                    asked[event] = found
+            request, least, worthless, free = found
+            position = bisect_left(free, least)
             if position < len(free):
-                found = free.pop(position)
-                size, address = found >> _ADDRESS_BITS, found & _ADDRESSES
+                key = free.pop(position)
+                size, address = key >> _ADDRESS_BITS, key & _ADDRESSES
                 del at[address]
-                del before[address + size]
+                end = address + size
             else:
-                size = (
-                    _SMALL_SEGMENT if small
-                    else _MEDIUM_SEGMENT if request < _MEDIUM_REQUEST
-                    else ceil_div(request, _ROUNDING) * _ROUNDING
-                )  # fmt: skip
+                size = _segment_size(request)
                 if not self._segment(size):
-                    self._note_peaks(peak_requested, peak_allocated)
-                    return number
+                    died_at = number
+                    break
                 address = self._next
+                end = address + size
                 # A gap, so that blocks of two segments never join.
-                self._next += size + 1
+                self._next = end + 1
             rest = size - request
-            if rest > 0 if small else rest > _SMALL:
-                size = request
+            if rest > worthless:
                 remainder = address + request
                 at[remainder] = rest
-                before[remainder + rest] = remainder
+                before[end] = remainder
                 insort(free, rest << _ADDRESS_BITS | remainder)
+                size = request
+            else:
+                before.pop(end, None)
             blocks[number] = (address, size, request, free)
             requested += request
             allocated += size
@@ -176,22 +197,17 @@ class CachingAllocator:
                 peak_requested = requested
             if allocated > peak_allocated:  # noqa: PLR1730
                 peak_allocated = allocated
-        self._note_peaks(peak_requested, peak_allocated)
-        return None
+        self._requested, self._allocated = requested, allocated
+        self.peak_requested, self.peak_allocated = peak_requested, peak_allocated
+        return died_at
 
-    def blocks_in_use(self) -> "dict[int, BlockInUse]":
+    def blocks_in_use(self) -> "Blocks":
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
         return {}
-
-    def _note_peaks(self, peak_requested: int, peak_allocated: int) -> None:
-        self.peak_requested = max(self.peak_requested, peak_requested)
-        self.peak_allocated = max(self.peak_allocated, peak_allocated)
 
     def _segment(self, size: int) -> bool:
         """Have a segment from the driver, giving back what is free where it cannot be had."""
         if self._reserved + size > self.capacity:
-            if not self.gives_back:
-                return False
             self.num_flushes += 1
             self.release_cached()
             if self._reserved + size > self.capacity:
@@ -216,54 +232,20 @@ class CachingAllocator:
                     kept.append(key)
             free[:] = kept
 
-    def copied(
-        self, blocks: "dict[int, BlockInUse]", capacity_bytes: int
-    ) -> "tuple[CachingAllocator, dict[int, BlockInUse]]":
-        """The same state on another card, and its blocks in use."""
-        made = CachingAllocator(capacity_bytes)
-        free = {id(each): [*each] for each in self._pools.values()}
-        made._pools = {key: free[id(each)] for key, each in self._pools.items()}
-        made._at, made._before = dict(self._at), dict(self._before)
-        made._segments, made._next = dict(self._segments), self._next
-        made._reserved = made.peak_reserved = self._reserved
-        return made, {
-            number: (address, size, request, free[id(pool)])
-            for number, (address, size, request, pool) in blocks.items()
-        }
 
-
-class _Beginning:
-    """As far as replays of a run are alike on all cards with more than some capacity: none lacks any there."""
-
-    def __init__(self, events: Sequence[int], streams: dict[int, int]) -> None:
-        self._events = events
-        self._streams = streams
-        self._allocator = CachingAllocator()
-        self._allocator.gives_back = False
-        self._blocks: dict[int, BlockInUse] = {}
-        self._done = 0
-        """Events."""
-
-    def reach(self, capacity_bytes: int) -> None:
-        """From here on only cards with more than that are asked for."""
-        self._allocator.capacity = capacity_bytes // _UNIT
-        stopped = self._allocator.follow(
-            self._events, self._streams, self._blocks, start=self._done
-        )
-        self._done = len(self._events) if stopped is None else stopped
-
-    def completes(self, capacity_bytes: int) -> bool:
-        """Whether the run does, on a card with so much."""
-        allocator, blocks = self._allocator.copied(self._blocks, capacity_bytes)
-        stopped = allocator.follow(self._events, self._streams, blocks, start=self._done)
-        if stopped is not None:
-            self.reach(capacity_bytes)
-        return stopped is None
+def _segment_size(request: int) -> int:
+    """Of a new segment that a request is served from."""
+    if request <= _SMALL:
+        return _SMALL_SEGMENT
+    if request < _MEDIUM_REQUEST:
+        return _MEDIUM_SEGMENT
+    return ceil_div(request, _ROUNDING) * _ROUNDING
 
 
 def replay(
     events: Sequence[int],
     streams: dict[int, int] | None = None,
+    repeats: Sequence[int] = (),
     *,
     capacity_bytes: int | None = None,
 ) -> AllocatorPeaks:
@@ -273,7 +255,7 @@ def replay(
     20
     """
     allocator = CachingAllocator(capacity_bytes)
-    died_at = allocator.replay(events, streams)
+    died_at = allocator.replay(events, streams, repeats)
     return AllocatorPeaks(
         requested_bytes=allocator.peak_requested * _UNIT,
         allocated_bytes=allocator.peak_allocated * _UNIT,
@@ -287,6 +269,7 @@ def replay(
 def least_capacity(
     events: Sequence[int],
     streams: dict[int, int] | None = None,
+    repeats: Sequence[int] = (),
     *,
     peaks: AllocatorPeaks,
     above_bytes: int = 0,
@@ -303,11 +286,10 @@ def least_capacity(
     30
     """
 
-    beginning = _Beginning(events, streams or {})
-    beginning.reach(_least_asked(peaks, above_bytes) * SEGMENT_ROUNDING_BYTES)
-    return bisect_capacity(
-        beginning.completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes
-    )
+    def completes(capacity_bytes: int) -> bool:
+        return CachingAllocator(capacity_bytes).replay(events, streams, repeats) is None
+
+    return bisect_capacity(completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes)
 
 
 def bisect_capacity(
@@ -323,7 +305,9 @@ def bisect_capacity(
     fail with more than what it completes with elsewhere, since less room flushes the cache sooner:
     ``above_bytes`` is known not to suffice, ``within_bytes`` to suffice, and it lies between them.
     """
-    low = _least_asked(peaks, above_bytes)
+    low = max(
+        peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2, above_bytes // SEGMENT_ROUNDING_BYTES
+    )
     high = ceil_div(peaks.reserved_bytes, SEGMENT_ROUNDING_BYTES)
     if within_bytes is not None:
         high = min(high, within_bytes // SEGMENT_ROUNDING_BYTES)
@@ -334,9 +318,3 @@ def bisect_capacity(
         else:
             low = middle
     return high * SEGMENT_ROUNDING_BYTES
-
-
-def _least_asked(peaks: AllocatorPeaks, above_bytes: int) -> int:
-    """What is taken not to suffice, in units of ``SEGMENT_ROUNDING_BYTES``."""
-    least = peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2
-    return max(least, above_bytes // SEGMENT_ROUNDING_BYTES)

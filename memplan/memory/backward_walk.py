@@ -91,7 +91,9 @@ class BackwardWalk(GradientFlow):
                 self.holders = sum(map(keeps_something, segment.operations))
         if segment.output is not None:
             is_foreign = segment.compiled is Compilation.LAYER or self.lent
-            size = 0 if self.lent else segment.output.storage.num_bytes
+            # Of a view, the gradient is no larger than what is seen.
+            whole = allocated_bytes(segment.output.numel, segment.output.dtype)
+            size = 0 if self.lent else whole
             self.buffers[segment.output] = GradientBuffer(size, is_view=is_foreign)
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)

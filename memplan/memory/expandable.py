@@ -267,10 +267,11 @@ def _absorb(block: Block, following: Block) -> None:
 def replay_expandable(
     events: Sequence[int],
     streams: dict[int, int] | None = None,
+    repeats: Sequence[int] = (),  # noqa: ARG001
     *,
     capacity_bytes: int | None = None,
 ) -> AllocatorPeaks:
-    """Replay a run with expandable segments.
+    """Replay a run with expandable segments; what ``repeats`` is followed as all else is.
 
     >>> replay_expandable([3 << 20, ~0]).reserved_bytes >> 20
     20
@@ -291,6 +292,7 @@ def replay_expandable(
 def least_expandable_capacity(
     events: Sequence[int],
     streams: dict[int, int] | None = None,
+    repeats: Sequence[int] = (),  # noqa: ARG001
     *,
     peaks: AllocatorPeaks,
     above_bytes: int = 0,

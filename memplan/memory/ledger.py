@@ -42,15 +42,38 @@ class Part(StrEnum):
 class Ledger:
     """Events of a run, played out."""
 
-    __slots__ = ("events", "streams")
+    __slots__ = ("events", "repeats", "streams")
 
     def __init__(self) -> None:
         self.events: list[int] = []
         self.streams: dict[int, int] = {}
         """Streams of the allocations on another than the main one."""
+        self.repeats: list[int] = []
+        """Events from which on the same is done as just before, up to the next of them."""
 
     def enter(self, part: Part, step: int = 0) -> None:
         """A part of the run begins; only ``NamedLedger`` takes note."""
+
+    def repeat(self, start: int) -> bool:
+        """Do all once more that was done from an event on; False where that cannot be said.
+
+        It cannot where blocks from before that event were given back, which are there no more.
+        """
+        stop = len(self.events)
+        length = stop - start
+        again = []
+        for event in self.events[start:stop]:
+            if event >= 0:
+                again.append(event)
+            elif ~event >= start:
+                again.append(event - length)
+            else:
+                return False
+        self.events += again
+        streams = self.streams.items()
+        self.streams |= {number + length: each for number, each in streams if number >= start}
+        self.repeats.append(stop)
+        return True
 
     def begin_pass(self, number: int) -> None:
         """A pass of a pipeline's step is next; only ``Tally`` takes note."""

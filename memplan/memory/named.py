@@ -57,6 +57,10 @@ class NamedLedger(Ledger):
         """A part of the run begins."""
         self.stretches.append(Stretch(len(self.events), part, step))
 
+    def repeat(self, start: int) -> bool:  # noqa: ARG002
+        """No: each block has a name of its own."""
+        return False
+
     def reach(self, segment: Segment, repetition: int) -> None:
         """A segment of the model is reached."""
         last = self.stretches[-1]

@@ -167,6 +167,7 @@ class PlayedRun:
             found = self._required[capacities] = search(
                 ledger.events,
                 ledger.streams,
+                ledger.repeats,
                 peaks=self.peaks,
                 above_bytes=above,
                 within_bytes=within,
@@ -186,7 +187,9 @@ class PlayedRun:
 
             follow = replay_expandable if self._expandable else replay
             ledger = self._play()
-            found = follow(ledger.events, ledger.streams, capacity_bytes=capacity_bytes)
+            found = follow(
+                ledger.events, ledger.streams, ledger.repeats, capacity_bytes=capacity_bytes
+            )
             self._peaks[capacity_bytes] = found
         return found
 

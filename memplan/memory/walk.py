@@ -144,7 +144,9 @@ class ForwardWalk:
         dying: dict[int, list[Storage]] = {}
         live = saved = peak = peak_saved = cached = gone = peak_gone = 0
         given = segment.input.storage if segment.input is not None else None
-        input_freed = given is not None and given not in saves
+        # What only passes through goes on as the output.
+        passes = segment.output is not None and segment.output.storage is given
+        input_freed = given is not None and given not in saves and not passes
         if input_freed and given is not None and segment.input_let_go is not None:
             dying[segment.input_let_go] = [given]
         events: list[Event] = []

@@ -29,6 +29,8 @@ class LatentGrid:
     """Frames of a latent behind the first."""
     frame_patch: int = 1
     """Latents of a token in time."""
+    beside: int = 0
+    """Channels of what is known of the clip, which stands beside the noised ones: its first frame."""
 
     @property
     def features(self) -> int:
@@ -55,6 +57,13 @@ class DenoiserBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EntryBody(DenoiserBody):
+    """What latents, a time and a prompt become before the first layer."""
+
+    grid: LatentGrid
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimeEmbedding:
     """Times, and what else is one vector a sample, become the vector that modulates the layers."""
 
@@ -70,11 +79,10 @@ class TimeEmbedding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageEntryBody(DenoiserBody):
+class ImageEntryBody(EntryBody):
     """Latents through a convolution, with fixed positions added; times; the prompt (SD3)."""
 
     size: int
-    grid: LatentGrid
     time: TimeEmbedding
     text: int
     """Width of a prompt token's embedding."""
@@ -83,35 +91,57 @@ class ImageEntryBody(DenoiserBody):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackedEntryBody(DenoiserBody):
+class PackedEntryBody(EntryBody):
     """Latents, four to a token already, through a linear layer; rotary tables (FLUX)."""
 
     size: int
-    grid: LatentGrid
     time: TimeEmbedding
     text: int
     head_dim: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipEntryBody(DenoiserBody):
+class ComplexEntryBody(EntryBody):
+    """Latents, four to a token already, through a linear layer; the prompt is normed first; rotary tables
+    are complex numbers (Qwen-Image)."""
+
+    size: int
+    time: TimeEmbedding
+    text: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConditionedEntryBody(EntryBody):
+    """Latents through a convolution, with fixed positions added; times as all layers' modulations; the
+    prompt through a network (PixArt)."""
+
+    size: int
+    time: TimeEmbedding
+    text: int
+    conditions: tuple[str, ...] = ()
+    """Modules that embed a picture's numbers beside its time: resolution and aspect ratio."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipEntryBody(EntryBody):
     """Latents of a clip through a convolution in space and time; rotary tables (Wan)."""
 
     size: int
-    grid: LatentGrid
     time_features: int
     text: int
     head_dim: int
     rotary_positions: int
     """Rows of the rotary tables that the module owns."""
+    picture: int = 0
+    """Width of a picture's tokens, as CLIP gives them; 0: the model is given none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JoinedEntryBody(DenoiserBody):
+class JoinedEntryBody(EntryBody):
     """A prompt and a clip in one row from the beginning (CogVideoX)."""
 
     size: int
-    grid: LatentGrid
     time: TimeEmbedding
     text: int
     head_dim: int
@@ -152,6 +182,30 @@ class JointLayerBody(DenoiserBody):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DoubleLayerBody(DenoiserBody):
+    """Picture and prompt, each with all of its own, attend to both; heads are turned as complex numbers
+    before they are joined (Qwen-Image)."""
+
+    size: int
+    inner_size: int
+    num_heads: int
+    last: bool = False
+    """Nothing reads what it makes of the prompt, though it makes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableLayerBody(DenoiserBody):
+    """A picture attends to itself, then to the prompt; a table and the time modulate it (PixArt)."""
+
+    size: int
+    inner_size: int
+    num_heads: int
+    bias: bool
+    """Of queries, keys and values."""
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SingleLayerBody(DenoiserBody):
     """One row of both: attention and network side by side, joined by one matrix (FLUX)."""
 
@@ -169,6 +223,8 @@ class CrossLayerBody(DenoiserBody):
     num_heads: int
     normed: bool
     """A norm stands before the attention to the prompt."""
+    sees: bool = False
+    """It attends to a picture's tokens too, which stand before the prompt's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +249,8 @@ class Modulation(Enum):
     """By a linear layer on the time's vector."""
     TABLE = "table"
     """By a table that the time's vector is added to, in fp32 (Wan)."""
+    PLAIN_TABLE = "plain_table"
+    """The same in whatever format both are in (PixArt)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,5 +270,5 @@ class DenoisedBody(DenoiserBody):
     """The modulated norm owns weights."""
     cropped: bool = False
     """What comes in is one row of prompt and picture, of which the picture's part is read."""
-    repacked: bool = False
-    """The class gives tokens, which the script lays out as latents."""
+    halved: bool = False
+    """The second half of what the class gives, a variance, is not learned from (PixArt)."""

@@ -10,6 +10,7 @@ from memplan.fast_dataclass import dataclass
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
     from memplan.model.compressed import StreamsSpec
+    from memplan.model.funnel import FunnelSpec
     from memplan.model.mixers import OtherNetwork, TokenMixer
     from memplan.model.mixtures import MixtureSpec
     from memplan.model.networks import Activation, FeedForwardSpec
@@ -384,6 +385,8 @@ class StackSpec:
     embedding: EmbeddingSpec | None
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
+    funnel: FunnelSpec | None = None
+    """Its layers run on fewer tokens, block by block; then its runs only say what one is like (Funnel)."""
     crossed: CrossedSpec | None = None
     """What comes behind its layers, of another stream too (LXMERT)."""
     convolution: ConvolutionSpec | None = None

@@ -22,16 +22,17 @@ MAX_PARTS = 2**17
 _LIMITS = {
     "num_gpus": MAX_GPUS, "num_nodes": MAX_GPUS, "micro_batch_size": MAX_TOKENS,
     "gradient_accumulation_steps": MAX_TOKENS, "seq_len": MAX_TOKENS,
-    "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "num_frames": MAX_PARTS,
-    "audio_seconds": MAX_PARTS,
+    "images_per_sample": MAX_PARTS, "image_size": MAX_PARTS, "image_width": MAX_PARTS,
+    "num_frames": MAX_PARTS, "audio_seconds": MAX_PARTS,
     "target_seq_len": MAX_TOKENS, "tensor_parallel": MAX_GPUS, "pipeline_parallel": MAX_GPUS,
     "virtual_stages": MAX_GPUS, "context_parallel": MAX_GPUS, "expert_parallel": MAX_GPUS,
     "mlp_tiles": MAX_TOKENS, "loss_tiles": MAX_TOKENS,
 }  # fmt: skip
 """Numbers, and the largest that each may be."""
-_OPTIONAL_SIZES = frozenset(
-    {"num_nodes", "seq_len", "target_seq_len", "image_size", "num_frames", "audio_seconds"}
-)
+_OPTIONAL_SIZES = {
+    "num_nodes", "seq_len", "target_seq_len", "image_size", "image_width", "num_frames",
+    "audio_seconds",
+}  # fmt: skip
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 """Numbers for which 0 stands for as many as fit."""

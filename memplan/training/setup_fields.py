@@ -70,6 +70,9 @@ class SetupFields(HashedOnce):
     """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too."""
     image_size: int | None = None
     """Height and width of each [pixels]. None: as the config says, or 672 where it does not."""
+    image_width: int | None = None
+    """Width of each, of models that make pictures or video; ``image_size`` is the height then [pixels].
+    None: as wide as high."""
     num_frames: int | None = None
     """Frames of each clip, of models that make video. None: as the config says, or the model's usual."""
     audio_seconds: int | None = None

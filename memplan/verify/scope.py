@@ -112,6 +112,7 @@ RUN: dict[str, Check] = {
     "kernel_scratch": _any,
     "images_per_sample": _usual("images_per_sample"),
     "image_size": _usual("image_size"),
+    "image_width": _usual("image_width"),
     "num_frames": _usual("num_frames"),
     "audio_seconds": _usual("audio_seconds"),
 }

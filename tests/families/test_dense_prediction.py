@@ -4,10 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from memplan.api import estimate
 from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.sources.defaults import class_defaults
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 
 
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
@@ -84,3 +87,10 @@ def test_as_many_fusions_as_convolutions_and_one_more() -> None:
     config = {"fusion_hidden_sizes": [256], "backbone_config": {"model_type": "vitdet"}}
     with pytest.raises(ConfigError, match="fusion_hidden_sizes: must be one more"):
         counts("vitmatte", "VitMatteForImageMatting", config)
+
+
+def test_sizes_that_are_read_as_they_are_belong_to_the_backbone() -> None:
+    """ResNet's levels have no norm of their own; what their stages keep is let go once."""
+    setup = TrainingSetup(num_gpus=8, engine="fsdp")
+    for phase in estimate(load_model({"model_type": "upernet"}), setup).phases.values():
+        assert min(phase.components.values()) >= 0

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from memplan.api import estimate
 from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.sources.defaults import class_defaults
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 
 
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:
@@ -182,3 +185,15 @@ def test_towers_of_a_type_that_is_not_known_are_refused() -> None:
 def test_an_image_smaller_than_a_patch_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"vision_config\.image_size: is smaller than patch_size"):
         counts("clip", "CLIPModel", {"vision_config": {"image_size": 16}})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("chinese_clip", "ChineseCLIPModel"), ("owlv2", "Owlv2ForObjectDetection")],
+)
+def test_what_a_step_lets_go_was_there(model_type: str, architecture: str) -> None:
+    """A token cut off in a block of its own, and a projection before the head, are let go once."""
+    model = load_model({"model_type": model_type, "architectures": [architecture]})
+    setup = TrainingSetup(num_gpus=2, engine="deepspeed", zero_stage=2, checkpointing="full")
+    for phase in estimate(model, setup).phases.values():
+        assert min(phase.components.values()) >= 0

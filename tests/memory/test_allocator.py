@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.memory.allocator import (
-    CachingAllocator,
-    bisect_capacity,
-    least_capacity,
-    replay,
-)
+from memplan.memory.allocator import CachingAllocator, least_capacity, replay
 from memplan.memory.expandable import ExpandableAllocator, replay_expandable
 from memplan.memory.ledger import Ledger
 from memplan.units import KIB, MIB
@@ -130,15 +125,6 @@ def test_the_least_capacity_completes_and_two_mib_less_do_not(events: list[int])
     peaks = replay(events)
     if least > peaks.allocated_bytes:
         assert CachingAllocator(least - 2 * MIB).replay(events) is not None
-
-
-@given(runs())
-def test_the_least_capacity_is_what_replays_from_the_beginning_find(events: list[int]):
-    def completes(capacity_bytes: int) -> bool:
-        return CachingAllocator(capacity_bytes).replay(events) is None
-
-    peaks = replay(events)
-    assert least_capacity(events, peaks=peaks) == bisect_capacity(completes, peaks)
 
 
 def read_trace(path: Path) -> tuple[list[int], dict[int, int]]:

@@ -170,7 +170,7 @@ def test_what_stays_for_backward_is_the_accounts_activations():
 def test_an_empty_tensor_asks_for_nothing():
     """Parts of a model whose weights alone are counted leave a tensor of no bytes."""
     config = {
-        "model_type": "modernvbert",
+        "model_type": "blip-2",
         "text_config": {
             "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
             "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,

@@ -13,14 +13,21 @@ from memplan.families.projectors.towers import (
     with_pictures,
 )
 from memplan.families.towers.blocks import perceptron
-from memplan.families.towers.layers import in_place_attention
+from memplan.families.towers.layers import in_place_attention, tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.qformer import qformer
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.parts import LinearBody
 from memplan.model.towers.patches import PatchesBody, Positions
-from memplan.model.towers.queried import MaskedQueriesBody
+from memplan.model.towers.queried import (
+    InstructionBody,
+    MaskedQueriesBody,
+    QueriesOnlyBody,
+    QueryLayerBody,
+)
 
 
 def aria(table: ParameterTable, whole: Whole) -> None:
@@ -74,7 +81,40 @@ ARIA_COUNTS = {1225: 128, 4900: 256}
 
 def instructblip(table: ParameterTable, whole: Whole) -> None:
     """EVA's tower, a Q-Former that reads text too, and a linear layer."""
-    _blip(table, whole, reads_text=True)
+    own = ParameterTable()
+    _blip(own, whole, reads_text=True)
+    former, vision = whole.part("qformer_config", "blip_2_qformer").reader, whole.part(VISION)
+    rows, size = whole.reader.integer("num_query_tokens"), former.integer("hidden_size")
+    body = QueryLayerBody(
+        size=size, inner_size=former.integer("intermediate_size"), num_queries=rows,
+        num_heads=former.integer("num_attention_heads"), source=0, memory="vision_tower",
+        activation=tower_activation(former, "hidden_act"),
+        dropout=former.number("hidden_dropout_prob", default=0.1),
+        attention_dropout=former.number("attention_probs_dropout_prob", default=0.1),
+    )  # fmt: skip
+    reading = replace(body, source=width_of(vision))
+    linear = LinearBody(module="language_projection", inputs=size, outputs=whole.text.hidden_size)
+    bodies: dict[str, TowerBody] = {
+        "qformer.embed": InstructionBody(
+            queries="model.query_tokens", size=size, num_queries=rows, dropout=body.dropout,
+            num_positions=former.integer("max_position_embeddings"),
+        ),
+        "projector": ChainBody(parts=(QueriesOnlyBody(size=size, num_queries=rows), linear)),
+    }  # fmt: skip
+    blocks = {block.name: block for block in own.blocks()}
+    asked, begun = blocks.pop("qformer.queries"), blocks["qformer.embed"]
+    blocks["qformer.embed"] = replace(begun, parameters=(*asked.parameters, *begun.parameters))
+    layers = [
+        replace(blocks["qformer.reading_layers"], count=1, body=reading)
+        if number % former.integer("cross_attention_frequency") == 0
+        else replace(blocks["qformer.layers"], count=1, body=body)
+        for number in range(former.layers("num_hidden_layers"))
+    ]
+    for name, block in blocks.items():
+        if name == "qformer.reading_layers":
+            table.add(*layers)
+        elif name != "qformer.layers":
+            table.add(replace(block, body=bodies.get(name, block.body)))
 
 
 def blip2(table: ParameterTable, whole: Whole) -> None:

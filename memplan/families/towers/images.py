@@ -377,8 +377,13 @@ def _num_shapes(tiles: int) -> int:
 
 def blip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """InstructBLIP's: a class token, queries, keys and values in one linear layer."""
-    size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed"):
+    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    patches = replace(
+        _placed_patches(reader), tokens=("embeddings.class_embedding",),
+        positions=Positions.PARAMETER, position_module="embeddings.position_embedding",
+        resized=True,
+    )  # fmt: skip
+    with table.block(f"{name}.embed", body=patches):
         table.parameter("embeddings", "class_embedding", 1, 1, size)
         table.parameter("embeddings", "position_embedding", 1, _grid(reader) + 1, size)
         _patches(table, reader)
@@ -389,8 +394,15 @@ def blip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         attention_bias=reader.flag("qkv_bias"),
         output_bias=True,
     )
-    declare_layers(table, f"{name}.layers", reader.layers("num_hidden_layers"), layer)
-    with table.block(f"{name}.norm"):
+    active, count = tower_activation(reader, "hidden_act"), reader.layers("num_hidden_layers")
+    body = layer_body(layer, heads, active)
+    attention = replace(
+        body.attention, fp32_softmax=False, dropout=reader.number("attention_dropout", default=0.0)
+    )
+    body = replace(body, attention=attention, selected=True)
+    with table.block(f"{name}.layers", count=count, body=body):
+        declare_layer(table, layer)
+    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
         table.norm("post_layernorm", size)
 
 

@@ -20,7 +20,7 @@ from memplan.graph.denoisers.modulation import (
     vectors,
 )
 from memplan.graph.denoisers.rotation import turned, turned_in_place
-from memplan.graph.denoisers.state import Denoising
+from memplan.graph.denoisers.state import PICTURE_TOKENS, Denoising
 from memplan.graph.operations.elementwise import dropout, written
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -76,17 +76,35 @@ def _attention(
     """``WanAttnProcessor``: queries and keys are normed over all heads at once."""
     t.block = LayerBlock.ATTENTION if rotary else LayerBlock.CROSS_ATTENTION
     size = body.size
+    picture = None
+    if body.sees and not rotary:
+        own = d.batch * PICTURE_TOKENS * size
+        picture, read = t.slice(read, own), t.slice(read, read.numel - own)
     query = project(t, x, f"{module}.to_q", size)
-    key = project(t, read, f"{module}.to_k", size)
-    value = project(t, read, f"{module}.to_v", size)
+    key = _read(t, d, read, f"{module}.to_k", size, apart=picture is not None)
+    value = _read(t, d, read, f"{module}.to_v", size, apart=picture is not None)
     query = kernel_normed(t, query, f"{module}.norm_q", size)
     key = kernel_normed(t, key, f"{module}.norm_k", size)
     if rotary and d.tables is not None:
         query, key = turned_in_place(t, query, d.tables), turned_in_place(t, key, d.tables)
-    out = scores(t, query, key, value, d.batch, head_spec(size, body.num_heads))
+    spec = head_spec(size, body.num_heads)
+    seen: tuple[Tensor, ...] = ()
+    if picture is not None:
+        keys = _read(t, d, picture, f"{module}.add_k_proj", size, apart=True)
+        values = _read(t, d, picture, f"{module}.add_v_proj", size, apart=True)
+        keys = kernel_normed(t, keys, f"{module}.norm_added_k", size)
+        seen = keys, values, scores(t, query, keys, values, d.batch, spec)
+    out = scores(t, query, key, value, d.batch, spec)
+    if seen:
+        out = t.add(out, seen[-1])
     out = project(t, out, f"{module}.to_out.0", size)
-    t.touch(query, key, value)
+    t.touch(query, key, value, *seen)
     return out
+
+
+def _read(t: Tape, d: Denoising, x: Tensor, module: str, size: int, *, apart: bool) -> Tensor:
+    """Keys or values of a part of what is read; of several samples, parts are copied into rows first."""
+    return project(t, t.contiguous(x) if apart and d.batch > 1 else x, module, size)
 
 
 def expert_layer(t: Tape, x: Tensor, body: ExpertLayerBody, d: Denoising) -> Tensor:

@@ -29,6 +29,8 @@ def denoised(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
         t.let_input_go()
     if body.modulation is Modulation.TABLE:
         x = _by_table(t, x, body, d)
+    elif body.modulation is Modulation.PLAIN_TABLE:
+        x = _by_plain_table(t, x, body, d)
     else:
         x = _by_linear(t, x, body, d)
     if not (body.first_norm or body.cropped):
@@ -37,6 +39,9 @@ def denoised(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
     t.touch(x)
     given = t.contiguous(made)
     t.touch(made)
+    if body.halved:
+        t.linger(given)
+        given, _ = t.split(given, given.numel // 2, given.numel // 2)
     return mean_square(t, given, d)
 
 
@@ -53,6 +58,12 @@ def _by_table(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
     shift, scale = vectors(t, by, 2)
     full = t.cast(x, DType.FP32)
     return t.cast(modulated(t, full_norm(t, full, body.size), scale, shift), x.dtype)
+
+
+def _by_plain_table(t: Tape, x: Tensor, body: DenoisedBody, d: Denoising) -> Tensor:
+    by = t.add(t.parameter("model.scale_shift_table", 2, body.size), _twice(t, d.condition_of()))
+    shift, scale = vectors(t, by, 2)
+    return modulated(t, plain_norm(t, x, body.size), scale, shift)
 
 
 def _twice(t: Tape, x: Tensor) -> Tensor:

@@ -3,10 +3,19 @@
 from dataclasses import replace
 
 from memplan.dtypes import DType
-from memplan.graph.denoisers.state import Denoising, LatentSize, batch_dtype, latent_size
+from memplan.graph.denoisers.attention import WRITTEN_OUT
+from memplan.graph.denoisers.modulation import full_norm
+from memplan.graph.denoisers.state import (
+    PICTURE_TOKENS,
+    Denoising,
+    LatentSize,
+    batch_dtype,
+    latent_size,
+)
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -14,6 +23,8 @@ from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import from_batch
 from memplan.model.denoisers import (
     ClipEntryBody,
+    ComplexEntryBody,
+    ConditionedEntryBody,
     ImageEntryBody,
     JoinedEntryBody,
     LatentGrid,
@@ -30,9 +41,15 @@ of the step before, what the model gave."""
 def take_latents(t: Tape, d: Denoising, grid: LatentGrid, *, packed: bool = False) -> Tensor:
     """Noised latents, and what the training loop's other variables hold; ``packed`` are a copy."""
     d.size = latent_size(t.options, grid)
+    dtype = batch_dtype(t)
     for _ in range(LATENTS_IN_LOOP + packed):
-        from_batch(t, d.latents, batch_dtype(t))
-    return from_batch(t, d.latents, batch_dtype(t))
+        from_batch(t, d.latents, dtype)
+    if grid.beside:
+        known = d.latents // grid.channels * grid.beside
+        from_batch(t, d.latents, dtype)
+        from_batch(t, known, dtype)
+        return from_batch(t, d.latents + known, dtype)
+    return from_batch(t, d.latents, dtype)
 
 
 def take_prompt(t: Tape, d: Denoising, width: int) -> Tensor:
@@ -57,6 +74,11 @@ def perceptron(
 
 
 def embed_time(t: Tape, d: Denoising, spec: TimeEmbedding) -> None:
+    """What modulates the layers, held until the model returns."""
+    d.condition = d.share(t, embedded_time(t, d, spec))
+
+
+def embedded_time(t: Tape, d: Denoising, spec: TimeEmbedding) -> Tensor:
     """``CombinedTimestep…Embeddings``: vectors of the times, a guidance, the pooled prompt, added up."""
     beginning = f"{spec.module}." if spec.module else ""
     found: Tensor | None = None
@@ -71,7 +93,7 @@ def embed_time(t: Tape, d: Denoising, spec: TimeEmbedding) -> None:
         )
         found = made if found is None else t.add(found, made)
     assert found is not None
-    d.condition = d.share(t, found)
+    return found
 
 
 def image_entry(t: Tape, body: ImageEntryBody, d: Denoising) -> Tensor:
@@ -101,6 +123,69 @@ def packed_entry(t: Tape, body: PackedEntryBody, d: Denoising) -> Tensor:
     return x
 
 
+def complex_entry(t: Tape, body: ComplexEntryBody, d: Denoising) -> Tensor:
+    """``QwenImageTransformer2DModel.forward`` up to its blocks."""
+    latents = take_latents(t, d, body.grid, packed=True)
+    x = linear(t, latents, "img_in", body.grid.features, body.size, bias=True)
+    given = norm(t, take_prompt(t, d, body.text), WRITTEN_OUT, "txt_norm", body.text)
+    d.prompt = linear(t, given, "txt_in", body.text, body.size, bias=True)
+    embed_time(t, d, body.time)
+    assert d.size is not None
+    # Tables of positions ahead and behind, and a picture's, stay on the GPU (``lru_cache``).
+    ahead, _ = (t.buffer(COMPLEX_POSITIONS * body.head_dim, DType.FP32) for _ in range(2))
+    known = t.buffer(d.size.tokens * body.head_dim, DType.FP32)
+    table = t.tensor(known.numel, DType.FP32)
+    t.record(OperationKind.CAT, (known,), (table,))
+    d.tables = d.share(t, table), t.view(ahead, d.prompt_tokens * body.head_dim)
+    return x
+
+
+def conditioned_entry(t: Tape, body: ConditionedEntryBody, d: Denoising) -> Tensor:
+    """``PixArtTransformer2DModel.forward`` up to its blocks."""
+    latents = take_latents(t, d, body.grid)
+    assert d.size is not None
+    padded = from_batch(t, d.batch * d.prompt_tokens, batch_dtype(t))
+    d.mask = d.share(t, t.scale(t.scale(padded, OperationKind.SUB)))
+    x = convolution(t, latents, "pos_embed.proj", d.tokens)
+    positions = _square_positions(t, body, d.size)
+    x = t.cast(t.add(x, positions), x.dtype)
+    size, time = body.size, body.time
+    condition = embedded_time(t, d, time)
+    if body.conditions:
+        found = [
+            perceptron(
+                t, waves(t, d.batch * number * time.features, batch_dtype(t)),
+                f"{time.module}.{module}", time.features, size // 3, Activation.SILU,
+            )
+            for module, number in zip(body.conditions, (2, 1), strict=True)
+        ]  # fmt: skip
+        condition = t.add(condition, t.concatenate(*found))
+    d.condition = d.share(t, condition)
+    active = activation(t, d.condition, Activation.SILU)
+    d.modulations = d.share(t, linear(t, active, "adaln_single.linear", size, 6 * size, bias=True))
+    prompt = take_prompt(t, d, body.text)
+    kind = Activation.GELU_TANH
+    d.memory = d.share(t, perceptron(t, prompt, "caption_projection", body.text, size, kind))
+    return x
+
+
+def _square_positions(t: Tape, body: ConditionedEntryBody, size: LatentSize) -> Tensor:
+    """``PatchEmbed``'s: a table of the module's own size, or one made for this one in fp64."""
+    usual = latent_size(replace(t.options, image_size=None, image_width=None), body.grid)
+    table = t.buffer(usual.tokens * body.size, t.options.weights)
+    if usual.height == size.height and usual.width == size.width:
+        return table
+    numel = size.tokens * body.size
+    both = made_in_fp64(t, numel, made_in_fp64(t, numel // 2), made_in_fp64(t, numel // 2))
+    found = t.tensor(numel, DType.FP32)
+    t.record(OperationKind.TO, (both,), (found,))
+    return found
+
+
+COMPLEX_POSITIONS = 4096
+"""Positions ahead and behind of which Qwen-Image's module knows the complex numbers."""
+
+
 def _make_tables(t: Tape, d: Denoising, numel: int) -> None:
     """Cosines and sines of every position, in fp32, held until the model returns."""
     made = []
@@ -128,12 +213,27 @@ def clip_entry(t: Tape, body: ClipEntryBody, d: Denoising) -> Tensor:
     active = activation(t, d.condition, Activation.SILU)
     projected = linear(t, active, f"{at}.time_proj", body.size, 6 * body.size, bias=True)
     d.modulations = d.share(t, projected)
-    prompt = take_prompt(t, d, body.text)
-    d.memory = d.share(
-        t,
-        perceptron(t, prompt, f"{at}.text_embedder", body.text, body.size, Activation.GELU_TANH),
-    )
+    given = take_prompt(t, d, body.text)
+    kind = Activation.GELU_TANH
+    prompt = perceptron(t, given, f"{at}.text_embedder", body.text, body.size, kind)
+    if body.picture:
+        picture = _picture(t, d, f"{at}.image_embedder", body)
+        prompt = t.concatenate(d.share(t, picture), prompt)
+    d.memory = d.share(t, prompt)
     return x
+
+
+def _picture(t: Tape, d: Denoising, module: str, body: ClipEntryBody) -> Tensor:
+    """``WanImageEmbedding``: norms in fp32, a network between them."""
+    width, dtype = body.picture, batch_dtype(t)
+    x = from_batch(t, d.batch * PICTURE_TOKENS * width, dtype)
+    normed = full_norm(t, t.cast(x, DType.FP32), width, f"{module}.norm1")
+    x = t.cast(normed, dtype)
+    raised = linear(t, x, f"{module}.ff.net.0.proj", width, width, bias=True)
+    active = activation(t, raised, Activation.GELU)
+    fed = linear(t, active, f"{module}.ff.net.2", width, body.size, bias=True)
+    normed = full_norm(t, t.cast(fed, DType.FP32), body.size, f"{module}.norm2")
+    return t.cast(normed, fed.dtype)
 
 
 def joined_entry(t: Tape, body: JoinedEntryBody, d: Denoising) -> Tensor:
@@ -165,7 +265,9 @@ def joined_entry(t: Tape, body: JoinedEntryBody, d: Denoising) -> Tensor:
 def _positions(t: Tape, body: JoinedEntryBody, d: Denoising, x: Tensor) -> Tensor:
     """Fixed positions of the module's own size, or made for this one, cast to the row's format."""
     assert d.size is not None
-    usual = latent_size(replace(t.options, image_size=None, num_frames=None), body.grid)
+    usual = latent_size(
+        replace(t.options, image_size=None, image_width=None, num_frames=None), body.grid
+    )
     table = t.buffer((body.prompt + usual.tokens) * body.size, t.options.weights)
     if usual != d.size:
         return _positions_made(t, body, d.size, x.dtype)

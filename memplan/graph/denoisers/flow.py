@@ -3,27 +3,41 @@
 Layers of a kind are repeated, as those of other models; a prompt's stream goes beside the picture's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from memplan.graph.counted import declare_block
 from memplan.graph.denoisers.clips import cross_layer, expert_layer
+from memplan.graph.denoisers.complex import double_layer
 from memplan.graph.denoisers.ending import denoised
-from memplan.graph.denoisers.entries import clip_entry, image_entry, joined_entry, packed_entry
+from memplan.graph.denoisers.entries import (
+    clip_entry,
+    complex_entry,
+    conditioned_entry,
+    image_entry,
+    joined_entry,
+    packed_entry,
+)
 from memplan.graph.denoisers.joint import joint_layer, single_layer
 from memplan.graph.denoisers.state import Denoising
+from memplan.graph.denoisers.tables import table_layer
 from memplan.graph.stacks import cut_layers
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import (
     ClipEntryBody,
+    ComplexEntryBody,
+    ConditionedEntryBody,
     CrossLayerBody,
     DenoisedBody,
+    DoubleLayerBody,
     ExpertLayerBody,
     ImageEntryBody,
     JoinedEntryBody,
     JointLayerBody,
     PackedEntryBody,
     SingleLayerBody,
+    TableLayerBody,
 )
 from memplan.model.parameters import ModelPart, ParameterBlock
 
@@ -94,29 +108,28 @@ def _alike(given: Sequence[Tensor], returned: Sequence[Tensor]) -> bool:
     )
 
 
+_Entry = Callable[[Tape, Any, Denoising], Tensor]
+_Layer = Callable[[Tape, Tensor, Any, Denoising], Tensor]
+ENTRIES: dict[type, _Entry] = {
+    ClipEntryBody: clip_entry,
+    ComplexEntryBody: complex_entry,
+    ConditionedEntryBody: conditioned_entry,
+    ImageEntryBody: image_entry,
+    JoinedEntryBody: joined_entry,
+    PackedEntryBody: packed_entry,
+}
+LAYERS: dict[type, _Layer] = {
+    CrossLayerBody: cross_layer,
+    DenoisedBody: denoised,
+    DoubleLayerBody: double_layer,
+    ExpertLayerBody: expert_layer,
+    JointLayerBody: joint_layer,
+    SingleLayerBody: single_layer,
+    TableLayerBody: table_layer,
+}
+
+
 def _write(t: Tape, x: Tensor | None, body: object, d: Denoising) -> Tensor:
-    match body:
-        case ImageEntryBody():
-            return image_entry(t, body, d)
-        case PackedEntryBody():
-            return packed_entry(t, body, d)
-        case ClipEntryBody():
-            return clip_entry(t, body, d)
-        case JoinedEntryBody():
-            return joined_entry(t, body, d)
-        case _:
-            assert x is not None, body
-    match body:
-        case JointLayerBody():
-            return joint_layer(t, x, body, d)
-        case SingleLayerBody():
-            return single_layer(t, x, body, d)
-        case CrossLayerBody():
-            return cross_layer(t, x, body, d)
-        case ExpertLayerBody():
-            return expert_layer(t, x, body, d)
-        case DenoisedBody():
-            return denoised(t, x, body, d)
-        case _:
-            msg = f"{body}: nothing is known of it"
-            raise ValueError(msg)
+    if x is None:
+        return ENTRIES[type(body)](t, body, d)
+    return LAYERS[type(body)](t, x, body, d)

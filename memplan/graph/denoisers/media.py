@@ -2,11 +2,8 @@
 
 from memplan.graph.denoisers.state import pixels_of
 from memplan.model.denoisers import (
-    ClipEntryBody,
-    ImageEntryBody,
-    JoinedEntryBody,
+    EntryBody,
     LatentGrid,
-    PackedEntryBody,
 )
 from memplan.model.spec import ModelSpec
 
@@ -14,7 +11,7 @@ from memplan.model.spec import ModelSpec
 def latents_of(model: ModelSpec) -> LatentGrid | None:
     """The latents that a diffusion transformer is given; None of any other model."""
     body = model.tables[0].body if model.tables else None
-    if isinstance(body, ImageEntryBody | PackedEntryBody | ClipEntryBody | JoinedEntryBody):
+    if isinstance(body, EntryBody):
         return body.grid
     return None
 
@@ -26,13 +23,13 @@ def makes_video(model: ModelSpec) -> bool:
 
 
 def sample_words(
-    model: ModelSpec, image_size: int | None, num_frames: int | None
+    model: ModelSpec, image_size: int | None, image_width: int | None, num_frames: int | None
 ) -> tuple[str, ...]:
     """What was taken for granted of a sample, in words."""
     grid = latents_of(model)
     if grid is None:
         return ()
-    height, width = pixels_of(grid, image_size)
+    height, width = pixels_of(grid, image_size, image_width)
     default = "" if image_size else " (default)"
     size = f"{height}x{width} pixels{default}"
     what = f"pictures of {size}"

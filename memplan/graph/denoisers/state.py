@@ -10,6 +10,9 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import LatentGrid
 
+PICTURE_TOKENS = 257
+"""Of CLIP's large model: 16 x 16 patches and one for all of them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentSize:
@@ -33,9 +36,18 @@ class LatentSize:
         return times * (self.height // down) * (self.width // across)
 
 
-def pixels_of(grid: LatentGrid, image_size: int | None) -> tuple[int, int]:
-    """Height and width of a picture, as the setup or the model says [pixels]."""
-    return grid.image if image_size is None else (image_size, image_size)
+def pixels_of(grid: LatentGrid, image_size: int | None, image_width: int | None) -> tuple[int, int]:
+    """Height and width of a picture, as the setup or the model says [pixels].
+
+    Raises ``SetupError`` for a width without a height.
+    """
+    if image_size is not None:
+        return image_size, image_width or image_size
+    if image_width is not None:
+        height = grid.image[0]
+        msg = f"image_width: {image_width}: say the height too: image_size={height}, for one"
+        raise SetupError(msg)
+    return grid.image
 
 
 def latent_size(options: TapeOptions, grid: LatentGrid) -> LatentSize:
@@ -43,10 +55,14 @@ def latent_size(options: TapeOptions, grid: LatentGrid) -> LatentSize:
 
     Raises ``SetupError`` for a picture that is no whole number of tokens.
     """
-    height, width = pixels_of(grid, options.image_size)
-    for side, patch in ((height, grid.patch[0]), (width, grid.patch[1])):
+    height, width = pixels_of(grid, options.image_size, options.image_width)
+    across = "image_size" if options.image_width is None else "image_width"
+    for name, side, patch in (
+        ("image_size", height, grid.patch[0]),
+        (across, width, grid.patch[1]),
+    ):
         if side % (grid.scale * patch):
-            msg = f"image_size: {side} pixels are no whole number of tokens of {grid.scale * patch} pixels each"
+            msg = f"{name}: {side} pixels are no whole number of tokens of {grid.scale * patch} pixels each"
             raise SetupError(msg)
     return LatentSize(
         frames=grid.frames_in_latents(options.num_frames or grid.frames),
@@ -72,8 +88,10 @@ class Denoising:
     """The prompt's stream, where it is one of its own."""
     memory: Tensor | None = None
     """The prompt, where all layers attend to the same."""
+    mask: Tensor | None = None
+    """What of the prompts is padding, as something to add to scores."""
     tables: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines by which heads are turned."""
+    """Cosines and sines by which heads are turned, or the picture's complex numbers and the prompt's."""
     shared: list[Tensor] = field(default_factory=list)
     """What all layers read, until the model returns."""
 

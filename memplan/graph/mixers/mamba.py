@@ -99,12 +99,14 @@ class Scanned(NamedTuple):
     bias: Tensor
 
 
-def selective_scan(t: Tape, given: Scanned, spec: MambaSpec, context: StackContext) -> Tensor:
-    """``mamba_selective_scan``."""
+def selective_scan(
+    t: Tape, given: Scanned, spec: MambaSpec, context: StackContext, *, in_rows: bool = False
+) -> Tensor:
+    """``mamba_selective_scan``; ``in_rows``: what is written and read lies state by state already."""
     if t.kernels.scan is ScanKernel.PACKAGE:
         from memplan.graph.mixers.scan_kernels import scanned_in_kernel  # only where installed
 
-        return scanned_in_kernel(t, given, spec, context)
+        return scanned_in_kernel(t, given, spec, context, in_rows=in_rows)
     states, keys, queries = given.states, given.keys, given.queries
     step = time_step(t, given.step, t.cast(given.bias, given.step.dtype))
     size = states.numel * spec.state

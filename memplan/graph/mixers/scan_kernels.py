@@ -270,11 +270,13 @@ def convolved_in_kernel(t: Tape, x: Tensor, spec: MambaSpec) -> Tensor:
 
 
 def scanned_in_kernel(
-    t: Tape, given: tuple[Tensor, ...], spec: MambaSpec, context: StackContext
+    t: Tape, given: tuple[Tensor, ...], spec: MambaSpec, context: StackContext, *, in_rows: bool
 ) -> Tensor:
     """``selective_scan_fn``: keeps all it is given, in rows of tokens, and what it gives."""
     states, step, rate, keys, queries, skip, gate, bias = given
-    keys, queries, gate = (t.contiguous(each) for each in (keys, queries, gate))
+    if not in_rows:
+        keys, queries = t.contiguous(keys), t.contiguous(queries)
+    gate = t.contiguous(gate)
     kept = context.batch * spec.inner * ceil_div(context.seq_len, SCAN_CHUNK) * 2 * spec.state
     out, gated = t.tensor(states.numel, states.dtype), t.tensor(states.numel, states.dtype)
     held = t.tensor(kept, DType.FP32)

@@ -14,6 +14,7 @@ from memplan.graph.towers.convolved import write_convolved
 from memplan.graph.towers.detecting import patch_queries
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
+from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
@@ -24,7 +25,7 @@ from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.parsing import write_parsers
 from memplan.graph.towers.pooling import write_pooling
 from memplan.graph.towers.projecting import write_projecting
-from memplan.graph.towers.queried import write_queried
+from memplan.graph.towers.queried import with_instruction, write_queried
 from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.shifted import write_shifted
@@ -42,6 +43,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
@@ -60,7 +62,7 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.pooling import PoolingBody
 from memplan.model.towers.projecting import ProjectingBody
-from memplan.model.towers.queried import QueriedBody
+from memplan.model.towers.queried import InstructionBody, QueriedBody
 from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.shifted import ShiftedBody
@@ -104,6 +106,8 @@ def write_body(
             return text_tokens(t, body, flow)
         case TypedTokensBody():
             return typed_tokens(t, body, flow)
+        case InstructionBody():
+            return with_instruction(t, body, flow)
         case PatchQueriesBody():
             assert x is not None
             return patch_queries(t, x, body, flow, given)
@@ -172,6 +176,8 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, GroupingBody):
+        return write_grouping(t, x, body, flow)
     if isinstance(body, VideoContrastBody):
         return write_videos(t, x, body, flow, given)
     if isinstance(body, WordsBody):
@@ -179,7 +185,7 @@ def _read_on(
     if isinstance(body, SummedBody):
         return summed(t, x, body)
     if isinstance(body, QueriedBody):
-        return write_queried(t, x, body, flow)
+        return write_queried(t, x, body, flow, given)
     if isinstance(body, TileBody):
         return write_tiles(t, x, body, flow)
     assert isinstance(body, ReorderedBody), body

@@ -27,6 +27,7 @@ from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.queried import InstructionBody
 from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
@@ -108,6 +109,7 @@ def starts(block: ParameterBlock) -> bool:
         | TokensBody
         | TypedTokensBody
         | WordsPatchesBody
+        | InstructionBody
         | TargetsBody,
     )
 

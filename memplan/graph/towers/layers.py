@@ -161,7 +161,10 @@ def _fused(
     columns = width + 2 * narrow
     both = linear(t, x, name, body.size, columns, bias=bias)
     rows = both.numel // columns
-    query, key, value = t.split(both, rows * width, rows * narrow, rows * narrow)
+    sizes = rows * width, rows * narrow, rows * narrow
+    query, key, value = (
+        [t.slice(both, each) for each in sizes] if body.selected else t.split(both, *sizes)
+    )
     return query, key, value
 
 

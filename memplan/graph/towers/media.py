@@ -12,11 +12,12 @@ from memplan.model.towers.joining import Joining
 from memplan.model.towers.matting import MattingBody
 from memplan.model.towers.nets import PixelsBody
 from memplan.model.towers.patches import PatchesBody
+from memplan.model.towers.queried import InstructionBody
 from memplan.model.towers.segmenting import PromptBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.tiles import TilesBody
 
-NO_LOSS: tuple[tuple[type, str], ...] = (
+MEANT: tuple[tuple[type, str], ...] = (
     (
         PromptBody,
         "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
@@ -27,8 +28,9 @@ NO_LOSS: tuple[tuple[type, str], ...] = (
         "one text a picture as its query, the sum of what is predicted as the loss: the class has none",
     ),
     (SummedBody, "the sum of what the class returns as the loss: it has none"),
+    (InstructionBody, "the whole text as the instruction that the Q-Former reads, too"),
 )
-"""The step that is meant where a class has no loss of its own, by what it ends in."""
+"""The step that is meant where a class leaves it open, or has no loss of its own, by what it is made of."""
 VECTORS = "the sum of all vectors as the loss: the class has none"
 """The same of retrievers (``ColPaliForRetrieval``)."""
 UNSEEN = "no source picture: what is drawn is given as tokens"
@@ -102,7 +104,7 @@ def media_words(
     if model.join is not None and model.join.joining is Joining.UNSEEN:
         return (UNSEEN,)
     words += [
-        said for kind, said in NO_LOSS if any(isinstance(each, kind) for each in _bodies(model))
+        said for kind, said in MEANT if any(isinstance(each, kind) for each in _bodies(model))
     ]
     if model.head.vector_size:
         words.append(VECTORS)

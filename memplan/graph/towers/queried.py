@@ -1,22 +1,122 @@
-"""Trained queries that read a tower's tokens: ``AriaProjector`` of transformers."""
+"""Trained queries that read a tower's tokens: ``AriaProjector``, ``InstructBlipQFormerModel`` of transformers."""
 
+from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.graph.attention.head_layout import batched_matmul
+from memplan.graph.attention.head_layout import Shape, batched_matmul
+from memplan.graph.attention.paths import attend
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.elementwise import softmax
+from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.graph.towers.state import Flow
-from memplan.model.towers.queried import MaskedQueriesBody, QueriedBody
+from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.towers.images import spread
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.attention import AttentionSpec
+from memplan.model.towers.queried import (
+    InstructionBody,
+    MaskedQueriesBody,
+    QueriedBody,
+    QueriesOnlyBody,
+    QueryLayerBody,
+)
 
 
-def write_queried(t: Tape, x: Tensor, body: QueriedBody, flow: Flow) -> Tensor:
+def write_queried(
+    t: Tape, x: Tensor, body: QueriedBody, flow: Flow, given: dict[str, Tensor]
+) -> Tensor:
     """The operations of any body of ``memplan.model.towers.queried``."""
-    return _masked_queries(t, x, body, flow)
+    match body:
+        case MaskedQueriesBody():
+            return _masked_queries(t, x, body, flow)
+        case InstructionBody():
+            return with_instruction(t, body, flow)
+        case QueryLayerBody():
+            return _query_layer(t, x, body, flow, given[body.memory])
+        case QueriesOnlyBody():
+            return t.contiguous(t.slice(x, flow.items * body.num_queries * body.size))
+
+
+def with_instruction(t: Tape, body: InstructionBody, flow: Flow) -> Tensor:
+    """``InstructBlipQFormerEmbeddings``: the instruction is what of a sequence is no picture."""
+    pictures = t.options.images_per_sample * body.num_queries
+    length = max(1, min(t.options.seq_len - pictures, body.num_positions))
+    rows = flow.items * length
+    t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
+    ids, numbers = from_batch(t, rows, DType.INT64), t.tensor(length, DType.INT64)
+    t.record(OperationKind.CLONE, (), (numbers,))
+    found = embedding_lookup(t, t.parameter("word_embeddings.weight"), rows, ids)
+    places = embedding_lookup(t, t.parameter("position_embeddings.weight"), length, numbers)
+    words = t.add(found, places)
+    t.touch(places)
+    both = t.concatenate(spread(t, body.queries, flow.items, 0), words)
+    return dropout(t, layer_norm(t, both, "layernorm", body.size), body.dropout)
+
+
+def _query_layer(t: Tape, x: Tensor, body: QueryLayerBody, flow: Flow, memory: Tensor) -> Tensor:
+    """``InstructBlipQFormerLayer``."""
+    size = body.size
+    attended = _bert_attention(t, x, x, "attention", body, flow, size)
+    first = flow.items * body.num_queries * size
+    queries, words = t.slice(attended, first), t.slice(attended, attended.numel - first)
+    if body.source:
+        seen = _bert_attention(
+            t, queries, memory, "crossattention", body, flow, body.source, apart=True
+        )
+        fed = _bert_network(t, seen, "mlp_query", body)
+    else:
+        fed = _bert_network(t, queries, "mlp_query", body, apart=True)
+    spoken = _bert_network(t, words, "mlp_text", body, apart=True)
+    out = t.concatenate(fed, spoken)
+    t.touch(attended, fed, spoken)
+    return out
+
+
+def _bert_attention(
+    t: Tape,
+    x: Tensor,
+    read: Tensor,
+    name: str,
+    body: QueryLayerBody,
+    flow: Flow,
+    source: int,
+    *,
+    apart: bool = False,
+) -> Tensor:
+    """Projections, scores, a sum and its norm; ``apart`` is what is asked from a part of a tensor."""
+    size, heads = body.size, body.num_heads
+    asked = _apart(t, x) if apart else x
+    query = linear(t, asked, f"{name}.q_proj", size, size, bias=True)
+    key = linear(t, read, f"{name}.k_proj", source, size, bias=True)
+    value = linear(t, read, f"{name}.v_proj", source, size, bias=True)
+    spec = AttentionSpec(
+        num_heads=heads, num_kv_heads=heads, head_dim=size // heads, causal=False,
+        dropout=body.attention_dropout, fp32_softmax=False, names_weights=False,
+    )  # fmt: skip
+    queries, keys = x.numel // size // flow.items, read.numel // source // flow.items
+    out = attend(t, query, key, value, Shape(flow.items, queries, keys, spec), None)
+    made = dropout(t, linear(t, out, f"{name}.o_proj", size, size, bias=True), body.dropout)
+    t.touch(query, key, value)
+    return layer_norm(t, t.add(made, x), f"{name}.output.norm", size)
+
+
+def _bert_network(
+    t: Tape, x: Tensor, name: str, body: QueryLayerBody, *, apart: bool = False
+) -> Tensor:
+    size, inner = body.size, body.inner_size
+    raised = linear(t, _apart(t, x) if apart else x, f"{name}.fc1", size, inner, bias=True)
+    active = activation(t, raised, body.activation)
+    t.touch(raised)
+    made = dropout(t, linear(t, active, f"{name}.fc2", inner, size, bias=True), body.dropout)
+    return layer_norm(t, t.add(made, x), f"{name}.norm", size)
+
+
+def _apart(t: Tape, x: Tensor) -> Tensor:
+    """A part of a tensor, copied into rows for a matrix."""
+    return t.contiguous(x if t.autocast is None else t.cast(x, t.autocast))
 
 
 def _masked_queries(t: Tape, x: Tensor, body: MaskedQueriesBody, flow: Flow) -> Tensor:

@@ -44,9 +44,8 @@ def _shifted_windows(t: Tape, x: Tensor, body: ShiftedWindowsBody, flow: Flow) -
             kept = t.slice(kept, x.numel)
         out = t.contiguous(kept)
     t.touch(whole)
-    for each in (rolled, windows, attended, back, out):
-        if each is not whole:
-            t.linger(each)
+    for each in dict.fromkeys((rolled, windows, attended, back, out)):
+        t.linger(each)
     if mask is not None:
         t.linger(mask)
     return out

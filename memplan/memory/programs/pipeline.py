@@ -15,7 +15,7 @@ from memplan.memory.programs.chunk_offload import LEAST_BYTES, ChunkOffload, chu
 from memplan.memory.programs.pipeline_plan import plan_of, shape_of
 from memplan.memory.programs.pipeline_ranks import place_of
 from memplan.memory.programs.pipeline_runtime import Runtime, StageLink, runtime_of
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program, Weight, run_steps
 from memplan.memory.rank import RankInput
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.schedules import Pass, PassKind
@@ -89,8 +89,11 @@ class PipelineProgram:
     def run(self, *, num_steps: int | None = None) -> None:
         """Load, then train; the optimizers' states come with the first step."""
         self.start()
-        for step in range(num_steps or self.num_steps):
-            self.train(step, num_micro_batches=len(self.passes))
+        run_steps(self, num_steps or self.num_steps)
+
+    def run_step(self, step: int) -> None:
+        """One step."""
+        self.train(step, num_micro_batches=len(self.passes))
 
     def start(self) -> None:
         """Load every stage; the batch of a whole step; the runtime's buffers."""

@@ -131,6 +131,29 @@ class RankProgram(Protocol):
         """Elements of a weight that this rank keeps between steps."""
 
 
+class Steps(Protocol):
+    """What is run step by step."""
+
+    ledger: Ledger
+
+    def run_step(self, step: int) -> None:
+        """One of its steps."""
+
+
+SETTLED_STEP = 1
+"""Later ones are as this one, once it keeps to its own blocks: the optimizer's states come with the first."""
+
+
+def run_steps(program: Steps, num_steps: int) -> None:
+    """Run steps; those that are as the one before are only written down again."""
+    ledger, last = program.ledger, 0
+    for step in range(num_steps):
+        begin = len(ledger.events)
+        if step <= SETTLED_STEP or not ledger.repeat(last):
+            program.run_step(step)
+        last = begin
+
+
 _OF_TRL = (ActivationOffload.STREAMED, ActivationOffload.BLOCKING)
 
 
@@ -195,10 +218,13 @@ class Program:
     def run(self, *, num_steps: int | None = None) -> None:
         """Load, then train; the optimizer's states come with the first step."""
         self.start()
-        for step in range(num_steps or self.num_steps):
-            steps = self.given.setup.gradient_accumulation_steps
-            self.train(step, num_micro_batches=min(steps, MAX_MICRO_BATCHES))
-            self.evaluate(step)
+        run_steps(self, num_steps or self.num_steps)
+
+    def run_step(self, step: int) -> None:
+        """One step, and what follows it."""
+        steps = self.given.setup.gradient_accumulation_steps
+        self.train(step, num_micro_batches=min(steps, MAX_MICRO_BATCHES))
+        self.evaluate(step)
 
     def start(self) -> None:
         """Load, and fetch the first batch."""

@@ -10,6 +10,7 @@ from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
 from memplan.model.towers.grids import GridBody
+from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.levels import LevelsBody
@@ -123,6 +124,7 @@ TowerBody = (
     | ProjectingBody
     | PairBody
     | BlendBody
+    | GroupingBody
     | VideoContrastBody
     | QueriedBody
     | OutputBody

@@ -108,6 +108,8 @@ class LayerBody:
     """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
+    selected: bool = False
+    """Queries, keys and values are picked out of one tensor by index, not cut (InstructBLIP)."""
     across: bool = False
     """Norms leave tokens lying across, as a convolution gave them, so that each matrix copies what it reads."""
     dropout: float = 0.0

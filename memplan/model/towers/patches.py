@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
+from memplan.model.towers.parts import RMS_NORM
+
+if TYPE_CHECKING:
+    from memplan.model.norms import NormSpec
 
 
 class Cut(Enum):
@@ -61,7 +66,8 @@ class PatchesBody:
     tokens_last: bool = False
     """They stand behind them."""
     first_norm: str = ""
-    """The module of an RMS norm on patches before they have a position."""
+    """The module of a norm on patches before they have a position."""
+    first_norm_kind: NormSpec = RMS_NORM
     picked: bool = False
     """Pictures are picked out of the batch by index, a copy: what pads a sample is left out."""
     registers: str = ""

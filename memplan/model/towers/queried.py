@@ -29,4 +29,41 @@ class MaskedQueriesBody:
     activation: Activation
 
 
-QueriedBody = MaskedQueriesBody
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstructionBody:
+    """Queries once for each picture, a text's tokens behind them; a norm on both (InstructBLIP)."""
+
+    queries: str
+    """The weight, as ``module.name``."""
+    size: int
+    num_queries: int
+    num_positions: int
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryLayerBody:
+    """BERT's layer, in which queries may see a tower's tokens and pass a network of their own."""
+
+    size: int
+    inner_size: int
+    num_heads: int
+    num_queries: int
+    source: int
+    """Width of what queries see; 0: they see nothing here."""
+    memory: str
+    """The tower, by the name that its blocks begin with."""
+    activation: Activation
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueriesOnlyBody:
+    """Without the text."""
+
+    size: int
+    num_queries: int
+
+
+QueriedBody = MaskedQueriesBody | InstructionBody | QueryLayerBody | QueriesOnlyBody
