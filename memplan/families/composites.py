@@ -43,6 +43,7 @@ def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         task=Task.BASE if is_base else Task.OTHER,
         head=replace(base.head, tied=False, vector_size=width),
         stacks=stacks,
+        recomputes=base.recomputes and is_base,
     )
 
 

@@ -38,16 +38,17 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         num_rows=0 if tied else _output_rows(reader, part, kind),
         attended_loss=kind.attended_loss,
         upcast=text.head.upcast and not kind.plain_logits,
-        loss_upcast=text.head.loss_upcast and not kind.plain_logits,
+        loss_upcast=kind.own_output or (text.head.loss_upcast and not kind.plain_logits),
+        logits_bias=text.head.logits_bias and not kind.own_output,
     )
     whole = Whole(reader=reader, request=request, text=text)
     towers = declared(kind.declare, whole)
     base = text.tables if text.base_tables is None else text.base_tables
     base_head = _base_head(text, head) if kind.head_in_base and not tied else ()
     written = kind.join is not None and all(block.body is not None for block in towers)
-    # Nothing is written over the embeddings of an encoder yet (T5).
-    single = len(text.stacks) == 1
-    join = kind.join if towers and written and single and not text.tables else None
+    # Of two stacks only Florence-2's are known to be joined: InstructBLIP's T5 has a class of its own inside.
+    fits = len(text.stacks) == 1 or kind.own_output
+    join = kind.join if towers and written and fits and not text.tables else None
     towers_out = "" if join is not None or not towers else f"activations of {kind.left_out}"
     left_out = [towers_out, text.activations_left_out]
     asked = bool(kind.window_masks_key) and part.reader.raw(kind.window_masks_key) == "vision"

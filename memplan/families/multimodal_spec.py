@@ -65,5 +65,7 @@ class Multimodal:
     """``AutoModel`` makes the class with the head (Llama 4)."""
     plain_logits: bool = False
     """It leaves its logits as they are, though the text model's own class casts them (Llama 3.2 Vision)."""
+    own_output: bool = False
+    """Its output matrix and loss stand behind a text model of two stacks: no bias, fp32 logits (Florence-2)."""
     output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None
     """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""

@@ -201,7 +201,12 @@ MULTIMODALS: dict[str, Multimodal] = {
         window_masks_key="use_bidirectional_attention",
         left_out="the towers",
     ),
-    "florence2": Multimodal(declare=plain.florence2, text=PartSpec(key=TEXT, model_type="bart")),
+    "florence2": Multimodal(
+        declare=plain.florence2,
+        text=PartSpec(key=TEXT, model_type="bart"),
+        join=SCATTERED,
+        own_output=True,
+    ),
     "granite_speech_plus": Multimodal(
         declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
     ),

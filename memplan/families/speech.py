@@ -9,6 +9,13 @@ from dataclasses import replace
 from memplan.families.counted import attention, counted_model, feed_forward
 from memplan.families.request import ReadRequest, reject_task
 from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.wav2vec2 import (
+    Wav2Vec2Kind,
+    declare_positions,
+    masks,
+    signal_convolutions,
+    time_mask,
+)
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
@@ -17,6 +24,7 @@ from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.distanced import DistancedLayerBody, PairVectorsBody, Place
 from memplan.model.towers.layers import LayerBody, LayerNames
 from memplan.model.towers.nets import GroupNormBody
 from memplan.model.towers.parts import NormBody
@@ -24,6 +32,8 @@ from memplan.model.towers.sounds import (
     FeaturesBody,
     FramesBody,
     GatedSignalBody,
+    PositionConvolutionBody,
+    ProjectedFramesBody,
     RowsBody,
     SignalBody,
     SinesBody,
@@ -83,7 +93,11 @@ def _stack(reader: ConfigReader, name: str, *, key_bias: bool = True) -> Stack:
 
 
 def declare_stack(
-    table: ParameterTable, stack: Stack, *, final_norm: bool = True, body: LayerBody | None = None
+    table: ParameterTable,
+    stack: Stack,
+    *,
+    final_norm: bool = True,
+    body: LayerBody | DistancedLayerBody | None = None,
 ) -> None:
     """Self-attention, cross attention in a decoder, feed-forward; a norm for each."""
     hidden, key_bias = stack.hidden_size, stack.key_bias
@@ -95,8 +109,8 @@ def declare_stack(
             table.norm("cross_attn_layer_norm", hidden)
         feed_forward(table, hidden, stack.inner_size)
         table.norm("final_layer_norm", hidden)
-    last = None if body is None else NormBody(module="layer_norm", size=hidden)
-    with table.block(f"{stack.name}.norm", body=last):
+    norm = NormBody(module="layer_norm", size=hidden)
+    with table.block(f"{stack.name}.norm", body=norm if body and final_norm else None):
         if final_norm:
             table.norm("layer_norm", hidden)
 
@@ -344,58 +358,93 @@ def _speecht5(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
     hidden = encoder.hidden_size
     heads = reader.integer("encoder_attention_heads")
     text_in = task is Task.OTHER and not _hears(reader)
-    with table.block("encoder.embed"):
+    before: tuple[TowerBody, ...] = ()
+    if task is not Task.BASE and not text_in:
+        before = _speech_features(table, reader, hidden)
+    pairs = PairVectorsBody(
+        size=hidden, norm="embed_norm", table="embed_positions", head_dim=hidden // heads,
+        dropout=reader.number("hidden_dropout", default=0.0),
+    )  # fmt: skip
+    written = bool(before)
+    chain = ChainBody(parts=(*before, pairs)) if before else None
+    with table.block("encoder.embed", body=chain):
         if text_in:
             table.embedding("encoder.embed_tokens", reader.integer("vocab_size"), hidden)
             table.parameter("encode_positions", "alpha")
         elif task is not Task.BASE:
-            _speech_features(table, reader, hidden)
+            declare_positions(table, reader, Wav2Vec2Kind(), hidden)
         rows = 2 * reader.integer("encoder_max_relative_position")
         table.embedding("embed_positions", rows, hidden // heads)
         table.norm("embed_norm", hidden)
-    declare_stack(table, encoder, final_norm=False)
-    with table.block("decoder.embed"):
+    layer = _distanced_layer(reader, encoder)
+    whole = encoder.num_layers
+    counts = {Place.FIRST: min(1, whole - 1), Place.MIDDLE: max(0, whole - 2), Place.LAST: 1}
+    for place, count in counts.items():
+        part, body = replace(encoder, num_layers=count), replace(layer, place=place)
+        declare_stack(table, part, final_norm=False, body=body)
+    with table.block("encoder.norm", body=ChainBody(parts=())):
+        pass
+    targets = TargetsBody(
+        size=hidden, num_positions=_sines(reader, "max_text_positions"), tokens=TOKENS, sines=True,
+        in_place=True, scaled=True, dropout=reader.number("positional_dropout", default=0.0),
+    )  # fmt: skip
+    with table.block("decoder.embed", body=targets if task is Task.SEQ2SEQ_LM else None):
         if task is Task.SEQ2SEQ_LM:
             _tokens(table, reader, hidden)
         elif task is Task.OTHER:
             _spectrum_features(table, reader, hidden)
-    declare_stack(table, decoder, final_norm=False)
+    declare_stack(table, decoder, final_norm=False, body=_distanced_layer(reader, decoder))
     if task is Task.OTHER:
         _spectrum(table, reader, hidden)
-    _output(table, reader, hidden, task)
+    output = OutputBody(size=hidden, rows=reader.integer("vocab_size"), table=f"{TOKENS}.weight")
+    _output(table, reader, hidden, task, output if written else None)
+
+
+def _sines(reader: ConfigReader, key: str) -> int:
+    """Rows of the buffer of sines: for so many positions, for padding, and an offset."""
+    padding = reader.integer("pad_token_id", default=1, minimum=0)
+    return reader.integer(key) + padding + 1 + SINES_OFFSET
+
+
+def _distanced_layer(reader: ConfigReader, stack: Stack) -> DistancedLayerBody:
+    return DistancedLayerBody(
+        size=stack.hidden_size, inner_size=stack.inner_size,
+        num_heads=reader.integer(f"{stack.name}_attention_heads"),
+        activation=tower_activation(reader, "hidden_act"),
+        dropout=reader.number("hidden_dropout", default=0.0),
+        activation_dropout=reader.number("activation_dropout", default=0.0),
+        attention_dropout=reader.number("attention_dropout", default=0.0),
+        memory="encoder" if stack.name == "decoder" else "",
+    )  # fmt: skip
 
 
 def _hears(reader: ConfigReader) -> bool:
     return any("ForSpeechTo" in each for each in reader.texts("architectures"))
 
 
-def _speech_features(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:
-    """wav2vec 2.0's convolutions, of which a group norm follows the first or a norm each."""
-    channels = reader.integers("conv_dim", minimum=1)
-    kernels = reader.integers("conv_kernel", minimum=1)
-    if len(channels) != len(kernels):
-        key = "conv_kernel"
-        raise reader.fail(key, f"has {len(kernels)} entries, conv_dim {len(channels)}")
-    known = ("group", "layer")
-    each = reader.choice("feat_extract_norm", reader.text("feat_extract_norm"), known) == "layer"
-    inputs = 1
-    for index, (outputs, kernel) in enumerate(zip(channels, kernels, strict=True)):
-        bias = reader.flag("conv_bias")
-        table.convolution(f"conv.{index}", inputs, outputs, kernel, bias=bias)
-        if each or index == 0:
-            table.norm(f"conv.{index}.norm", outputs)
-        inputs = outputs
-    table.norm("feature_norm", inputs)
-    table.linear("feature_projection", inputs, hidden)
-    kernel = reader.integer("num_conv_pos_embeddings")
-    groups = reader.integer("num_conv_pos_embedding_groups")
-    rows = reader.divide("hidden_size", hidden, "num_conv_pos_embedding_groups", groups)
-    table.parameter("position_conv", "bias", hidden)
-    table.parameter("position_conv.weight", "length", 1, 1, kernel)
-    table.parameter("position_conv.weight", "direction", hidden, rows, kernel)
-    # Probabilities of masking that are not in the file are not zero (``SpeechT5Config``).
-    if reader.number("mask_time_prob", default=0.05) or reader.number("mask_feature_prob"):
-        table.parameter("masked_spectrum", "embedding", hidden)
+def _speech_features(
+    table: ParameterTable, reader: ConfigReader, hidden: int
+) -> tuple[TowerBody, ...]:
+    """wav2vec 2.0's convolutions and projection; gives what places the frames."""
+    kind = Wav2Vec2Kind()
+    features = signal_convolutions(table, "encoder", reader, kind)
+    projected = ProjectedFramesBody(
+        features=features, size=hidden, norm="feature_norm", linear="feature_projection",
+        dropout=reader.number("feat_proj_dropout", default=0.0),
+        mask="masked_spectrum.embedding" if time_mask(reader) else "",
+    )  # fmt: skip
+    with table.block("encoder.feature_projection", body=projected):
+        table.norm("feature_norm", features)
+        table.linear("feature_projection", features, hidden)
+        if masks(reader):
+            table.parameter("masked_spectrum", "embedding", hidden)
+    convolved = PositionConvolutionBody(
+        size=hidden, kernel=reader.integer("num_conv_pos_embeddings"),
+        groups=reader.integer("num_conv_pos_embedding_groups"),
+        activation=tower_activation(reader, "feat_extract_activation"),
+    )  # fmt: skip
+    placed = SinesBody(size=hidden, rows=_sines(reader, "max_speech_positions"), scaled=False)
+    return convolved, placed
 
 
 def _spectrum_features(table: ParameterTable, reader: ConfigReader, hidden: int) -> None:

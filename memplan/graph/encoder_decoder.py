@@ -48,7 +48,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     if model.task is Task.SEQUENCE_CLASSIFICATION:
         options = replace(options, target_seq_len=options.seq_len)
     t = Tape(options, source=model.source)
-    if model.tables:
+    if model.tables and model.join is None:
         record_tables(t, counted_parts(model), tied=model.head.tied)
     encoder, decoder = model.stacks
     encoder = settled(encoder, options.seq_len)
@@ -148,7 +148,8 @@ def record_stack(
     spec = spec or EmbeddingSpec(embedding_size=model.hidden_size)
     own = embedded(t, stack, spec, context, table, ids)
     if own is None:
-        x = embed(t, spec, context, table, ids)
+        seen = model if ids is None else None
+        x = embed(t, spec, context, table, ids, seen)
         context.mask, _ = attention_masks(t, model, stack, context)
     else:
         x = own
@@ -179,14 +180,26 @@ def record_stack(
 
 
 def embed(
-    t: Tape, spec: EmbeddingSpec, context: StackContext, table: Parameter, ids: Tensor | None
+    t: Tape,
+    spec: EmbeddingSpec,
+    context: StackContext,
+    table: Parameter,
+    ids: Tensor | None,
+    model: ModelSpec | None = None,
 ) -> Tensor:
-    """Tokens, scaled, and positions; their sum, norm and dropout."""
+    """Tokens, scaled, and positions; their sum, norm and dropout.
+
+    What the towers of ``model`` give, if it has such, is written over the tokens before.
+    """
     x = _tokens(t, context, table, ids)
     if spec.scaled:
         x = t.scale(x)
     t.embedded(x, table)
     t.hold(x)
+    if model is not None and model.join is not None:
+        from memplan.graph.towers.joining import joined_embeddings  # only for Florence-2
+
+        x = joined_embeddings(t, model, counted_parts(model), x, model.join)
     if spec.num_positions or spec.computed_positions:
         x = t.add(x, positions(t, spec, context))
     if spec.norm is not None:
@@ -256,11 +269,12 @@ def finish(
         x = dropout(t, x, stack.final_dropout, module="dropout" if is_module else "")
         t.leave(stack.name)
         t.end(x)
+    gone = {storage for segment in t.segments[first:] for storage in segment.releases}
     for segment in t.segments[first:]:
         made = [each for operation in segment.operations for each in operation.outputs]
         for storage in dict.fromkeys(each.storage for each in made if each.storage.held):
             kept = storage is x.storage or any(storage is leaf.storage for leaf in t.leaves)
-            if storage.segment == segment.index and not kept:
+            if storage.segment == segment.index and not kept and storage not in gone:
                 t.segment.releases.append(storage)
     return x
 
@@ -478,7 +492,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
         logits = output_matrix(t, model, replace(model.head, scaled=False), scaled, table)
         if model.head.logits_bias:
             logits = biased_logits(t, logits, model.vocab_size)
-        loss = cross_entropy(t, logits)
+        loss = cross_entropy(t, t.cast(logits, DType.FP32) if model.head.loss_upcast else logits)
         t.returned.append(logits)
         t.touch(scaled, logits)
     t.touch(x)

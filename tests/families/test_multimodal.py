@@ -269,6 +269,26 @@ def test_a_sequence_holds_its_pictures_too() -> None:
         record_model(model, TapeOptions(seq_len=576, image_size=13))
 
 
+def test_aria_reads_pictures_of_as_many_patches_as_it_has_queries_for() -> None:
+    """980 pixels are 4,900 patches, 490 are 1,225; for others its projector has no number of queries."""
+    text = {"model_type": "aria_text", "num_hidden_layers": 1}
+    vision = {"model_type": "idefics3_vision", "image_size": 980, "patch_size": 14}
+    model = read({"model_type": "aria", "text_config": text, "vision_config": vision})
+    record_model(model, TapeOptions(seq_len=256, image_size=490))
+    with pytest.raises(SetupError, match="1225, 4900"):
+        record_model(model, TapeOptions(seq_len=256, image_size=448))
+
+
+def test_instructblip_over_an_encoder_is_counted() -> None:
+    """Its T5 has a class of its own inside, over whose encoder's embeddings nothing is written yet."""
+    text = {"model_type": "t5", "num_layers": 1}
+    assert (
+        "Q-Former" in read({"model_type": "instructblip", "text_config": text}).activations_left_out
+    )
+    text = {"model_type": "opt", "num_hidden_layers": 1}
+    assert not read({"model_type": "instructblip", "text_config": text}).activations_left_out
+
+
 @pytest.mark.parametrize("model_type", sorted(MULTIMODALS))
 def test_every_type_says_what_it_leaves_out(model_type: str) -> None:
     config: dict[str, object] = {"model_type": model_type}

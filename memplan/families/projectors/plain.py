@@ -19,6 +19,7 @@ from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
+from memplan.model.towers.davit import PlacedMeanBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
 from memplan.model.towers.projecting import PooledProjectionBody, VisualWordsBody
 
@@ -167,7 +168,9 @@ def florence2(table: ParameterTable, whole: Whole) -> None:
     reader = vision.reader
     width, outputs = stage_widths(reader)[-1], reader.integer("projection_dim")
     rows = reader.integer("max_position_embeddings")
-    with table.block("projector"):
+    frames = reader.integer("max_temporal_embeddings")
+    body = PlacedMeanBody(size=width, outputs=outputs, frames=frames)
+    with table.block("projector", body=body):
         table.linear("image_projection", width, outputs, bias=False)
         table.norm("image_proj_norm", outputs)
         table.embedding("row_embeddings", rows, width // 2)

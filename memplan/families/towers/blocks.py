@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from memplan.errors import ConfigError
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation
@@ -117,6 +118,9 @@ def layer_body(
     output = bias if layer.output_bias is None else layer.output_bias
     width = layer.width or size
     head_dim = width // heads
+    if not head_dim:
+        msg = f"num_attention_heads: {heads} heads share hidden_size {width}: none has an element"
+        raise ConfigError(msg)
     attention = AttentionSpec(
         num_heads=heads, num_kv_heads=(layer.key_value_width or width) // head_dim,
         head_dim=head_dim, query_bias=bias,

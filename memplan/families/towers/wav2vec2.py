@@ -64,7 +64,7 @@ def wav2vec2_tower(
     table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind
 ) -> None:
     """The bare model."""
-    features = _signal_convolutions(table, name, reader, kind)
+    features = signal_convolutions(table, name, reader, kind)
     size = reader.integer("hidden_size")
     normed = not kind.projection_norm_optional or reader.flag("feat_proj_layer_norm", default=True)
     projected = ProjectedFramesBody(
@@ -97,7 +97,7 @@ def _conformer(
         positions=reader.integer("max_source_positions"), dropout=body.dropout,
     )  # fmt: skip
     with table.block(f"{name}.encoder.embed", body=tables):
-        _positions(table, reader, kind, size)
+        declare_positions(table, reader, kind, size)
         if weighs_layers(reader):
             table.computes(ChainBody(parts=(tables, CollectedBody())))
     count = reader.layers("num_hidden_layers")
@@ -114,7 +114,7 @@ def _encoder(
     stable = reader.flag("do_stable_layer_norm")
     placed = _position_body(reader, size, kind)
     with table.block(f"{name}.encoder.embed"):
-        _positions(table, reader, kind, size)
+        declare_positions(table, reader, kind, size)
         table.computes(_before_layers(table, reader, kind, placed) if stable else placed)
     drop = reader.number("hidden_dropout", default=0.0)
     first = NormBody(module="layer_norm", size=size, dropout=drop)
@@ -214,7 +214,7 @@ def masks(reader: ConfigReader) -> bool:
     return in_time > 0 or reader.number("mask_feature_prob") > 0
 
 
-def _signal_convolutions(
+def signal_convolutions(
     table: ParameterTable, name: str, reader: ConfigReader, kind: Wav2Vec2Kind
 ) -> int:
     """``feature_extractor``; gives the channels that come out."""
@@ -242,7 +242,9 @@ def _signal_convolutions(
     return before
 
 
-def _positions(table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, size: int) -> None:
+def declare_positions(
+    table: ParameterTable, reader: ConfigReader, kind: Wav2Vec2Kind, size: int
+) -> None:
     """A grouped convolution; its weight norm owns a length for each tap beside the direction."""
     groups = reader.integer("num_conv_pos_embedding_groups")
     reader.divide("hidden_size", size, "num_conv_pos_embedding_groups", groups)

@@ -11,7 +11,9 @@ from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.conformer import write_conformer
 from memplan.graph.towers.contrast import contrast
 from memplan.graph.towers.convolved import write_convolved
+from memplan.graph.towers.davit import write_davit
 from memplan.graph.towers.detecting import patch_queries
+from memplan.graph.towers.distanced import write_distanced
 from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.grids import write_grid
 from memplan.graph.towers.grouping import write_grouping
@@ -42,6 +44,8 @@ from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesB
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.davit import DavitBody
+from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
@@ -164,6 +168,8 @@ def _read_on(
         return write_speech(t, x, body, flow)
     if isinstance(body, SeriesPart):
         return write_series(t, x, body, flow)
+    if isinstance(body, DistancedBody):
+        return write_distanced(t, x, body, flow)
     if isinstance(body, TurnedBody):
         return write_turned(t, x, body, flow)
     if isinstance(body, ConformerBody):
@@ -176,6 +182,8 @@ def _read_on(
         return write_projecting(t, x, body, flow)
     if isinstance(body, PairBody):
         return write_pairs(t, x, body, flow, given)
+    if isinstance(body, DavitBody):
+        return write_davit(t, x, body, flow)
     if isinstance(body, GroupingBody):
         return write_grouping(t, x, body, flow)
     if isinstance(body, VideoContrastBody):

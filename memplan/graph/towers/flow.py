@@ -19,8 +19,9 @@ from memplan.graph.towers.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
-from memplan.model.towers.body import ChainBody
+from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.distanced import DistancedLayerBody
 from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.nets import PixelsBody
@@ -61,7 +62,10 @@ def record_flow(
         if starts(block) and x is not None:
             t.hold(x)
             held.append(x)
-        if isinstance(block.body, LayerBody | TurnedLayerBody) and block.body.memory:
+        if (
+            isinstance(block.body, LayerBody | TurnedLayerBody | DistancedLayerBody)
+            and block.body.memory
+        ):
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
@@ -78,7 +82,7 @@ def record_flow(
             x = _segment(t, block, run, x, flow, given, declared, ending, tied=tied)
         tower = block.name.partition(".")[0]
         assert x is not None
-        if isinstance(block.body, ChainBody) and isinstance(block.body.parts[0], PatchesBody):
+        if isinstance(block.body, ChainBody) and isinstance(_first(block), PatchesBody):
             # The model's own variable holds what its embedding gave (``ConvNextModel.forward``).
             t.hold(x)
             held.append(x)
@@ -89,9 +93,7 @@ def record_flow(
 
 def starts(block: ParameterBlock) -> bool:
     """Whether a block reads the batch, and nothing that was computed."""
-    body = block.body
-    if isinstance(body, ChainBody):
-        body = body.parts[0]
+    body = _first(block)
     if isinstance(body, SignalBody):
         return body.channels > 0
     return isinstance(
@@ -112,6 +114,12 @@ def starts(block: ParameterBlock) -> bool:
         | InstructionBody
         | TargetsBody,
     )
+
+
+def _first(block: ParameterBlock) -> TowerBody | None:
+    """What a block computes first."""
+    body = block.body
+    return next(iter(body.parts), None) if isinstance(body, ChainBody) else body
 
 
 @dataclass(frozen=True, slots=True)

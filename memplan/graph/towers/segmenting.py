@@ -387,7 +387,7 @@ def _fine_masks(t: Tape, x: Tensor, body: FineMasksBody, flow: Flow) -> Tensor:
     t.record(OperationKind.SORT, (), (order,))
     sorted_masks = t.tensor(chosen.numel, chosen.dtype)
     t.record(
-        OperationKind.GATHER, (chosen, order), (sorted_masks,), saves=(order,),
+        OperationKind.GATHER, (chosen, order), (sorted_masks,), saves=(chosen, order),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     result = t.add(sorted_masks, t.slice(joined, positions))

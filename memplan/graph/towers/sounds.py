@@ -119,13 +119,17 @@ def gated_linear_unit(t: Tape, x: Tensor) -> Tensor:
 
 def scaled_with_sines(t: Tape, x: Tensor, body: SinesBody, flow: Flow) -> Tensor:
     """``Speech2TextEncoder``: its variables hold what was scaled, and the rows that are added."""
-    scaled = t.scale(x)
-    flow.share(t, scaled)
-    return dropout(t, with_sines(t, scaled, body.size, body.rows, flow), body.dropout)
+    if body.scaled:
+        x = t.scale(x)
+        flow.share(t, x)
+    found = sine_rows(t, x, body.size, body.rows)
+    if body.scaled:
+        flow.share(t, found)
+    return dropout(t, t.add(x, found), body.dropout)
 
 
-def with_sines(t: Tape, x: Tensor, size: int, rows: int, flow: Flow) -> Tensor:
-    """Rows of a buffer, looked up for each position of every sequence, added; no gradient is theirs."""
+def sine_rows(t: Tape, x: Tensor, size: int, rows: int) -> Tensor:
+    """Rows of a buffer, looked up for each position of every sequence; no gradient is theirs."""
     dtype = DType.FP32 if t.autocast is not None else t.compute
     t.hold_buffer(allocated_bytes(rows * size, dtype))
     numbers = t.tensor(x.numel // size, DType.INT64)
@@ -133,8 +137,7 @@ def with_sines(t: Tape, x: Tensor, size: int, rows: int, flow: Flow) -> Tensor:
     found = t.tensor(x.numel, dtype)
     t.record(OperationKind.INDEX_SELECT, (numbers,), (found,))
     t.touch(numbers)
-    flow.share(t, found)
-    return t.add(x, found)
+    return found
 
 
 def halved_frames(t: Tape, x: Tensor) -> Tensor:
@@ -211,8 +214,17 @@ def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
         out = t.add(tokens, positions)
         flow.hold_mask(t, flow.length)
     elif body.sines:
-        flow.share(t, tokens)
-        out = with_sines(t, tokens, body.size, body.num_positions, flow)
+        found = sine_rows(t, tokens, body.size, body.num_positions)
+        if body.in_place:
+            out = t.view(tokens, tokens.numel)
+            t.record(
+                OperationKind.ADD_IN_PLACE, (tokens, found), (out,),
+                gradients=(Gradient.ALIAS, Gradient.NONE),
+            )  # fmt: skip
+        else:
+            flow.share(t, tokens)
+            flow.share(t, found)
+            out = t.add(tokens, found)
     else:
         out = tokens
     flow.tables = None
@@ -248,7 +260,6 @@ def output(
         logits = linear(t, x, body.module, body.size, body.rows, bias=body.bias)
     t.returned.append(logits)
     t.give_out(logits)
-    return cross_entropy(t, t.cast(logits, DType.FP32) if body.upcast else logits, flow.labels)
     full = t.cast(logits, DType.FP32) if body.upcast else logits
     return cross_entropy(t, full, flow.labels)
 

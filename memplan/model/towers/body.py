@@ -9,6 +9,8 @@ from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.convolved import ConvolvedBody
+from memplan.model.towers.davit import DavitBody
+from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.grids import GridBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
@@ -105,6 +107,7 @@ TowerBody = (
     | ConvolvedBody
     | ConformerBody
     | TurnedBody
+    | DistancedBody
     | SeriesBody
     | SeriesPart
     | NetBody
@@ -124,6 +127,7 @@ TowerBody = (
     | ProjectingBody
     | PairBody
     | BlendBody
+    | DavitBody
     | GroupingBody
     | VideoContrastBody
     | QueriedBody

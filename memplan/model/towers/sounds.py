@@ -92,6 +92,7 @@ class SinesBody:
 
     size: int
     rows: int
+    scaled: bool = True
     dropout: float = 0.0
 
 

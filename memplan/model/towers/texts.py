@@ -39,6 +39,8 @@ class TargetsBody:
     positions: str = ""
     """The module of their table; empty: they are sines in a buffer, or none."""
     sines: bool = False
+    in_place: bool = False
+    """Sines are added where what was looked up lies."""
     rotary_dim: int = 0
     """Numbers of each head that the layers turn; 0: they do not."""
     scaled: bool = False
@@ -72,7 +74,6 @@ class OutputBody:
     """The weight that it is where the model ties the two; empty: it is its own."""
     module: str = "lm_head"
     upcast: bool = False
-    """The loss is of a copy in fp32."""
     """Logits are widened to fp32 before the loss."""
     bias: bool = False
 

@@ -1,0 +1,270 @@
+"""What a tape is made of, as it is written down: segments, tensors, operations and what they keep."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Self
+
+from memplan.dtypes import DType
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.options import TapeOptions
+from memplan.graph.segments import Buffer, Operation, Segment, Tiles
+from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.model.parameters import LayerBlock, ModelPart
+from memplan.training.exchange import NO_SENDS, Sends
+from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
+
+if TYPE_CHECKING:
+    from memplan.graph.away import Handed, Hooks
+
+
+class Recording:
+    """Operations as they are noted, segment by segment."""
+
+    def __init__(self, options: TapeOptions, *, source: str = "model") -> None:
+        self.options = options
+        self.source = source
+        """Where the model was read, for messages."""
+        self.autocast = options.autocast
+        self.compute = options.compute
+        self.kernels = options.kernels
+        self.decomposed = options.decomposed
+        self.frozen = options.without_gradients
+        """Parameters declared from here on are not trained."""
+        self.hooks: Hooks | None = None
+        """What takes tensors that operations keep to CPU RAM."""
+        if options.offload.hooks:
+            from memplan.graph.away import hooks_of  # only then
+
+            self.hooks = hooks_of(options.offload, weights_stay=options.weights_stay)
+        self.adaptation = options.adaptation
+        """The adapter in whose place the model's own weights are frozen."""
+        self.adapted: Mapping[str, int] = {}
+        """Modules of the present segment that are adapted, and the rank of each."""
+        self._repetition = 0
+        """How often segments of the present one's name were repeated before."""
+        self._again: Segment | None = None
+        self.block = LayerBlock.NETWORK
+        """The block of a layer that is being written down."""
+        self.segments: list[Segment] = []
+        self.segment = Segment("", 0, repeat=1, checkpointed=False)
+        self.inputs_bytes = 0
+        """Token ids, labels and whatever else the batch itself holds [bytes]."""
+        self.declared: tuple[tuple[str, ...], ...] = ()
+        """The order in which the class declares its parameters: the name of a segment, then modules
+        of it or single parameters, for each stretch; empty: not known."""
+        self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
+        """What torch's dispatcher was asked, and the kernel it took."""
+        self.asked_multiprocessors = False
+        """Something on it depends on how many multiprocessors the card has."""
+        self.buffers: list[Buffer] = []
+        """What lies beside the parameters."""
+        self.buffers_in_use: tuple[int, ...] = ()
+        """Sizes to which Megatron's global memory buffer grows in the first pass, one after another."""
+        self.returned: list[Tensor] = []
+        """What the model returns beside the loss: logits."""
+        self.loss_apart = False
+        """torch.compile breaks its graph before the loss."""
+        self.compiled_before: int | None = None
+        """The segment before which the model returns, and the trainer goes on without torch.compile."""
+        self.leaves: list[Tensor] = []
+        """Activations that require a gradient without being computed from any parameter."""
+        self._casts: dict[Parameter, Tensor] = {}
+        self._touches = 0
+        self.joined_at: int | None = None
+        """The segment before which passes of other models run, whose results it takes."""
+        self.cached: list[tuple[Tensor, Segment]] = []
+        """Keys and values that the outputs hold, with the segment each repetition of which does."""
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """Of the card, where kernels go by it."""
+        self.asked_multiprocessors = True
+        return self.options.multiprocessors
+
+    def as_on(self, options: TapeOptions) -> Self | None:
+        """The same operations with the options of another card; None where that runs others."""
+        if self.asked_multiprocessors or options.is_tiled:
+            return None
+        for call, kernel in self.sdpa_calls.items():
+            if choose_sdpa_kernel(call, options.sdpa) is not kernel:
+                return None
+        made = copy(self)
+        made.options = options
+        return made
+
+    def begin(
+        self,
+        name: str,
+        *,
+        part: ModelPart = ModelPart.OTHER,
+        repeat: int = 1,
+        checkpointed: bool = False,
+        frozen: bool = False,
+        again: Segment | None = None,
+        x: Tensor | None = None,
+        further: Sequence[Tensor] = (),
+    ) -> None:
+        """Start a segment that reads ``x``, the output of the one before, and ``further`` ones of it.
+
+        With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
+        """
+        self._again = again
+        self.frozen = frozen or self.options.without_gradients
+        self.segment = Segment(
+            name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
+        )
+        self.segment.input, self.segment.further_inputs = x, tuple(further)
+        if checkpointed and self.hooks is not None and x is not None:
+            self.segment.input_away = self.hooks.take_input(x)
+        if self.adaptation is not None:
+            earlier = (each.repeat for each in self.segments if each.name == name)
+            self._repetition = sum(earlier)
+            if again is None:
+                self.adapted = self.adaptation.at(name, self._repetition)
+        self.segments.append(self.segment)
+
+    def end(self, output: Tensor, further: Sequence[Tensor] = ()) -> None:
+        """Finish the segment; ``output`` and ``further`` streams are what the next one reads."""
+        self.touch(*self.segment.lingering)
+        self.segment.output, self.segment.further_outputs = output, tuple(further)
+        if not output.requires_grad:
+            # No operation keeps anything, so nothing holds the checkpoint, nor the input that it was given.
+            self.segment.checkpointed, self.segment.input_away = False, None
+        if not self.segment.checkpointed:
+            for made in self.segment.returned:
+                kept = any(made in operation.saved for operation in self.segment.operations)
+                made.kept_by_maker = kept and made.segment == self.segment.index
+        if self.segment.checkpointed:
+            from memplan.graph.selective import keeps_every_other_matmul, kept_outputs
+
+            # Without a graph nothing holds what was kept for the second run.
+            if keeps_every_other_matmul(self.options) and output.requires_grad:
+                self.segment.kept_outputs |= kept_outputs(self.segment)
+
+    def touch(self, *tensors: Tensor) -> None:
+        """Note that variables still hold these tensors at this point of the segment."""
+        position = len(self.segment.operations) - 1
+        for tensor in tensors:
+            storage = tensor.storage
+            if storage.segment == self.segment.index:
+                storage.last_read = max(storage.last_read, position)
+                self._touches += 1
+                storage.touched = self._touches
+
+    def enter(self, module: str) -> None:
+        """Note that a module is called here that owns no parameters itself: the model, a dropout."""
+        self.segment.entered.append((len(self.segment.operations), module))
+
+    def leave(self, module: str) -> None:
+        """Note that it returns here, something that a gradient will reach."""
+        self.segment.left.append((len(self.segment.operations), module))
+
+    def sdpa_kernel(self, call: SdpaCall) -> ScoreKernel:
+        """The kernel that the card takes for a call of ``scaled_dot_product_attention``."""
+        kernel = choose_sdpa_kernel(call, self.options.sdpa)
+        self.sdpa_calls[call] = kernel
+        return kernel
+
+    def tensor(self, numel: int, dtype: DType, *, requires_grad: bool = False) -> Tensor:
+        """Make a tensor with a storage of its own in the present segment."""
+        segment = self.segment
+        storage = Storage(allocated_bytes(numel, dtype), segment.index, len(segment.operations))
+        return Tensor(numel, dtype, storage, requires_grad=requires_grad)
+
+    def record(
+        self,
+        kind: OperationKind,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        saves: Sequence[Tensor] = (),
+        gradients: Sequence[int] = (),
+        forward_scratch_bytes: int | Sequence[int] = 0,
+        backward_scratch_bytes: int | Sequence[int] = 0,
+        flops: int = 0,
+        in_python: bool = False,
+        pins: Sequence[Tensor] = (),
+        tiles: Tiles | None = None,
+        sends: Sends = NO_SENDS,
+    ) -> None:
+        """Append an operation and settle what it keeps alive."""
+        segment = self.segment
+        index = segment.index
+        position = len(segment.operations)
+        x = segment.input
+        given = segment.given if segment.further_inputs or x is None else (x.storage,)
+        differentiable = False
+        for tensor in inputs:
+            if tensor.requires_grad:
+                differentiable = True
+            storage = tensor.storage
+            if storage.segment == index:
+                storage.last_read = position
+                storage.touched = 0
+            elif storage.segment >= 0 and storage not in given:
+                _note(segment.external_reads, storage)
+        saved: list[Storage] = []
+        pinned: list[Storage] = []
+        saves_output = keeps_weight = False
+        handed: Handed = ()
+        if differentiable:
+            for tensor in outputs:
+                if tensor.dtype.is_floating:
+                    tensor.requires_grad = True
+            if self.hooks is not None and saves and not segment.checkpointed:
+                saves, handed = self.hooks.take(
+                    kind, saves, inputs=inputs, outputs=outputs,
+                    in_head=segment.part is ModelPart.HEAD, in_python=in_python,
+                    is_shared=self._is_shared,
+                )  # fmt: skip
+            for tensor in saves:
+                storage = tensor.storage
+                if storage.segment < 0:
+                    keeps_weight = True
+                    continue
+                if storage in saved:
+                    continue
+                if storage.segment == index or storage in given:
+                    saved.append(storage)
+                    if tensor in outputs:
+                        saves_output = True
+                else:
+                    _note(segment.external_saves, storage)
+            for tensor in pins:
+                storage = tensor.storage
+                if storage.segment == index or storage in given:
+                    pinned.append(storage)
+                elif storage.segment >= 0:
+                    _note(segment.external_saves, storage)
+        segment.operations.append(
+            Operation(
+                kind, inputs, outputs, saved, gradients if differentiable else (),
+                forward_scratch=_blocks(forward_scratch_bytes) if forward_scratch_bytes else (),
+                backward_scratch=_blocks(backward_scratch_bytes) if backward_scratch_bytes else (),
+                flops=flops, keeps_weight=keeps_weight,
+                saves_output=saves_output, in_python=in_python,
+                pinned=pinned, handed=handed, tiles=tiles, sends=sends,
+            )
+        )  # fmt: skip
+
+    def _is_shared(self, storage: Storage) -> bool:
+        """Whether it is of an earlier segment, and not what the present one is given."""
+        return 0 <= storage.segment < self.segment.index and not self._is_input(storage)
+
+    def _is_input(self, storage: Storage) -> bool:
+        x, further = self.segment.input, self.segment.further_inputs
+        if x is not None and storage is x.storage:
+            return True
+        return bool(further) and any(storage is each.storage for each in further)
+
+
+def _blocks(scratch: int | Sequence[int]) -> Sequence[int]:
+    """One block, or each of several; each as the allocator rounds it up."""
+    if isinstance(scratch, int):
+        return (scratch,) if scratch else ()
+    return scratch
+
+
+def _note(storages: list[Storage], storage: Storage) -> None:
+    if storage not in storages:
+        storages.append(storage)
