@@ -25,6 +25,7 @@ else:
     from dataclasses import MISSING, FrozenInstanceError, fields
     from dataclasses import dataclass as standard_dataclass
     from operator import attrgetter
+    from types import MemberDescriptorType
 
     _KEYS = {}
     _TAKEN = {}
@@ -137,11 +138,26 @@ else:
             names = tuple(field.name for field in fields(kind))
             assert all(field.init for field in fields(kind)), f"{kind.__name__} has derived fields"
             values = attrgetter(*names) if len(names) > 1 else _values_of_all
-            taken = _TAKEN[kind] = names, values
-        names, values = taken
+            taken = _TAKEN[kind] = names, values, _setters(kind, names)
+        names, values, setters = taken
         kept = dict(zip(names, values(record), strict=True))
         kept.update(changes)
-        return kind(**kept)
+        if setters is None or len(kept) != len(names):
+            return kind(**kept)
+        made = _new(kind)
+        for setter, value in zip(setters, kept.values(), strict=True):
+            setter(made, value)
+        if hasattr(kind, "__post_init__"):
+            made.__post_init__()
+        return made
+
+    _new = object.__new__
+
+    def _setters(kind, names):
+        """What writes each field into its slot, where all have one: sooner than ``__init__``'s arguments."""
+        found = [getattr(kind, name, None) for name in names]
+        is_plain = all(isinstance(each, MemberDescriptorType) for each in found)
+        return [each.__set__ for each in found] if is_plain else None
 
     def _repr(self):
         shown = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)

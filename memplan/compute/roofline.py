@@ -185,8 +185,9 @@ class _Reader:
             work.host_s += 0.0 if self.is_compiled else self.rates.host.view
             return
         work.host_s += self._host_seconds(operation)
-        before_s, sends = work.device_s, operation.sends.forward
-        scratch = 0 if _gathers(operation) else scratch_bytes(operation.forward_scratch)
+        sends = operation.sends.forward
+        before_s = work.device_s if sends else 0.0
+        scratch = _scratch(operation, operation.forward_scratch)
         slow = SLOW_KINDS.get(kind, _PLAIN)[0]
         if kind in _SENT:
             if not sends:
@@ -220,16 +221,17 @@ class _Reader:
         """What an operation touches drives what was touched longest ago out of the cache."""
         near, size = self.near, self.rates.cache.num_bytes
         for tensor in (*operation.inputs, *operation.outputs):
-            storage, num_bytes = tensor.storage, tensor.storage.num_bytes
-            if storage in near:
-                del near[storage]
-                self.near_bytes -= num_bytes
-            if num_bytes <= size:
-                near[storage] = None
-                self.near_bytes += num_bytes
-            else:
+            storage = tensor.storage
+            num_bytes = storage.num_bytes
+            if num_bytes > size:
                 near.clear()
                 self.near_bytes = 0
+            elif storage in near:
+                del near[storage]  # and to the end of the line
+                near[storage] = None
+            else:
+                near[storage] = None
+                self.near_bytes += num_bytes
         while self.near_bytes > size:
             oldest = next(iter(near))
             del near[oldest]
@@ -370,8 +372,9 @@ class _Reader:
         if not operation.flops or kind in ATTENTION_KERNELS:
             own = backward_bytes(operation)
             work.host_s += self._host_backward_s(operation, own)
-        before_s, sends = work.device_s, operation.sends.backward
-        scratch = 0 if _gathers(operation) else scratch_bytes(operation.backward_scratch)
+        sends = operation.sends.backward
+        before_s = work.device_s if sends else 0.0
+        scratch = _scratch(operation, operation.backward_scratch)
         if kind in _SENT:
             if not sends and (kind is not OperationKind.ALL_GATHER or scratch):
                 # Columns that were joined are cut out again: nothing is sent.
@@ -421,7 +424,7 @@ class _Reader:
         uses: dict[Tensor, int] = {}
         for operation in graded:
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
-                if tensor.requires_grad and kind != Gradient.NONE:
+                if tensor.requires_grad and kind != _NO_GRADIENT:
                     uses[tensor] = uses.get(tensor, 0) + 1
         for tensor, count in uses.items():
             if count > 1 and not isinstance(tensor, Parameter):
@@ -430,6 +433,7 @@ class _Reader:
                     work.host_s += self.rates.host.sum_back
 
 
+_NO_GRADIENT = int(Gradient.NONE)
 _SENT = {
     OperationKind.ALL_GATHER: (ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER),
     OperationKind.REDUCE_SCATTER: (ExchangeKind.REDUCE_SCATTER, ExchangeKind.ALL_GATHER),
@@ -451,6 +455,8 @@ def _factor(operation: Operation) -> float:
     return float(attention_factor(operation, needed)) + KERNEL_RECOMPUTATION
 
 
-def _gathers(operation: Operation) -> bool:
-    """Whether its temporaries are what its collectives write, which is in their time."""
-    return operation.kind is OperationKind.LINEAR and operation.sends is not NO_SENDS
+def _scratch(operation: Operation, scratch: Sequence[int]) -> int:
+    """A pass's temporaries, but for what its collectives write, which is in their time [bytes]."""
+    if not scratch or (operation.kind is OperationKind.LINEAR and operation.sends is not NO_SENDS):
+        return 0
+    return scratch_bytes(scratch)

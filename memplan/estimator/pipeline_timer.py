@@ -17,9 +17,9 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.network import Network
 from memplan.memory.accounts import step_visits
 from memplan.memory.ledger import Part
-from memplan.memory.playback import sendable_bytes
 from memplan.memory.programs.chunk_offload import LEAST_BYTES, passes_that_go, sent_bytes
 from memplan.memory.rank import RankInput
+from memplan.memory.sendable import sendable_bytes
 from memplan.model.spec import ModelSpec
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.exchange import ExchangeKind, Ranks, Visit

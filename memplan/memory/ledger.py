@@ -83,6 +83,10 @@ class Ledger:
         """Whether what is found is for all formats of a width, what only one of them does apart."""
         return False
 
+    def standing(self) -> object:
+        """What is held, to be compared with another time; None where each event counts by itself."""
+        return None
+
     def begin_aside(self, part: Part) -> None:
         """What only some runs do; ``end_aside`` is to follow."""
 

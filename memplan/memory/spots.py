@@ -12,8 +12,8 @@ from memplan.graph.segments import Segment
 from memplan.graph.tensors import Storage
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.backward_profile import GradientBuffer, Interval
-from memplan.memory.playback import Acts, Cut, Stops, backward_cuts, forward_cuts
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.memory.stops import Acts, Cut, Stops, backward_cuts, forward_cuts
 from memplan.memory.walk import WORKSPACE, Event, InTransit, Level
 
 Piece = tuple[Level, Level, Acts]

@@ -13,9 +13,9 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
-from memplan.memory.playback import Engine
 from memplan.memory.spots import PassSpots, Spot, Spots
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
+from memplan.memory.stops import Engine
 from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 _ROUND = ALLOCATION_ROUNDING - 1
@@ -93,6 +93,10 @@ class Tally(Ledger):
     def shares_formats(self) -> bool:
         """fp16 and bf16 take the same bytes."""
         return True
+
+    def standing(self) -> object:
+        """By line: what is done once more from the same changes nothing."""
+        return self._now()
 
     def begin_aside(self, part: Part) -> None:
         """It is noted under a part of its own."""

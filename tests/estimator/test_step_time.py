@@ -1,5 +1,6 @@
 """Step times: what has to hold whatever the rates are, and what practitioners say as numbers."""
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,16 @@ def test_an_estimate_has_its_time() -> None:
     answer = memplan.estimate(LLAMA, setup, gpu="h100")
     assert answer.time.expected_s == step_time(answer).expected_s
     assert answer.time.mfu == timed(engine="fsdp", micro_batch_size=2).mfu
+
+
+def test_a_time_asked_for_late_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest answers' jobs are at hand; those of others are recorded again."""
+    setups = [memplan.TrainingSetup(seq_len=length) for length in (256, 512)]
+    answers = [memplan.estimate("gpt2", each, gpu="h100") for each in setups]
+    soon = [each.time.expected_s for each in answers]
+    monkeypatch.setattr("memplan.estimator.job._LATEST", OrderedDict())
+    assert [each.time.expected_s for each in answers] == soon
+    assert soon[0] < soon[1]
 
 
 def test_micro_batches_add_up() -> None:

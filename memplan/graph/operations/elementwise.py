@@ -78,11 +78,13 @@ def written(t: Tape, whole: Tensor, part: Tensor) -> Tensor:
     after = t.view(whole, whole.numel)
     after.by_head = whole.by_head
     rows = allocated_bytes(part.numel, whole.dtype)
-    # The whole gradient, the part's as rows and, where the whole has one, zeros for its part.
+    # The whole gradient, the part's as rows, which are its own unless it is cast, and zeros for the part
+    # where the whole has a gradient.
+    cast = part.dtype is not whole.dtype
     gradient = Gradient.FRESH if whole.requires_grad else Gradient.NONE
-    scratch: tuple[int, ...] = (whole.storage.num_bytes, rows, RESULT)
+    scratch: tuple[int, ...] = (whole.storage.num_bytes, *((rows,) * cast), RESULT)
     if whole.requires_grad:
-        scratch = (RESULT, rows, rows, RESULT)
+        scratch = (RESULT, rows, rows, RESULT) if cast else (RESULT, RESULT, rows)
     t.record(
         OperationKind.COPY_SLICE, (whole, part), (after,), gradients=(gradient, Gradient.FRESH),
         backward_scratch_bytes=scratch,

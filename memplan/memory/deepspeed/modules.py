@@ -21,7 +21,7 @@ from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights, model_weights
-from memplan.memory.playback import Stops
+from memplan.memory.stops import Stops
 from memplan.memory.walk import last_recomputed
 from memplan.training.compilation import Compilation
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.playback import sendable_bytes
 from memplan.memory.rank import RankInput, Stage
+from memplan.memory.sendable import sendable_bytes
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.schedules import Pass, PassKind, passes_of
 from memplan.units import MIB, round_up

@@ -28,11 +28,11 @@ from memplan.memory.fsdp2.units import (
     shard_numel,
 )
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.playback import Acts, Stops
 from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
+from memplan.memory.stops import Acts, Stops
 from memplan.model.parameters import ModelPart
 from memplan.training.choices import Offload
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks

@@ -39,6 +39,14 @@ class PlayedCoordinator(Coordinator):
         """What is let go stays alive as long as the graph needs it."""
         self.detached: dict[int, list[Block]] = {}
 
+    def standing(self) -> object:
+        """What is gathered and on its way, to be compared."""
+        on_way = {
+            weight: (tuple(each.members), each.flat_bytes, each.copied, each.waiting)
+            for weight, each in self.handles.items()
+        }
+        return dict(self.sizes), dict(self.blocks), on_way, bool(self.recorded), len(self.detached)
+
     def restart(self) -> None:
         """``reset_step``: a forward pass begins."""
         for weight in list(self.handles):

@@ -15,9 +15,9 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.beside import SideLedger, When
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Acts, Playback, Stops
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
+from memplan.memory.stops import Acts, Stops
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.optimizers.script import ActKind
@@ -182,6 +182,8 @@ class Program:
         if isinstance(tally, Tally):
             self.playback = TallyPlayback(given.tape, given.passes, tally, self)
         else:
+            from memplan.memory.playback import Playback  # only where a run is played out
+
             self.playback = Playback(
                 given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
             )

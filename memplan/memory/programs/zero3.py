@@ -25,10 +25,10 @@ from memplan.memory.deepspeed.shards import (
 )
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.playback import Acts, Stops, backward_acts, forward_acts
 from memplan.memory.programs.gathering import PlayedCoordinator
 from memplan.memory.programs.program import Weight
 from memplan.memory.programs.zero import DeepSpeedProgram
+from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
 from memplan.training.exchange import ExchangeKind
 from memplan.training.kernels import TILED_LOSSES
 
@@ -80,6 +80,8 @@ class ShardedParametersProgram(DeepSpeedProgram):
         self.unreleased: dict[int, None] = {}
         """Parameters that no hook lets go of in this backward pass."""
         self.in_backward = False
+        self.begun: object = None
+        """What stood when the present micro-batch began, or the one before it."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -236,10 +238,24 @@ class ShardedParametersProgram(DeepSpeedProgram):
     # -- a micro-batch ---------------------------------------------------------------------------
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """The coordinator starts anew."""
+        """The coordinator starts anew; what begins as the one before did is not played out again."""
+        standing = self._standing()
+        if not first and standing is not None and standing == self.begun:
+            return
+        self.begun = standing
         if self.gathers and self.traces:
             self.coordinator.restart()
         super().micro_batch(step, first=first, last=last)
+
+    def _standing(self) -> object:
+        """All that a micro-batch depends on, to be compared; None where it is not to be.
+
+        With offloaded gradients the last one of a step does more than others.
+        """
+        held = self.ledger.standing()
+        if held is None or self.settings.offloads or self.company is not None:
+            return None
+        return held, self.coordinator.standing()
 
     def begin_backward(self) -> None:
         """Hooks of forward passes, run again, let go as in any other."""
