@@ -118,6 +118,10 @@ class Marked(Ledger):
     def enter(self, part: Part, step: int = 0) -> None:
         self.marks.append((len(self.events), part, step))
 
+    def repeat(self, start: int) -> bool:  # noqa: ARG002
+        """No: each step has marks of its own."""
+        return False
+
     def block_sizes(self) -> dict[int, int]:
         """What the allocator hands out for each request, unsplit rests included [bytes]."""
         allocator = _Sizing()
