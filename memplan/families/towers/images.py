@@ -378,6 +378,7 @@ def _num_shapes(tiles: int) -> int:
 def blip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """InstructBLIP's: a class token, queries, keys and values in one linear layer."""
     size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    reader.divide("hidden_size", size, "num_attention_heads", heads)
     patches = replace(
         _placed_patches(reader), tokens=("embeddings.class_embedding",),
         positions=Positions.PARAMETER, position_module="embeddings.position_embedding",
