@@ -317,7 +317,7 @@ def _clip_shape(sampler: Sampler, body: SignalBody) -> tuple[int, ...]:
 
 def _unknown(model: ModelSpec) -> SetupError:
     msg = (
-        f"{model.name}: verify does not know yet what its class is given beside tokens: record a snapshot in "
-        "a script of your own, and compare it with `memplan explain`"
+        f"{model.name}: verify does not know yet what its class is given, or what its loss is: record a "
+        "snapshot in a script of your own, and compare it with `memplan explain`"
     )
     return SetupError(msg)
