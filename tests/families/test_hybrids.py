@@ -16,8 +16,8 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import (
     NOTHING,
-    CountedSpec,
     ChannelDecaySpec,
+    CountedSpec,
     DeltaRuleSpec,
     LightningSpec,
     Mamba2Spec,
