@@ -82,11 +82,16 @@ def estimate_ms(*, runs: int = 101) -> float:
     )
 
 
-def sweep_grid() -> None:
-    """The whole grid."""
+def sweep_grid(*, with_time: bool = False) -> None:
+    """The whole grid, each setup's step time too where it is asked for."""
     import memplan
+    from memplan.estimator.step_time import step_time
 
-    found = sum(1 for _ in memplan.sweep("llama-3.1-8b", AXES, gpus=GPUS))
+    found = 0
+    for each in memplan.sweep("llama-3.1-8b", AXES, gpus=GPUS):
+        found += 1
+        if with_time:
+            step_time(each.estimates[0])
     if found != NUM_SETUPS:
         sys.exit(f"the grid gave {found} setups, not {NUM_SETUPS}")
 
@@ -129,12 +134,14 @@ def measure() -> list[Figure]:
     """All figures, in order."""
     one_ms = estimate_ms()
     sweep_s = timed(sweep_grid)
+    timed_s = timed(partial(sweep_grid, with_time=True))
     plan_s = timed(plan_70b)
     ratio = command_s(CSV_COMMAND) / command_s(ESTIMATE_COMMAND)
     growth = memory_growth() / 2**20
     return [
         Figure("estimate of 80 layers, warm", one_ms, ESTIMATE_BAR_MS, "ms"),
         Figure(f"sweep of {NUM_SETUPS:,} setups", sweep_s, SWEEP_BAR_S, "s"),
+        Figure("the same with step times", timed_s, SWEEP_BAR_S, "s"),
         Figure("plan of 70B over 8..1024 GPUs", plan_s, PLAN_BAR_S, "s"),
         Figure("CSV of 1,000 rows, in estimates", ratio, CSV_BAR, "x"),
         Figure("growth of a sweep's memory", growth, MEMORY_BAR_BYTES / 2**20, "MiB"),

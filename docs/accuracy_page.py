@@ -23,7 +23,7 @@ NOT_SECTIONS = (
     *TIMES, "parameter counts", "measured on GPUs", "published measurements", "calculators", "verdicts",
 )  # fmt: skip
 """Beginnings of sections whose rows are no comparison of bytes."""
-MEASURED = ("H100, measured", "Megatron-Kwai, measured")
+MEASURED = ("H100, measured", "H200, measured", "Megatron-Kwai, measured")
 """Sections of real GPUs; all others are the real code on a card that is not there."""
 METHODS = {
     "rule of thumb": "16 bytes a parameter over ZeRO's stages",
@@ -81,6 +81,7 @@ def headline() -> str:
     figures = read("accuracy")
     card = figures["H100, measured"]["max_memory_allocated"]
     reserved = figures["H100, measured"]["reserved"]
+    other = figures["H200, measured"]["max_memory_allocated"]
     own = figures["published measurements, own file"]["max_allocated"]
     verdicts = figures["verdicts on the H100"]["all"]
     others = [row["median"] for row in figures["calculators, H100"].values()]
@@ -89,7 +90,8 @@ def headline() -> str:
             (
                 f"* **{percent(card['median'])}**: how far the peak is off at the median of {card['records']} training steps measured on an "
                 f"H100 (95 % of them within {percent(card['p95'])}; what the allocator reserves {percent(reserved['median'])} and "
-                f"{percent(reserved['p95'])}). Of {verdicts['runs']} runs, {verdicts['died']} of which died, {verdicts['right']} were "
+                f"{percent(reserved['p95'])}), {percent(other['median'])} of {other['records']} on an H200, to which nothing "
+                f"was fitted (95 % within {percent(other['p95'])}). Of {verdicts['runs']} runs on the H100, {verdicts['died']} of which died, {verdicts['right']} were "
                 "called right."
             ),
             (

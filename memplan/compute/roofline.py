@@ -6,7 +6,7 @@ and writes the gradients of its inputs. In a compiled region what stands between
 kernel, and only what is really written moves.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
@@ -58,6 +58,12 @@ cuts tiles, and without (``tests/measured/h100_rates.json``)."""
 FULL_HEAD = 128
 SINGLE_ATTENTION_SHARE = 1 / 6
 """Of its rate in 16 bits, what a kernel reaches in fp32: three products in TF32, each half as fast."""
+ADDED_SHARES = {
+    (True, False): (0.72, 0.92), (True, True): (0.69, 0.81),
+    (False, False): (0.86, 0.97), (False, True): (0.78, 0.86),
+}  # fmt: skip
+"""Of its rate, what the memory-efficient kernel reaches forward and backward where a mask is added to the scores,
+in 16 bits or not, and the mask trained or not (``efficient`` of ``tests/measured/kernels.json``)."""
 SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
     OperationKind.LAYER_NORM: (0.68, 0.40), OperationKind.RMS_NORM: (0.68, 0.40),
     OperationKind.SOFTMAX: (0.60, 0.50), OperationKind.SAFE_SOFTMAX: (0.60, 0.50),
@@ -165,7 +171,7 @@ class _Reader:
         work = Work()
         if not self.is_compiled:
             for operation in operations:
-                self._run(work, operation)
+                self._take_turns(work, operation, self._run)
             return work
         for kernel in kernels_of(operations):
             if kernel[0].kind in EXTERN_KERNELS:
@@ -175,6 +181,17 @@ class _Reader:
                 work.host_s += self.rates.host.compiled
         work.host_s += self.rates.host.region
         return work
+
+    def _take_turns(
+        self, work: Work, operation: Operation, run: Callable[[Work, Operation], None]
+    ) -> None:
+        """One turn of a loop may stand for many, each with launches of its own."""
+        before_s = work.host_s
+        run(work, operation)
+        if operation.turns > 1:
+            others = operation.turns - 1
+            work.host_s += others * (work.host_s - before_s)
+            work.memory_s += others * self.rates.kernel_s * (operation.kind not in VIEWS)
 
     def _run(self, work: Work, operation: Operation) -> None:
         kind = operation.kind
@@ -302,6 +319,9 @@ class _Reader:
             reached *= found.half_head ** (FULL_HEAD / head - 1)
         if not query.dtype.is_half:
             reached *= SINGLE_ATTENTION_SHARE
+        if operation.kind is OperationKind.EFFICIENT_ATTENTION and len(operation.inputs) > 3:
+            trained = operation.inputs[3].requires_grad
+            reached *= ADDED_SHARES[query.dtype.is_half, trained][direction]
         seconds = flops / reached
         moved = (read_bytes(operation) + made_bytes(operation)) * (1 + direction)
         work.attention_s += max(seconds, moved / rates.bytes_per_s) + rates.kernel_s
@@ -358,7 +378,7 @@ class _Reader:
             work.host_s += self.rates.host.region
             return work
         for operation in graded:
-            self._run_back(work, operation)
+            self._take_turns(work, operation, self._run_back)
         self._add_up(work, graded)
         return work
 

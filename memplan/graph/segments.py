@@ -107,6 +107,7 @@ class Operation:
         "saves_output",
         "sends",
         "tiles",
+        "turns",
     )
 
     def __init__(
@@ -161,6 +162,8 @@ class Operation:
         """What hooks took of all that it keeps; what went is not in ``saved``."""
         self.tiles = tiles
         """What it runs tile by tile, where it is no operation but a stretch of them."""
+        self.turns = 1
+        """How often it is run, where it is one turn of a loop that stands for many."""
         self.sends = sends
         """What ranks send one another inside it; a collective of its own sends what it is given."""
 

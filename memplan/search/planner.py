@@ -67,7 +67,7 @@ class Planner:
         self.gpu = gpu
         self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
         self.sizes = model_sizes(model)
-        self.space = Space(goal, gpu, model.num_layers)
+        self.space = Space(goal, gpu, model)
         self.best_first = BestFirst(goal, model, gpu, self.sizes)
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[Candidate, Estimate]] = []

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
 from memplan.search.concessions import Concession, conceded
 from memplan.search.degrees import MICRO_BATCHES_OF_A_STAGE, Degrees, degrees_of, may_split
 from memplan.search.goal import EngineVariant, Goal
@@ -46,10 +47,11 @@ class Candidate:
 class Space:
     """The combinations of one goal on one kind of GPU, and why some are none."""
 
-    def __init__(self, goal: Goal, gpu: GpuSpec, num_layers: int) -> None:
+    def __init__(self, goal: Goal, gpu: GpuSpec, model: ModelSpec) -> None:
         self.goal = goal
         self.gpu = gpu
-        self.num_layers = num_layers
+        self.num_layers = model.num_layers
+        self.recomputes = model.recomputes
         self.refused: dict[str, None] = {}
         """Why combinations cannot be, each reason once."""
 
@@ -168,6 +170,8 @@ class Space:
     def _chosen_policies(self) -> tuple[Checkpointing, ...]:
         if self.goal.checkpointing:
             return self.goal.checkpointing
+        if not self.recomputes:
+            return (Recomputation.NONE,)
         if self.goal.base.kernels is KernelPreset.HF:
             return (Recomputation.NONE, Recomputation.FULL)
         return (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)

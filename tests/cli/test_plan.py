@@ -114,11 +114,21 @@ def test_bad_input_is_one_line(
 def test_lower_bounds_make_no_plan(run: Run, tmp_path: Path) -> None:
     """Activations that are not counted: a plan would promise what nobody knows."""
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "funnel"}', encoding="utf-8")
+    config.write_text('{"model_type": "sam2_video"}', encoding="utf-8")
     answer = run("plan", str(config), "--gpu", "a100", "--gpus", "8")
     assert answer.exit_code == 3
-    assert "activations of funnel: no setup can be said to fit" in answer.stderr
+    assert "activations of sam2_video" in answer.stderr
+    assert "no setup can be said to fit" in answer.stderr
     assert answer.stdout == ""
+
+
+def test_a_class_that_cannot_checkpoint_is_planned_without(run: Run) -> None:
+    asked = ("plan", "xlnet-base-cased", "--gpu", "a100", "--gpus", "1", "--engine", "ddp")
+    rows = json.loads(run(*asked, "--format", "json").stdout)["rows"]
+    assert {row["checkpointing"] for row in rows} == {"none"}
+    refused = run(*asked, "--checkpointing", "full")
+    assert refused.exit_code == 3
+    assert "xlnet cannot checkpoint its activations" in refused.stderr
 
 
 def test_lower_bounds_that_are_too_large_still_say_so(run: Run) -> None:

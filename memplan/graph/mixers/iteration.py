@@ -67,6 +67,7 @@ class Turns:
             found: dict[Storage, None] = {}
             for place in places:
                 operations[place].flops *= count
+                operations[place].turns = count
                 read = {tensor.storage for tensor in operations[place].inputs}
                 for tensor in operations[place].outputs:
                     if tensor.storage not in read:
