@@ -151,6 +151,7 @@ FAMILY_MODULES: dict[str, str] = {
     "qwen3_5_text": "linear_attention",
     "qwen3_5_moe_text": "linear_attention",
     "minimax": "linear_attention",
+    "kimi_linear": "linear_attention",
     "lfm2": "linear_attention",
     "lfm2_moe": "linear_attention",
     "clip": "two_towers",

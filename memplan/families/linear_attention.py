@@ -1,6 +1,7 @@
 """Decoders that mix linear attention or short convolutions with attention.
 
-Qwen3-Next and Qwen3.5 (gated delta rule), MiniMax (lightning attention), LFM2 (convolutions).
+Qwen3-Next and Qwen3.5 (gated delta rule), Kimi Linear (the same with a decay for each channel),
+MiniMax (lightning attention), LFM2 (convolutions).
 """
 
 from dataclasses import replace
@@ -12,14 +13,21 @@ from memplan.families.hybrids import (
     plain_attention,
     read_hybrid,
 )
+from memplan.families.latents import Latent, read_latent_attention
 from memplan.families.llama import Variation, read_activation
-from memplan.families.mixture_types import QWEN_ROUTER, Mixture
+from memplan.families.mixture_types import DEEPSEEK_ROUTER, QWEN_ROUTER, Mixture
 from memplan.families.mixtures import read_mixture
 from memplan.families.request import ReadRequest
 from memplan.model.attention import AttentionSpec, OutputGate, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
-from memplan.model.mixers import DeltaRuleSpec, LightningSpec, ShortConvolutionSpec
+from memplan.model.mixers import (
+    ChannelDecaySpec,
+    DeltaRuleSpec,
+    LightningSpec,
+    ShortConvolutionSpec,
+    TokenMixer,
+)
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore, RouterSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
@@ -135,6 +143,77 @@ def _delta_rule(reader: ConfigReader, *, fused: bool) -> DeltaRuleSpec:
         kernel_size=reader.integer("linear_conv_kernel_dim"),
         activation=read_activation(reader, "hidden_act"),
         fused=fused,
+    )
+
+
+# -- Kimi Linear ----------------------------------------------------------------------------------
+
+_KIMI_MIXTURE = Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts")
+
+
+def _kimi_kinds(reader: ConfigReader) -> list[str]:
+    types = layer_kinds(reader, "layer_types") or _kimi_types(reader)
+    networks = reader.texts("mlp_layer_types")
+    if not networks:
+        num_dense = reader.integer("first_k_dense_replace", default=1, minimum=0)
+        networks = ["dense" if number < num_dense else "sparse" for number in range(len(types))]
+    if len(networks) < len(types):
+        error = reader.fail("mlp_layer_types", f"names {len(networks)} layers of {len(types)}")
+        raise error
+    return [f"{mixer} {network}" for mixer, network in zip(types, networks, strict=False)]
+
+
+def _kimi_types(reader: ConfigReader) -> list[str]:
+    """What ``linear_attn_config`` lists, from 1 on, or full attention in every fourth layer."""
+    nested = reader.mapping("linear_attn_config") or {}
+    count = reader.layers("num_hidden_layers")
+    full, linear = nested.get("full_attn_layers"), nested.get("kda_layers")
+    if full is None or linear is None:
+        attends = set(range(4, count, 4))
+    else:
+        attends, mixes = _places(reader, full), _places(reader, linear)
+        if attends & mixes or attends | mixes != set(range(count)):
+            problem = f"full_attn_layers and kda_layers must name each of {count} layers once"
+            error = reader.fail("linear_attn_config", problem)
+            raise error
+    return [
+        "full_attention" if number in attends else "linear_attention" for number in range(count)
+    ]
+
+
+def _places(reader: ConfigReader, named: object) -> set[int]:
+    """Layers that are counted from 1 on."""
+    if not isinstance(named, list) or not all(isinstance(each, int) for each in named):
+        problem = "full_attn_layers and kda_layers must be lists of whole numbers"
+        error = reader.fail("linear_attn_config", problem)
+        raise error
+    return {each - 1 for each in named}
+
+
+def _kimi_layer(reader: ConfigReader, kind: str) -> LayerSpec:
+    name, network = kind.split()
+    mixer: TokenMixer = _channel_decay(reader)
+    if name == "full_attention":
+        mixer = replace(read_latent_attention(reader, Latent()), rotates=False)
+    return LayerSpec(
+        attention=mixer,
+        feed_forward=read_mixture(reader, _KIMI_MIXTURE)
+        if network == "sparse"
+        else gated_network(reader),
+        norm=NORM,
+    )
+
+
+def _channel_decay(reader: ConfigReader) -> ChannelDecaySpec:
+    """Sizes of ``linear_attn_config`` come before the class's own names."""
+    nested = reader.mapping("linear_attn_config")
+    sizes = reader.nested(nested or {}, "linear_attn_config.")
+    return ChannelDecaySpec(
+        num_heads=sizes.optional_integer("num_heads") or reader.integer("linear_num_heads"),
+        head_dim=sizes.optional_integer("head_dim") or reader.integer("linear_head_dim"),
+        kernel_size=sizes.optional_integer("short_conv_kernel_size")
+        or reader.integer("linear_conv_kernel_dim"),
+        activation=read_activation(reader, "hidden_act"),
     )
 
 
@@ -276,6 +355,7 @@ LINEAR_ATTENTION: dict[str, Hybrid] = {
         layer=_qwen_later_layer,
         final_norm=ZERO_CENTRED_NORM,
     ),
+    "kimi_linear": Hybrid(kinds=_kimi_kinds, layer=_kimi_layer),
     "minimax": Hybrid(kinds=_minimax_kinds, layer=_minimax_layer),
     "lfm2": Hybrid(kinds=_lfm_dense_kinds, layer=_lfm_dense_layer),
     "lfm2_moe": Hybrid(kinds=_lfm_sparse_kinds, layer=_lfm_sparse_layer),

@@ -123,6 +123,7 @@ MIXERS: Mapping[str, Writer] = {
     "FourierSpec": Writer("mixers.fourier", "fourier_transform"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
+    "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
     "SideBySideSpec": Writer("mixers.side_by_side", "side_by_side"),
     "ShortConvolutionSpec": Writer("mixers.convolution", "short_convolution", LayerBlock.MIXER),
     "TimeMixingSpec": Writer("mixers.rwkv", "time_mixing", LayerBlock.MIXER),

@@ -35,6 +35,8 @@ class LatentAttentionSpec:
     value_head_dim: int
     rotary: RotarySpec
     """Its ``dim`` is the rest of the head; the keys share it."""
+    rotates: bool = True
+    """Whether that rest is rotated; Kimi Linear leaves it as it is."""
     norm: NormSpec
     """On the two narrow vectors."""
     bias: bool = False
@@ -61,6 +63,6 @@ class LatentAttentionSpec:
             num_kv_heads=self.num_heads,
             head_dim=self.plain_head_dim + self.rotary.dim,
             value_head_dim=self.value_head_dim,
-            rotary=self.rotary,
+            rotary=self.rotary if self.rotates else None,
             dropout=self.dropout,
         )

@@ -87,6 +87,19 @@ class DeltaRuleSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelDecaySpec:
+    """Linear attention by the delta rule with a decay for each channel (Kimi Linear)."""
+
+    num_heads: int
+    head_dim: int
+    """Of queries, keys and values, and what decays and gate are projected from."""
+    kernel_size: int
+    """Of the convolution that queries, keys and values pass."""
+    activation: Activation
+    """Behind that convolution."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MambaSpec:
     """Mamba's first mixer: a scan over the tokens, with decays of its own for each channel."""
 
@@ -291,6 +304,7 @@ OtherMixer = (
     ShortConvolutionSpec
     | LightningSpec
     | DeltaRuleSpec
+    | ChannelDecaySpec
     | MambaSpec
     | MambaHeadsSpec
     | Mamba2Spec

@@ -16,6 +16,7 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import (
     NOTHING,
+    ChannelDecaySpec,
     CountedSpec,
     DeltaRuleSpec,
     LightningSpec,
@@ -251,6 +252,15 @@ def test_only_some_layers_have_an_indexer() -> None:
     assert not model.activations_left_out
 
 
+def test_kimi_layers_are_counted_from_one() -> None:
+    listed = {"full_attn_layers": [2], "kda_layers": [1, 3], "num_heads": 3}
+    model = read("kimi_linear", num_hidden_layers=3, linear_attn_config=listed)
+    assert mixers(model) == [ChannelDecaySpec, LatentAttentionSpec, ChannelDecaySpec]
+    assert isinstance(first := model.stacks[0].runs[0].layer.attention, ChannelDecaySpec)
+    assert first.num_heads == 3
+    assert not model.activations_left_out
+
+
 def test_privacy_filter_classifies_tokens() -> None:
     model = read("openai_privacy_filter")
     assert model.task is Task.TOKEN_CLASSIFICATION
@@ -270,6 +280,12 @@ def test_privacy_filter_classifies_tokens() -> None:
         pytest.param("zamba2", {"layers_block_type": ["conv"]}, "'conv' is not known", id="block"),
         pytest.param("minimax", {"layer_types": ["attention"]}, "names 1 layers of", id="few"),
         pytest.param("qwen3_next", {"linear_num_value_heads": 24}, "not divisible", id="groups"),
+        pytest.param(
+            "kimi_linear",
+            {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [3]}},
+            "each of 27 layers once",
+            id="gap",
+        ),
     ],
 )
 def test_impossible_sizes(model_type: str, sizes: dict[str, Any], message: str) -> None:

@@ -30,9 +30,7 @@ def latent_attention(
     tokens = context.batch * context.seq_len
     heads, rotated = spec.num_heads, spec.rotary.dim
     query, narrow_query = latent_query(t, x, spec, context)
-    plain_query, turning_query = t.split(
-        by_head(t, query), tokens * heads * spec.plain_head_dim, tokens * heads * rotated
-    )
+    query_heads = by_head(t, query)
     narrow = linear(
         t, x, "self_attn.kv_a_proj_with_mqa", context.hidden_size,
         spec.key_value_rank + rotated, bias=spec.bias,
@@ -40,9 +38,7 @@ def latent_attention(
     narrow = _for_all_ranks(t, narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent, turning_key = t.split(narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent = norm(t, latent, spec.norm, "self_attn.kv_a_layernorm", spec.key_value_rank)
-    turned_query, turned_key = _turned(t, turning_query, turning_key, spec.rotary, context)
-    query_states = t.concatenate(plain_query, turned_query)
-    query_states.by_head = True
+    query_states, turned_query, turned_key = _positioned(t, query_heads, turning_key, spec, context)
     if spec.query_scaled_by_position:
         query_states = scaled_by_position(t, query_states, context)
     key, value = keys_and_values(t, latent, turned_key, spec, tokens)
@@ -176,6 +172,20 @@ def copy_into(t: Tape, base: Tensor, part: Tensor) -> Tensor:
         backward_scratch_bytes=scratch,
     )  # fmt: skip
     return out
+
+
+def _positioned(
+    t: Tape, query: Tensor, key: Tensor, spec: LatentAttentionSpec, context: StackContext
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole queries, their part that has positions, and the keys' part that has."""
+    if not spec.rotates:
+        return query, query, key
+    tokens = context.batch * context.seq_len * spec.num_heads
+    plain, turning = t.split(query, tokens * spec.plain_head_dim, tokens * spec.rotary.dim)
+    turned_query, turned_key = _turned(t, turning, key, spec.rotary, context)
+    states = t.concatenate(plain, turned_query)
+    states.by_head = True
+    return states, turned_query, turned_key
 
 
 def _turned(

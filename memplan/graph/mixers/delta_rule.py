@@ -162,8 +162,8 @@ def _chunked_rule(
     )
     new_values = _solved(t, system, _copied_back(t, value_part))
     old_keys = _solved(t, system, faded)
-    state = _zeros(t, sizes.heads * sizes.keys * sizes.values)
-    out = _zeros(t, new_values.numel)
+    state = zeros(t, sizes.heads * sizes.keys * sizes.values)
+    out = zeros(t, new_values.numel)
     query = t.mul(query, t.elementwise(OperationKind.EXP, total, saves_output=True))
     key = t.mul(key, _remaining(t, total))
     last = t.slice(total, sizes.heads * sizes.chunks)
@@ -232,33 +232,55 @@ def _copied_back(t: Tape, x: Tensor) -> Tensor:
 
 def _pairwise_decay(t: Tape, decay: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Running sums within chunks, and the decay between the two tokens of every pair."""
+    mask = later_tokens(t)
+    total = running_sums(t, decay)
+    return total, decay_of_pairs(t, total, mask, sizes.pairs)
+
+
+def later_tokens(t: Tape) -> Tensor:
+    """The mask of a chunk's pairs whose second token comes later."""
     ones = t.tensor(CHUNK * CHUNK, DType.BOOL)
     t.record(OperationKind.ONES, (), (ones,))
     mask = t.tensor(CHUNK * CHUNK, DType.BOOL)
     t.record(OperationKind.TRIU, (ones,), (mask,))
+    return mask
+
+
+def running_sums(t: Tape, decay: Tensor) -> Tensor:
+    """``cumsum`` within chunks, whose backward turns the gradient round and back."""
     total = t.tensor(decay.numel, DType.FP32)
-    scratch = 2 * total.storage.num_bytes
     t.record(
         OperationKind.CUMSUM,
         (decay,),
         (total,),
         gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=scratch,
+        backward_scratch_bytes=2 * total.storage.num_bytes,
     )
-    between = t.tensor(sizes.pairs, DType.FP32)
+    return total
+
+
+def decay_of_pairs(t: Tape, total: Tensor, mask: Tensor, numel: int) -> Tensor:
+    """The exponential of two tokens' difference, for every pair that the mask leaves."""
+    between = t.tensor(numel, DType.FP32)
     t.record(
         OperationKind.SUB,
         (total, total),
         (between,),
         gradients=(Gradient.FRESH, between.storage.num_bytes),
     )
-    masked = t.tensor(sizes.pairs, DType.FP32)
+    masked = masked_pairs(t, between, mask)
+    t.touch(between)
+    return t.elementwise(OperationKind.EXP, masked, saves_output=True)
+
+
+def masked_pairs(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """``masked_fill``, which keeps the mask."""
+    out = t.tensor(x.numel, x.dtype)
     t.record(
-        OperationKind.MASKED_FILL, (between, mask), (masked,), saves=(mask,),
+        OperationKind.MASKED_FILL, (x, mask), (out,), saves=(mask,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
-    t.touch(between)
-    return total, t.elementwise(OperationKind.EXP, masked, saves_output=True)
+    return out
 
 
 def _within_chunks(t: Tape, left: Tensor, right: Tensor, pairwise: Tensor, sizes: Sizes) -> Tensor:
@@ -286,8 +308,9 @@ def _remaining(t: Tape, total: Tensor) -> Tensor:
     return t.elementwise(OperationKind.EXP, left, saves_output=True)
 
 
-def _zeros(t: Tape, numel: int) -> Tensor:
-    out = t.tensor(numel, DType.FP32)
+def zeros(t: Tape, numel: int, dtype: DType = DType.FP32) -> Tensor:
+    """The rule's first state, or what its outputs are written into."""
+    out = t.tensor(numel, dtype)
     t.record(OperationKind.ZEROS, (), (out,))
     return out
 
@@ -323,8 +346,8 @@ def _over_chunks(
         out = written(t, out, t.add(earlier, within))
         t.touch(within)
         if number == chunks - 1:
-            fading, key = _without_gradient(fading), _without_gradient(key)
-            state, fresh = _without_gradient(state), _without_gradient(fresh)
+            fading, key = without_gradient(fading), without_gradient(key)
+            state, fresh = without_gradient(state), without_gradient(fresh)
         kept = t.mul(state, fading)
         added = batched_matmul(t, key, fresh, heads * sizes.keys * sizes.values, CHUNK)
         following = t.add(kept, added)
@@ -334,7 +357,7 @@ def _over_chunks(
     return out, frame
 
 
-def _without_gradient(x: Tensor) -> Tensor:
+def without_gradient(x: Tensor) -> Tensor:
     """What makes the last state, which nothing reads: its graph is gone before the loop is."""
     return Tensor(x.numel, x.dtype, x.storage)
 
