@@ -3,6 +3,7 @@
 import datetime
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -41,10 +42,20 @@ def test_catalog(newest: ModuleType) -> None:
     assert "are there new cards?" in old[0]
 
 
-def test_recorded_runs_hold(newest: ModuleType) -> None:
+def test_recorded_runs(newest: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that is further off than the bar is bad news, unless it is named with what is known of why."""
+    sent = tmp_path / "sent"
+    sent.mkdir()
+    for name in ("h100-phi-1-fp32.json", "h200-regnet.json"):
+        shutil.copy(newest.SENT / name, sent)
+    named = newest.SENT.with_name("sent_off.json")
+    monkeypatch.setattr(newest, "SENT", sent)
+    shutil.copy(named, tmp_path)
     line, good = newest.recorded()
     assert good, line
-    assert "verdicts held" in line
+    assert "2 of 2 verdicts held" in line
+    (tmp_path / "sent_off.json").write_text("{}", encoding="utf-8")
+    assert not newest.recorded()[1]
 
 
 def test_the_workflow_calls_it() -> None:

@@ -1,9 +1,10 @@
 """Every measurement that was sent (``memplan verify --record``) beside what is predicted of its run.
 
-A new one is a file in ``sent/`` and nothing else. One that is off is named in ``OFF``, with what is known
+A new one is a file in ``sent/`` and nothing else. One that is off is named in ``sent_off.json``, with what is known
 of why.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,9 @@ from memplan.verify.replay import replayed
 
 FILES = sorted((Path(__file__).parent / "sent").glob("*.json"))
 PEAK, RESERVED = 0.01, 0.03
-CONVOLUTIONS = "what cuDNN's convolutions take inside is not counted, as the answer says"
-UNKNOWN = "reserved alone, which nobody has looked into: free blocks may tie, and the driver's addresses decide"
-OFF: dict[str, str] = {
-    "h100-internvl.json": UNKNOWN,
-    "h100-llama8b-fsdp8.json": "reserved: blocks of the gathering stream were free again sooner than the replay has it",
-    "h100-qwen2audio.json": "the forward pass alone, which is not the peak: 1.2 % high",
-    "h100-xlnet.json": UNKNOWN,
-    "h200-data2vec-audio.json": CONVOLUTIONS,
-    "h200-dinov2_with_registers.json": "the forward pass alone, which is not the peak: a layer's input stays longer",
-    "h200-efficientnet.json": CONVOLUTIONS,
-    "h200-electra.json": "reserved in the forward pass alone, which is not the most",
-    "h200-llama8b-full.json": UNKNOWN,
-    "h200-regnet.json": CONVOLUTIONS,
-    "h200-resnet.json": CONVOLUTIONS,
-    "h200-wav2vec2-conformer.json": CONVOLUTIONS,
-}
+OFF: dict[str, str] = json.loads(
+    Path(__file__).with_name("sent_off.json").read_text(encoding="utf-8")
+)
 """File -> why its peaks, or what it reserves, are further off than that."""
 
 
