@@ -509,7 +509,7 @@ class _Rewriting:
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
                 if tensor.storage.segment != index:
                     found.add(tensor)
-                if kind == Gradient.ALIAS and tensor in found:
+                if kind in _PASSED_ON and tensor in found:
                     passes_on = True
             if passes_on:
                 found.update(operation.outputs)
@@ -522,12 +522,12 @@ class _Rewriting:
             if operation.kind in EXTERN_KERNELS:
                 continue
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
-                if kind not in (Gradient.NONE, Gradient.ALIAS):
+                if kind not in (Gradient.NONE, *_PASSED_ON):
                     found.setdefault(tensor, position)
         return found
 
     def _gradient(self, position: int, operation: Operation, tensor: Tensor, kind: int) -> int:
-        if kind in (Gradient.NONE, Gradient.ALIAS, Gradient.SAVED):
+        if kind in (Gradient.NONE, Gradient.SAVED, *_PASSED_ON):
             return kind
         if isinstance(tensor, Parameter) or operation.kind in EXTERN_KERNELS:
             return Gradient.FRESH
@@ -547,6 +547,9 @@ class _Rewriting:
                 storage = self._storage(tensor)
                 if storage.segment == segment.index:
                     storage.last_read = position
+
+
+_PASSED_ON = (Gradient.ALIAS, Gradient.OVERWRITTEN)
 
 
 def _embedding_scratch(operation: Operation) -> Sequence[int]:

@@ -30,6 +30,9 @@ class Gradient(IntEnum):
     """Written into the main gradients by the product itself: autograd is handed none of its own."""
     ALIAS = -1
     """The output's gradient itself, or a view of it."""
+    OVERWRITTEN = -9
+    """Written over the output's gradient by a function in Python that returns a view: its base holds the
+    storage too, so that the engine adds nothing to it in place."""
     FRESH = 0
     """A new tensor of the input's size."""
 
