@@ -124,7 +124,7 @@ class BackwardWalk(GradientFlow):
         )
         end.passed_bytes = passed
         end.other_bytes -= passed
-        handed = {
+        handed: dict[object, GradientBuffer] = {
             storage: buffer
             for storage, buffer in self.handed_over.items()
             if storage.num_bytes == buffer.num_bytes

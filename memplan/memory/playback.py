@@ -196,7 +196,7 @@ class Playback(ForwardPlayback):
                         self._need_workspace(forward=False)
                     elif key in frame:
                         block = frame.pop(key)
-                        if key is added and begun_with in frame:
+                        if added is not None and key is added and begun_with in frame:
                             # Nothing is added to a view in place.
                             size = added.num_bytes
                             total = ledger.allocate(size, each.profile.streams.get(begun_with, 0))
