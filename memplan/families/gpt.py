@@ -80,10 +80,12 @@ GPT2 = Form(
     positions=PositionSource.COUNTED,
     fp32_softmax=False,
     names_attended=True,
+    dropout_inside=True,
     dropout_modules=True,
     unnamed_loss=True,
 )
 _GPTJ = Form(
+    dropout_inside=True,
     dropout_modules=True,
     attention=AttentionForm.FP32_SCORES,
     placement=NormPlacement.PARALLEL_SHARED,
@@ -110,6 +112,7 @@ FORMS: dict[str, Form] = {
         positions=PositionSource.COUNTED,
         bias=False,
         dropout_keys=("attention_dropout", "resid_dropout", "embed_dropout"),
+        dropout_inside=True,
         dropout_modules=True,
         names_attended=True,
     ),
@@ -300,6 +303,7 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         names_attended=form.names_attended,
         names_normed=form.residual_first,
         residual_first=form.residual_first,
+        flat_rows=form.feed_forward_place is NetworkPlace.STEPS,
         residual_normed=reader.flag("apply_residual_connection_post_layernorm"),
     )
 
@@ -349,7 +353,8 @@ def _attention(
     ):
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
-        views_last=model_type == "stablelm",
+        views_last=model_type in {"stablelm", "gpt_neo", "xglm"},
+        query_viewed_last=model_type in {"gpt2", "xglm"},
         kept_cache=model_type == "gpt_bigcode",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -501,6 +506,7 @@ def _embedding(
         norm=NormSpec(kind=NormKind.LAYER, bias=True) if model_type == "bloom" else None,
         dropout=_probability(reader, form.dropout_keys[2]),
         dropout_module=form.dropout_modules,
+        masked_last=model_type == "gpt2",
         mask_buffer=model_type == "gpt_bigcode",
     )
 

@@ -30,6 +30,9 @@ class Gradient(IntEnum):
     """Written into the main gradients by the product itself: autograd is handed none of its own."""
     ALIAS = -1
     """The output's gradient itself, or a view of it."""
+    SEEN = -9
+    """The output's gradient in another shape: a view that holds the whole of it, so that the engine adds
+    nothing to it in place (torch 2.13, ``as_view`` keeps its base; ``can_accumulate_inplace``)."""
     FRESH = 0
     """A new tensor of the input's size."""
 

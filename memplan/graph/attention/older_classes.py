@@ -6,11 +6,12 @@ function writes down what one class of transformers 5.23 does.
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.attention.eager import heads_product
+from memplan.graph.attention.head_layout import Shape, as_heads, batched_matmul
 from memplan.graph.attention.projections import idle_projection, project
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout, softmax
@@ -19,7 +20,7 @@ from memplan.graph.operations.rotary import rotary
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
 from memplan.model.parameters import WeightRole
 
@@ -39,6 +40,17 @@ Scores = Callable[[Tape, Tensor, Tensor, Shape, StackContext, Frame], Tensor]
 
 FOLDING = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.CLAMPED_SCORES})
 """Forms that fold the heads into the batch before anything else."""
+VIEWED = frozenset(
+    {
+        AttentionForm.FP32_SCORES_MASKED,
+        AttentionForm.MASK_PRODUCT,
+        AttentionForm.ALIBI_SUM,
+        AttentionForm.PLAIN_SCORES,
+        AttentionForm.CLAMPED_SCORES,
+    }
+)
+"""Forms whose heads are views that nothing but the products reads: what is copied back into rows is
+copied when the view's turn comes."""
 UNCAST = frozenset(
     {AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES, AttentionForm.PLAIN_SCORES}
 )
@@ -49,7 +61,11 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     """Queries, keys and values, the class's own scores, the weighted values, the output."""
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     held: list[Tensor] = []
-    query, key, value = project(t, x, spec, context, held=held)
+    if spec.form in VIEWED:
+        shape = replace(shape, heads_split=True)
+    query, key, value = project(t, x, spec, context, shape, held=held)
+    if spec.form in VIEWED and spec.is_projected_first:
+        query, key, value = _viewed(t, query, key, value, spec)
     for name in spec.idle_projections:
         idle_projection(t, f"self_attn.{name}", context.hidden_size)
     named = spec.form is not AttentionForm.CLAMPED_SCORES
@@ -77,11 +93,30 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
         bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,
     )
-    t.touch(*frame.outer, x)
+    if spec.form is AttentionForm.MASK_PRODUCT:
+        frame.outer.append(product)  # a list of results holds it (``attn_outputs``)
+    context.attention_variables = (*frame.outer, x)
+    t.touch(*context.attention_variables)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         # The layer's own variable for x lives through the sum as well.
         context.attention_frame = (*frame.outer, merged, x)
     return out
+
+
+def _viewed(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What was projected as heads, in the class's order.
+
+    Keys get their gradient column by column: their projection copies it into rows, where it has to.
+    """
+    heads = spec.num_heads
+    if not spec.query_viewed_last:
+        query = as_heads(t, query, heads)
+    key, value = as_heads(t, key, heads, in_columns=True), as_heads(t, value, heads)
+    if spec.query_viewed_last:
+        query = as_heads(t, query, heads)
+    return query, key, value
 
 
 def _name_weights(
@@ -100,41 +135,19 @@ def _name_weights(
 
 
 def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence.
-
-    The gradient goes back in rows by another copy, but not where it is scattered into a whole
-    tensor anyway.
-    """
-    if shape.spec.projection is Projection.FUSED_SELECTED:
-        out = t.contiguous(x) if shape.batch > 1 else t.view(x, x.numel)
-        if shape.batch == 1:
-            t.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
-    else:
-        out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, OperationKind.CLONE)
+    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence."""
+    out = t.contiguous(x) if shape.batch > 1 else t.reshaped(x)
     out.by_head = True
     return out
 
 
 def _weighted(t: Tape, weights: Tensor, value: Tensor, shape: Shape) -> Tensor:
-    spec = shape.spec
-    weights, value = _autocast(t, weights, value)
-    value = merged_heads(t, value, shape)
-    numel = shape.rows * spec.num_heads * spec.head_dim
-    return batched_matmul(t, weights, value, numel, shape.keys)
-
-
-def _autocast(t: Tape, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """A product's factors in autocast's dtype, before any is copied for it; the second one first."""
-    if t.autocast is None:
-        return left, right
-    right = t.cast(right, t.autocast)
-    return t.cast(left, t.autocast), right
+    numel = shape.rows * shape.spec.num_heads * shape.spec.head_dim
+    return heads_product(t, weights, value, shape, numel, shape.keys, first_merged=True)
 
 
 def _product(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
-    query, key = _autocast(t, query, key)
-    query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
-    return batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
+    return heads_product(t, query, key, shape, shape.scores, shape.spec.head_dim)
 
 
 def _wide_product(t: Tape, query: Tensor, key: Tensor, shape: Shape, frame: Frame) -> Tensor:
@@ -237,16 +250,17 @@ def _clamped_scores(
 ) -> Tensor:
     """``XGLMAttention``: ``torch.max`` with the lowest number keeps the masked scores.
 
-    Its gradient is halved where both are equal and zero where the scores are lower: one tensor and
-    two comparisons beside the result (torch's derivatives.yaml, ``maximum``).
+    Its gradient is halved where both are equal and zero where the scores are lower: the half and a
+    comparison before the result, a second comparison behind it (torch's derivatives.yaml, ``maximum``).
     """
     del frame
     product = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
     scores = _masked(t, product, context)
     clamped = t.tensor(scores.numel, scores.dtype)
+    equal = allocated_bytes(clamped.numel, DType.BOOL)
     t.record(
         OperationKind.MAXIMUM, (scores,), (clamped,), saves=(scores,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=clamped.storage.num_bytes + 2 * clamped.numel,
+        backward_scratch_bytes=(clamped.storage.num_bytes, equal, RESULT, equal),
     )  # fmt: skip
     return _softmax(t, clamped)
 
