@@ -277,6 +277,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         eager_attention_only=form.attention not in _CHOOSING,
+        recomputes=request.model_type != "openai-gpt",
         source=reader.source,
     )
 
@@ -301,6 +302,8 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         dropout_inside=form.dropout_inside,
         sums_inside=form.attention in {AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM},
         names_attended=form.names_attended,
+        names_parts=form.attention is AttentionForm.MASK_PRODUCT,
+        flat_products=form.attention is AttentionForm.MASK_PRODUCT,
         names_normed=form.residual_first,
         residual_first=form.residual_first,
         flat_rows=form.feed_forward_place is NetworkPlace.STEPS,

@@ -138,14 +138,20 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     if layer.names_attended:
         t.linger(attended)
     attended = attention_dropout(t, attended, layer, context)
+    if layer.names_parts:
+        t.linger(attended)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
     if layer.flat_rows:
         middle = t.flatten(middle)
     t.touch(attended, *context.attention_frame)
     context.attention_frame = ()
-    fed = feed_forward_of(t, middle, layer, context)
+    given = t.flatten(middle) if layer.flat_products else middle
+    fed = feed_forward_of(t, given, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
+    activated = _activated(t)
     fed = feed_forward_dropout(t, fed, layer)
+    if layer.flat_products:
+        t.touch(activated)
     added = t.add(fed, middle)
     if layer.flat_rows:
         added = t.reshaped(added)
@@ -156,6 +162,13 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
         t.touch(multiplied)
     t.linger(middle)
     return out
+
+
+def _activated(t: Tape) -> Tensor:
+    """The network's activations: what its last product is made of, autocast's copy of it left out."""
+    kinds = (OperationKind.LINEAR, OperationKind.TO)
+    made = (each for each in reversed(t.segment.operations) if each.kind not in kinds)
+    return next(made).outputs[0]
 
 
 def _output_apart(layer: LayerSpec) -> bool:

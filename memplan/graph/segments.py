@@ -213,6 +213,8 @@ class Buffer:
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
     words: str = BUFFER_WORDS
+    module: str = ""
+    """The module of the segment that has it, beside its children: it comes before their weights."""
 
 
 class SegmentComponent(StrEnum):

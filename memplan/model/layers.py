@@ -177,6 +177,9 @@ class LayerSpec:
     returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
+    flat_products: bool = False
+    """The network multiplies flat rows, of which its class makes a view each time, and has names for its
+    activations and its result at once (GPT's ``Conv1D`` and ``MLP``)."""
     flat_rows: bool = False
     """The rows of all sequences lie in one dimension from the first sum to the second (OPT's
     ``hidden_states.reshape(-1, hidden_states.size(-1))``)."""

@@ -21,7 +21,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
+from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
 from memplan.model.parameters import WeightRole
 
 
@@ -51,6 +51,8 @@ VIEWED = frozenset(
 )
 """Forms whose heads are views that nothing but the products reads: what is copied back into rows is
 copied when the view's turn comes."""
+TURNED = frozenset({AttentionForm.FP32_SCORES, AttentionForm.FP32_SCORES_DIVIDED})
+"""Forms whose queries and keys are cut to be turned, so that their gradients are written in rows."""
 UNCAST = frozenset(
     {AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES, AttentionForm.PLAIN_SCORES}
 )
@@ -61,11 +63,16 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     """Queries, keys and values, the class's own scores, the weighted values, the output."""
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     held: list[Tensor] = []
+    if spec.form is AttentionForm.MASK_PRODUCT:
+        x = t.flatten(x)  # ``Conv1D``: a product of flat rows
     if spec.form in VIEWED:
         shape = replace(shape, heads_split=True)
     query, key, value = project(t, x, spec, context, shape, held=held)
     if spec.form in VIEWED and spec.is_projected_first:
         query, key, value = _viewed(t, query, key, value, spec)
+    if spec.form in TURNED:
+        shape = replace(shape, heads_split=True)
+        value = as_heads(t, value, spec.num_heads)
     for name in spec.idle_projections:
         idle_projection(t, f"self_attn.{name}", context.hidden_size)
     named = spec.form is not AttentionForm.CLAMPED_SCORES
@@ -187,7 +194,7 @@ def _fp32_scores_masked(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
     """``GPTNeoSelfAttention._attn``: ``where`` with a buffer, then the mask as well."""
-    t.buffer(shape.spec.buffer_positions**2, DType.BOOL)
+    t.buffer(shape.spec.buffer_positions**2, DType.BOOL, module="self_attn")
     scores = t.scale(_wide_product(t, query, key, shape, frame), OperationKind.WHERE)
     return _softmax(t, _masked(t, scores, context))
 
@@ -197,7 +204,7 @@ def _mask_product(
 ) -> Tensor:
     """GPT's ``_attn``: times a buffer of ones and zeros, plus its complement."""
     del context, frame
-    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute)
+    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute, module="self_attn")
     pattern = t.view(buffer, shape.queries * shape.keys)
     scores = t.scale(_product(t, query, key, shape), OperationKind.DIV)
     product = t.mul(scores, pattern)
@@ -297,13 +304,16 @@ def _turned_pairs(
     """Neighbouring pairs of the first dimensions, with tables that each layer makes for itself."""
     dim = spec.paired_rotary_dim
     table = _sines(t, spec, context, key.dtype, frame)
-    turned, passing = [], []
+    cut: list[tuple[Tensor, Tensor]] = []
     for x in (key, query):
+        numel = x.numel // spec.head_dim * dim
+        cut.append((t.slice(x, numel), t.slice(x, x.numel - numel)))
+    turned = []
+    for part, _ in cut:
         cos, sin = (_repeated(t, table) for _ in range(2))
-        part = t.slice(x, x.numel // spec.head_dim * dim)
         turned.append(rotary(t, part, cos, sin))
         t.touch(cos, sin)
-        passing.append(t.slice(x, x.numel // spec.head_dim * (spec.head_dim - dim)))
+    passing = (each for _, each in cut)
     key, query = (t.concatenate(*parts) for parts in zip(turned, passing, strict=True))
     frame.outer += [*turned, table]
     return query, key
@@ -314,7 +324,7 @@ def _sines(
 ) -> Tensor:
     """Sines and cosines of the positions: GPT-J gathers them out of a copy of its table."""
     dim = spec.paired_rotary_dim
-    t.buffer(spec.buffer_positions * dim, DType.FP32)
+    t.buffer(spec.buffer_positions * dim, DType.FP32, module="self_attn")
     rows = t.tensor(context.seq_len * dim, DType.FP32)
     if spec.form is not AttentionForm.FP32_SCORES:
         t.record(OperationKind.INDEX, (), (rows,))

@@ -156,7 +156,8 @@ def _split_per_head(
     if projection is Projection.FUSED_SELECTED:
         return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
     if projection is Projection.FUSED_COPIED and num_heads > CODEGEN_BLOCKS:
-        query, value, key = (t.contiguous(part) for part in t.split(fused, third, third, third))
+        query, value, key = t.split(fused, third, third, third)
+        query, key, value = (t.contiguous(part) for part in (query, key, value))
         held.append(fused)
         return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.
