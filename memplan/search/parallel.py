@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from multiprocessing import Pipe, Process, get_start_method
 from multiprocessing.connection import Connection, wait
+from pickle import PicklingError
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
@@ -219,9 +220,9 @@ def _answer(chunk: bytes, work: Callable[[Any], object], shared: Sequence[object
     try:
         found = [work(task) for task in unpacked(chunk, shared)]
         return packed((None, found, ""), shared)
-    except Exception as error:  # raised again where the answer is read
+    except Exception as error:  # noqa: BLE001 - raised again where the answer is read
         told = traceback.format_exc()
         try:
             return packed((error, None, told), shared)
-        except Exception:
+        except (PicklingError, TypeError, AttributeError):
             return packed((RuntimeError(repr(error)), None, told), shared)

@@ -89,9 +89,7 @@ def read_text(path: str | Path, *, max_bytes: int, kind: str) -> str:
 _CONFIG_EXPECTED = "a config or spec is a few kilobytes of text"
 
 
-def _read_text(
-    path: Path, *, label: str, max_bytes: int, expected: str = _CONFIG_EXPECTED
-) -> str:
+def _read_text(path: Path, *, label: str, max_bytes: int, expected: str = _CONFIG_EXPECTED) -> str:
     data = _read(path, label=label, max_bytes=max_bytes, expected=expected)
     try:
         return data.decode("utf-8-sig")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,16 @@ def sweeping(*options: str) -> list[str]:
     lengths = ",".join(map(str, range(256, 2048, 8)))
     return [
         *(sys.executable, "-m", "memplan", "sweep", "gpt2-xl", "--gpus", "8", "--zero", "3"),
-        *("--seq-len", lengths, "--batch-size", "1,2,3,4,5,6,7,8", "--gpu", "a100-80gb", "--jobs", "2"),
+        *(
+            "--seq-len",
+            lengths,
+            "--batch-size",
+            "1,2,3,4,5,6,7,8",
+            "--gpu",
+            "a100-80gb",
+            "--jobs",
+            "2",
+        ),
         *options,
     ]
 
@@ -84,10 +93,8 @@ def running(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[by
         assert process.poll() is None
         yield process, answers
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.communicate()
 
 
@@ -107,7 +114,9 @@ def test_a_process_that_is_ended_is_one_line_beside_the_rows_so_far(tmp_path: Pa
         _, remarks = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 6
         assert remarks.count(b"\n") == 1
-        assert remarks.startswith(b"memplan: error: --jobs: one of the processes was ended by SIGKILL")
+        assert remarks.startswith(
+            b"memplan: error: --jobs: one of the processes was ended by SIGKILL"
+        )
         header, *rows = answers.read_text().splitlines()
         assert len(rows) > 2
         assert {row.count(",") for row in rows} == {header.count(",")}

@@ -92,9 +92,7 @@ WRONG = (-1, 0, 2, 10**9, 10**40, 1.5, float("-inf"), "x", None, True, [], {}, [
 
 
 @pytest.mark.parametrize("name", TAPES)
-def test_a_tape_with_one_wrong_value_is_read_or_refused(
-    checkout: Path, tmp_path: Path, name: str
-):
+def test_a_tape_with_one_wrong_value_is_read_or_refused(checkout: Path, tmp_path: Path, name: str):
     whole = json.loads((checkout / f"tests/data/traced/{name}.tape.json").read_text())
     draw, found = random.Random(name), list(places(whole))
     path = tmp_path / "broken.tape.json"
@@ -129,3 +127,37 @@ def test_a_call_that_lacks_what_it_takes_is_refused(checkout: Path, tmp_path: Pa
     model = memplan.load_model(path)
     with pytest.raises(memplan.errors.TraceError, match="do not fit together"):
         _ = memplan.estimate(model, memplan.TrainingSetup(seq_len=32)).peak_bytes
+
+
+HOSTILE_NAME = "a|b<img src=x onerror=alert(1)>_[x](y)`c`*"
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 99, "max_position_embeddings": 64,
+}  # fmt: skip
+ANSWERS = {
+    "estimate": ("--gpu", "t4"),
+    "sweep": ("--gpus", "1", "--gpu", "t4"),
+    "plan": ("--gpus", "1", "--gpu", "t4"),
+    "models": (),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a name that Windows does not allow")
+def test_a_name_is_text_in_markdown_and_html(run: Run, tmp_path: Path):
+    path = tmp_path / f"{HOSTILE_NAME}.json"
+    path.write_text(json.dumps(CONFIG))
+    for command, options in ANSWERS.items():
+        answer = run(command, str(path), *options, "--format", "markdown")
+        assert answer.exit_code == ExitCode.OK, answer.stderr
+        assert "<img" not in answer.stdout, command
+        assert "](y)" not in answer.stdout.replace("\\]", ""), command
+        rows = [line for line in answer.stdout.splitlines() if line.startswith("|")]
+        widths = {line.replace("\\|", "").count("|") for line in rows[:3]}
+        assert len(widths) == 1, command
+    pages = {"explain": ("--gpu", "t4"), "plan": ("--gpus", "1", "--gpu", "t4")}
+    for command, options in pages.items():
+        for suffix in (".html", ".svg"):
+            page = tmp_path / f"{command}{suffix}"
+            answer = run(command, str(path), *options, "--output", str(page))
+            assert answer.exit_code == ExitCode.OK, answer.stderr
+            assert "<img" not in page.read_text()
