@@ -108,6 +108,7 @@ def _layer_norm_kernel(
     copied = strided and not t.decomposed
     scratch = (allocated_bytes(x.numel, x.dtype), RESULT) if copied else ()
     out = t.tensor(x.numel, x.dtype)
+    out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),
@@ -257,7 +258,7 @@ def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     gradient = Gradient.FRESH
     if liger:
         is_over = kernel is NormKernel.LIGER and not given.by_head
-        gradient = Gradient.OVERWRITTEN if is_over else Gradient.VIEW
+        gradient = Gradient.SEEN if is_over else Gradient.VIEW
     t.record(
         OperationKind.RMS_NORM, (given, weight), (out, statistic), saves=(given, statistic),
         gradients=(gradient, Gradient.FRESH),
