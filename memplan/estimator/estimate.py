@@ -305,7 +305,10 @@ class Estimate(Displayed):
     @property
     def _left_out(self) -> tuple[str, ...]:
         """What the account lacks, and what the job holds beside it."""
-        return (*self.account.left_out, *self.setup.left_out)
+        found = (*self.account.left_out, *self.setup.left_out)
+        if self.setup.evaluates_elsewhere:
+            return (*found, "evaluation between steps, which is laid out for a model on one rank alone")
+        return found
 
     @property
     def left_out_notes(self) -> tuple[str, ...]:

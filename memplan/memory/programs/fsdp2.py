@@ -28,7 +28,7 @@ from memplan.memory.fsdp2.units import (
     shard_numel,
 )
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Weight, is_trained
+from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
@@ -106,11 +106,15 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     # -- loading and stepping --------------------------------------------------------------------
 
     def load(self) -> None:
-        """Each unit whole before its shards; shards that are filled later, tensor by tensor.
+        """Each unit whole before its shards; or tensor by tensor; or the shards as they are.
 
-        (accelerate 1.15, ``fsdp2_load_full_state_dict``)
+        (torch 2.13, ``FSDPParam._init_sharded_param``; accelerate 1.15, ``fsdp2_load_full_state_dict``, and
+        torchtune 0.6, ``load_from_full_model_state_dict``; ``torch.nn.Module.to_empty``)
         """
         ledger = self.ledger
+        if self.options.init_device is InitDevice.TO_EMPTY:
+            self._load_empty()
+            return
         if self.options.init_device is not InitDevice.META:
             self._load_units()
             return
@@ -119,6 +123,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             whole = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
             self.load_shard(weight)
             ledger.free(whole)
+        self.load_buffers()
+
+    def _load_empty(self) -> None:
+        """Shards and tables in the order of the modules."""
+        for weight in self.weights:
+            self.load_shard(weight)
         self.load_buffers()
 
     def load_shard(self, weight: Weight) -> None:
@@ -360,6 +370,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     def end_pass(self) -> None:
         """Without a backward pass the order of this one is of no use."""
         self.order.clear()
+
+    def take_over(self, other: Program) -> None:
+        """What a unit's last forward pass left gathered is there for the next, whoever's it is."""
+        assert isinstance(other, Fsdp2Program)
+        for mine, theirs in zip(self._uses(), other._uses(), strict=True):
+            if theirs.gathered:
+                mine.gathered, theirs.gathered = theirs.gathered, []
 
     def kept_numel(self, parameter: Parameter) -> int:
         """A chunk of each."""
