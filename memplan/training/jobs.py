@@ -205,6 +205,12 @@ class Job:
             raise SetupError(msg)
         names = [each.name for each in fields(cls)]
         for name in given:
+            if name in ("eval_batch_size", "eval_batches_kept"):
+                msg = (
+                    f"job: {name}: evaluation is a setting of its own: evaluation={shown(given[name])}, or "
+                    f"--eval-batch-size {shown(given[name])}"
+                )
+                raise SetupError(msg)
             if name not in names:
                 hint = did_you_mean(str(name), names)
                 msg = f"job: {shown(name)}: no such setting.{hint} There are: {', '.join(names)}"

@@ -23,6 +23,7 @@ from memplan.memory.fsdp2.units import (
     UnitFormats,
     cut_dimension,
     find_units,
+    is_tied,
     own_shape,
     own_states,
     shard_numel,
@@ -126,10 +127,15 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.load_buffers()
 
     def _load_empty(self) -> None:
-        """Shards and tables in the order of the modules."""
+        """Shards and tables in the order of the modules; a tied module has one of its own, until it is tied
+        again."""
         for weight in self.weights:
             self.load_shard(weight)
         self.load_buffers()
+        if not self.offloaded and is_tied(self.given.tape):
+            size = self._shard_bytes(self.given.tape.segments[0].parameters[0])
+            name = "the tied output matrix's own shard, until it is tied again"
+            self.ledger.use(size, kind=ComponentKind.PARAMETERS, name=name)
 
     def load_shard(self, weight: Weight) -> None:
         """One weight's, where it is kept on the GPU."""
