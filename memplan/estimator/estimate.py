@@ -25,6 +25,9 @@ SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
 
 
+NO_EVALUATION = (
+    "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
+)
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 
@@ -307,7 +310,7 @@ class Estimate(Displayed):
         """What the account lacks, and what the job holds beside it."""
         found = (*self.account.left_out, *self.setup.left_out)
         if self.setup.evaluates_elsewhere:
-            return (*found, "evaluation between steps, which is laid out for a model on one rank alone")
+            return (*found, NO_EVALUATION)
         return found
 
     @property
