@@ -13,6 +13,7 @@ from pathlib import Path
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
+from memplan.memory.ddp import DEFAULT_BUCKET_CAP_MB
 from memplan.sources.argument_values import ArgumentValues
 from memplan.sources.trainer_keys import (
     PAIRED,
@@ -413,8 +414,9 @@ class _Arguments(ArgumentValues):
         for key in ("find_unused_parameters", "broadcast_buffers", "static_graph"):
             if self.values.get(f"ddp_{key}") is not None:
                 options[key] = self.flag(f"ddp_{key}")
-        if self.values.get("ddp_bucket_cap_mb") is not None:
-            options["bucket_cap_mb"] = self.count("ddp_bucket_cap_mb", default=25)
+        # accelerate passes on what is not its own default, and 25 is (``KwargsHandler.to_kwargs``).
+        if self.values.get("ddp_bucket_cap_mb") not in (None, DEFAULT_BUCKET_CAP_MB):
+            options["bucket_cap_mb"] = self.count("ddp_bucket_cap_mb", default=1)
         return options
 
     def _synchronization(self) -> dict[str, object]:
