@@ -25,9 +25,7 @@ SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
 
 
-NO_EVALUATION = (
-    "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
-)
+NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 

@@ -154,7 +154,9 @@ class _Plan:
         model = self._model_of("critic")
         if model is None:
             return
-        setup = replace(self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None, evaluation=None)
+        setup = replace(
+            self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None, evaluation=None
+        )
         options = replace(tape_options(setup, self.gpu), objective=Objective.VALUES)
         found = walked_on_card(model, options)
         yield SideModel(
@@ -304,4 +306,3 @@ def cache_bytes(model: ModelSpec, batch: int, tokens: int, dtype: DType) -> int:
             size = batch * length * spec.num_kv_heads * width * dtype.num_bytes
             each.append((size, run.count))
     return sum(size * count for size, count in each) + max((size for size, _ in each), default=0)
-

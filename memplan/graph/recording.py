@@ -136,9 +136,7 @@ class Recording:
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
         self._again = again
-        self.frozen = frozen or (
-            self.options.without_gradients and not self.options.of_trained
-        )
+        self.frozen = frozen or (self.options.without_gradients and not self.options.of_trained)
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )

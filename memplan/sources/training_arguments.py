@@ -278,9 +278,7 @@ class _Arguments(ArgumentValues):
         elif not self.flag("prediction_loss_only"):
             said += ", of which the loss is kept; with compute_metrics give --eval-batches-kept too"
         self.notes.append(said)
-        return Evaluation(
-            batch_size=batch_size, batches_kept=kept or 0, accumulation_steps=steps
-        )
+        return Evaluation(batch_size=batch_size, batches_kept=kept or 0, accumulation_steps=steps)
 
     def _liger(self) -> dict[str, object]:
         """Liger's kernels, and which of them ``liger_kernel_config`` leaves out.

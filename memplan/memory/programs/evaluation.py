@@ -60,7 +60,9 @@ class EvaluationProgram(OtherProgram):
         """Numbers of the batches of a round that are played out."""
         kept = self.how.num_kept
         if not self.keeps:
-            return list(range(min(self.how.accumulation_steps or LOSS_ONLY_BATCHES, LOSS_ONLY_BATCHES)))
+            return list(
+                range(min(self.how.accumulation_steps or LOSS_ONLY_BATCHES, LOSS_ONLY_BATCHES))
+            )
         return [each for each in range(kept) if not EDGE_BATCHES <= each < kept - EDGE_BATCHES]
 
     def _evaluate(self, number: int) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _TAIL_HOOK = (0, 0)
+_TIED = "the tied output matrix's own, until it is tied again"
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
@@ -112,36 +113,54 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         (torch 2.13, ``FSDPParam._init_sharded_param``; accelerate 1.15, ``fsdp2_load_full_state_dict``, and
         torchtune 0.6, ``load_from_full_model_state_dict``; ``torch.nn.Module.to_empty``)
         """
-        ledger = self.ledger
-        if self.options.init_device is InitDevice.TO_EMPTY:
-            self._load_empty()
-            return
-        if self.options.init_device is not InitDevice.META:
-            self._load_units()
-            return
-        for weight in self.weights:
-            size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
-            whole = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-            self.load_shard(weight)
-            ledger.free(whole)
-        self.load_buffers()
+        match self.options.init_device:
+            case InitDevice.TO_EMPTY:
+                self._load_empty()
+            case InitDevice.META:
+                self._load_whole()
+            case InitDevice.CPU | InitDevice.CUDA:
+                self._load_units()
 
     def _load_empty(self) -> None:
-        """Shards and tables in the order of the modules; a tied module has one of its own, until it is tied
-        again."""
+        """Shards and tables in the order of the modules; a tied one has its own, until it is tied again."""
         for weight in self.weights:
             self.load_shard(weight)
         self.load_buffers()
-        if not self.offloaded and is_tied(self.given.tape):
-            size = self._shard_bytes(self.given.tape.segments[0].parameters[0])
-            name = "the tied output matrix's own shard, until it is tied again"
-            self.ledger.use(size, kind=ComponentKind.PARAMETERS, name=name)
+        if is_tied(self.given.tape):
+            self._free_shard(self.load_shard(self._table, name=_TIED))
 
-    def load_shard(self, weight: Weight) -> None:
+    def _load_whole(self) -> None:
+        """Each tensor whole, then its shard; accelerate's state dict has a tied one under both names."""
+        for weight in self.weights:
+            self._cut(weight, name=weight)
+        tied = None
+        if is_tied(self.given.tape) and self.options.wrapping is Wrapping.ACCELERATE:
+            tied = self._cut(self._table, name=_TIED)
+        self.load_buffers()
+        self._free_shard(tied)
+
+    @property
+    def _table(self) -> Weight:
+        """The token table, which a tied output matrix is."""
+        return self.given.tape.segments[0].parameters[0], 0
+
+    def _cut(self, weight: Weight, *, name: object) -> Block | None:
+        size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
+        whole = self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, name)
+        shard = self.load_shard(weight, name=name)
+        self.ledger.free(whole)
+        return shard
+
+    def _free_shard(self, shard: Block | None) -> None:
+        if shard is not None:
+            self.ledger.free(shard)
+
+    def load_shard(self, weight: Weight, *, name: object = None) -> Block | None:
         """One weight's, where it is kept on the GPU."""
-        if not self.offloaded:
-            size = self._shard_bytes(weight[0])
-            self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+        if self.offloaded:
+            return None
+        size = self._shard_bytes(weight[0])
+        return self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, name or weight)
 
     def _load_units(self) -> None:
         """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
