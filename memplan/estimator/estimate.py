@@ -28,6 +28,7 @@ FLUSHES_NOTE = (
     "on {gpu} the allocator gives cached memory back and takes it again in every step, which is slow: "
     "it holds what is needed, not what would be reserved"
 )
+NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 
@@ -252,7 +253,10 @@ class Estimate(Displayed):
     @property
     def _left_out(self) -> tuple[str, ...]:
         """What the account lacks, and what the job holds beside it."""
-        return (*self.account.left_out, *self.setup.left_out)
+        found = (*self.account.left_out, *self.setup.left_out)
+        if self.setup.evaluates_elsewhere:
+            return (*found, NO_EVALUATION)
+        return found
 
     @property
     def all_notes(self) -> tuple[str, ...]:
