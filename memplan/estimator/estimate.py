@@ -181,8 +181,22 @@ class Estimate(Displayed):
     @property
     def required_bytes(self) -> int:
         """Least memory for the allocator's segments from which on every larger one is enough for loading
-        and all steps [bytes]."""
-        return self.run.required_bytes
+        and all steps [bytes].
+
+        What of this card is left for segments is looked at too, be it between two that are enough.
+        """
+        required = self.run.required_bytes
+        if self.gpu is None:
+            return required
+        capacity, overhead = self.gpu.capacity_bytes, self.overhead_bytes
+        for room in (capacity - overhead.high, capacity - overhead.low):
+            while required <= room:
+                found = self.run.on_card(room)
+                if found.died_at is None:
+                    break
+                assert found.lacked_bytes is not None, "a run dies for want of something"
+                required = found.lacked_bytes
+        return required
 
     @property
     def overhead_bytes(self) -> ByteRange:
@@ -216,22 +230,19 @@ class Estimate(Displayed):
         low = self.overhead_bytes.low
         if self.worst_bytes + low > capacity_bytes:
             return True
-        return self.required_bytes + low > capacity_bytes
+        return not self.run.is_enough(capacity_bytes - low)
 
     def fits_within(self, capacity_bytes: int) -> bool:
         """Whether so much of a card holds the high end of what is needed.
 
-        It does where it holds what is reserved with room to spare, for which one replay is enough; and it
-        does not where it does not hold what is allocated at once.
+        It does not where it does not hold what is allocated at once, for which nothing has to be replayed.
         """
         if self.crowded is not None and not self.crowded.fits_within(capacity_bytes):
             return False
         high = self.overhead_bytes.high
         if self.worst_bytes + high > capacity_bytes:
             return False
-        if self.reserved_bytes + high <= capacity_bytes:
-            return True
-        return self.required_bytes + high <= capacity_bytes
+        return self.run.is_enough(capacity_bytes - high)
 
     @property
     def flushes_every_step(self) -> bool:

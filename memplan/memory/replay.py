@@ -326,8 +326,33 @@ def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
     >>> floor_bytes(run.on_card) >> 20
     30
     """
+    floor = _walked_down(on_card, caution=caution, down_to_bytes=0)
+    while (found := on_card(floor)).died_at is not None:
+        assert found.lacked_bytes is not None, "a run dies for want of something"
+        floor = found.lacked_bytes
+    return floor
+
+
+def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
+    """Whether a capacity is enough, and every larger one: what ``floor_bytes`` says, but sooner.
+
+    >>> run = Replayer([3 << 20, ~0, 30 << 20])
+    >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
+    (True, False)
+    """
+    if on_card(None).reserved_bytes <= capacity_bytes:
+        return True
+    if on_card(capacity_bytes).died_at is not None:
+        return False
+    down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
+    return down <= capacity_bytes
+
+
+def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
+    """From what is reserved with room to the first capacity that a few steps die with, or to one that is
+    low enough."""
     floor = on_card(None).reserved_bytes
-    while floor:
+    while floor > down_to_bytes:
         found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
         if found.died_at is not None:
             break
@@ -337,11 +362,7 @@ def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
         elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
             floor = further
         else:
-            floor = _between(on_card, further, found.reserved_bytes)
-            break
-    while (found := on_card(floor)).died_at is not None:
-        assert found.lacked_bytes is not None, "a run dies for want of something"
-        floor = found.lacked_bytes
+            return _between(on_card, further, found.reserved_bytes)
     return floor
 
 

@@ -123,6 +123,14 @@ class Replays:
         """What is reached on a card with room."""
         return self.on_card(None)
 
+    def is_enough(self, capacity_bytes: int) -> bool:
+        """Whether so much room for segments is enough, and all that is more."""
+        if self.peaks.reserved_bytes <= capacity_bytes:
+            return True
+        if self.least_bytes is None:
+            return self.source.played.is_enough(capacity_bytes)
+        return self.least_bytes <= capacity_bytes and self.on_card(capacity_bytes).died_at is None
+
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
         from memplan.memory.replay import known_on
@@ -154,6 +162,15 @@ class PlayedRun:
 
             self._required = floor_bytes(self.on_card, caution=self._play().caution)
         return self._required
+
+    def is_enough(self, capacity_bytes: int) -> bool:
+        """Whether so much room for segments is enough, and all that is more."""
+        if self._required is not None:
+            died_at = self.on_card(capacity_bytes).died_at
+            return self._required <= capacity_bytes and died_at is None
+        from memplan.memory.replay import is_enough
+
+        return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
 
     def replays(self, source: RunSource) -> Replays:
         """All that was found so far."""

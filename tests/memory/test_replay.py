@@ -10,7 +10,15 @@ from memplan import TrainingSetup, load_gpu, load_model
 from memplan.estimator import estimate
 from memplan.memory import replay as replays
 from memplan.memory.ledger import Cycle, Ledger, cycle_of
-from memplan.memory.replay import AllocatorPeaks, Replayer, floor_bytes, islands, replay, replayed
+from memplan.memory.replay import (
+    AllocatorPeaks,
+    Replayer,
+    floor_bytes,
+    is_enough,
+    islands,
+    replay,
+    replayed,
+)
 from memplan.units import KIB, MIB
 
 KINDS = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
@@ -165,6 +173,9 @@ class TestFloor:
                 assert run.on_card(capacity).died_at is None, (number, capacity)
             if floor:
                 assert run.on_card(floor - 512).died_at is not None, number
+            for capacity in range(2 * MIB, reserved + 2 * MIB, 6 * MIB):
+                asked = Replayer(ledger.events, ledger.streams, ledger.cycle)
+                assert is_enough(asked.on_card, capacity) == (capacity >= floor)
             below = islands(run.on_card, below_bytes=floor)
             islanded += bool(below)
             for start, end in below:
