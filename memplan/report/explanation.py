@@ -560,7 +560,9 @@ def explanation_rows(explained: Explanation) -> list[dict[str, object]]:
         for tensor in kind.tensors:
             rows.append(_node_row("kept", [_times(kind.name, kind.count), tensor.name], tensor))
         for name, num_bytes in kind.modules:
-            node = Node(name=name, num_bytes=num_bytes, formula="", source="what it keeps, together")
+            node = Node(
+                name=name, num_bytes=num_bytes, formula="", source="what it keeps, together"
+            )
             rows.append(_node_row("module", [_times(kind.name, kind.count), name], node))
     return rows
 
