@@ -129,15 +129,17 @@ class Weights(Lifetimes):
             dtype = weight.packed.quantization.compute_dtype
         return self.parameter(name, weight.matrix_shape[0], dtype=dtype, role=WeightRole.OTHER)
 
-    def buffer(self, numel: int, dtype: DType) -> Tensor:
-        """Declare a tensor that the present segment's module owns beside its parameters."""
+    def buffer(self, numel: int, dtype: DType, *, module: str = "") -> Tensor:
+        """Declare a tensor that the present segment's module owns beside its parameters, or ``module``
+        of it."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-        self.hold_buffer(storage.num_bytes)
+        self.hold_buffer(storage.num_bytes, module=module)
         return Tensor(numel, dtype, storage)
 
-    def hold_buffer(self, num_bytes: int, words: str = BUFFER_WORDS) -> None:
+    def hold_buffer(self, num_bytes: int, words: str = BUFFER_WORDS, *, module: str = "") -> None:
         """Note a buffer of the present segment that no operation reads as it is."""
-        self.buffers.append(Buffer(self.segment, len(self.segment.parameters), num_bytes, words))
+        position = len(self.segment.parameters)
+        self.buffers.append(Buffer(self.segment, position, num_bytes, words, module))
 
     @property
     def buffers_bytes(self) -> int:

@@ -108,6 +108,7 @@ def _layer_norm_kernel(
     copied = strided and not t.decomposed
     scratch = (allocated_bytes(x.numel, x.dtype), RESULT) if copied else ()
     out = t.tensor(x.numel, x.dtype)
+    out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),

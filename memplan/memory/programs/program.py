@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from memplan.graph.declaration import declared_parameters
-from memplan.graph.segments import Segment
+from memplan.graph.segments import Buffer, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
@@ -514,21 +514,29 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
 def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
     """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
     found: dict[Weight | None, list[tuple[int, str]]] = {}
+    declared: dict[Segment, list[Parameter]] = {}
+    for segment, parameters in declared_parameters(tape):
+        declared.setdefault(segment, []).extend(parameters)
     for each in tape.buffers:
-        segment = each.segment
-        for copy in range(segment.repeat):
-            anchor = _next_weight(tape, segment, copy, each.position)
+        for copy in range(each.segment.repeat):
+            anchor = _next_weight(tape, each, copy, declared)
             found.setdefault(anchor, []).append((each.num_bytes, each.words))
     return found
 
 
-def _next_weight(tape: Tape, segment: Segment, copy: int, position: int) -> Weight | None:
-    """The weight declared next: of this copy, of the next one, or of a later segment."""
+def _next_weight(
+    tape: Tape, buffer: Buffer, copy: int, declared: dict[Segment, list[Parameter]]
+) -> Weight | None:
+    """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
+    segment, position = buffer.segment, buffer.position
+    if buffer.module:
+        own = declared[segment]
+        return next(each for each in own if each.name.startswith(f"{buffer.module}.")), copy
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
         return segment.parameters[0], copy + 1
-    later = (each.parameters for each in tape.segments[segment.index + 1 :] if each.parameters)
+    later = (declared[each] for each in tape.segments[segment.index + 1 :] if each in declared)
     parameters = next(later, None)
     return None if parameters is None else (parameters[0], 0)
 
