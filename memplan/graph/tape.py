@@ -72,7 +72,7 @@ class Tape(Weights):
         cached = self._casts.get(weight)
         if cached is None:
             cached = self.tensor(weight.numel, dtype)
-            cached.storage.weight_cast = weight.requires_grad
+            cached.storage.weight_cast = weight.requires_grad or weight in self.trained_leaves
             cached.by_column = True
             self.record(OperationKind.TO, (weight,), (cached,), gradients=(Gradient.FRESH,))
             self._casts[weight] = cached

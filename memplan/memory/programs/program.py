@@ -61,6 +61,9 @@ class Player(Protocol):
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
 
+    def hand_outputs_over(self, name: str) -> Block:
+        """The outputs of a pass without gradients, which somebody else holds; everything else goes."""
+
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
         """So much of what a parked micro-batch keeps goes to CPU RAM."""
 
@@ -485,6 +488,9 @@ class Program:
 
     def end_pass(self) -> None:
         """It has ended."""
+
+    def take_over(self, other: "Program") -> None:
+        """What another pass over the same weights left gathered: here, nothing is."""
 
     def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
         """Where it takes part within a segment; None: nowhere."""
