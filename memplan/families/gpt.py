@@ -73,6 +73,7 @@ class Form:
     """The class of its language model is named ``...LMHeadModel``."""
     classified: bool = True
     """The class has a variant for sequence classification."""
+    transposed_linear: bool = False
 
 
 GPT2 = Form(
@@ -80,10 +81,13 @@ GPT2 = Form(
     positions=PositionSource.COUNTED,
     fp32_softmax=False,
     names_attended=True,
+    dropout_inside=True,
     dropout_modules=True,
     unnamed_loss=True,
+    transposed_linear=True,
 )
 _GPTJ = Form(
+    dropout_inside=True,
     dropout_modules=True,
     attention=AttentionForm.FP32_SCORES,
     placement=NormPlacement.PARALLEL_SHARED,
@@ -104,12 +108,13 @@ FORMS: dict[str, Form] = {
         names_attended=False,
     ),
     "gpt2": GPT2,
-    "gpt_bigcode": replace(GPT2, fp32_softmax=True, unnamed_loss=False),
+    "gpt_bigcode": replace(GPT2, fp32_softmax=True, unnamed_loss=False, transposed_linear=False),
     "gpt_neo": Form(
         attention=AttentionForm.FP32_SCORES_MASKED,
         positions=PositionSource.COUNTED,
         bias=False,
         dropout_keys=("attention_dropout", "resid_dropout", "embed_dropout"),
+        dropout_inside=True,
         dropout_modules=True,
         names_attended=True,
     ),
@@ -273,7 +278,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         ),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
+        transposed_linear=form.transposed_linear,
         eager_attention_only=form.attention not in _CHOOSING,
+        recomputes=request.model_type != "openai-gpt",
         source=reader.source,
     )
 
@@ -298,8 +305,11 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         dropout_inside=form.dropout_inside,
         sums_inside=form.attention in {AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM},
         names_attended=form.names_attended,
+        names_parts=form.attention is AttentionForm.MASK_PRODUCT,
+        flat_products=form.attention is AttentionForm.MASK_PRODUCT,
         names_normed=form.residual_first,
         residual_first=form.residual_first,
+        flat_rows=form.feed_forward_place is NetworkPlace.STEPS,
         residual_normed=reader.flag("apply_residual_connection_post_layernorm"),
     )
 
@@ -349,7 +359,8 @@ def _attention(
     ):
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
-        views_last=model_type == "stablelm",
+        views_last=model_type in {"stablelm", "gpt_neo", "xglm"},
+        query_viewed_last=model_type in {"gpt2", "xglm"},
         kept_cache=model_type == "gpt_bigcode",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -501,6 +512,7 @@ def _embedding(
         norm=NormSpec(kind=NormKind.LAYER, bias=True) if model_type == "bloom" else None,
         dropout=_probability(reader, form.dropout_keys[2]),
         dropout_module=form.dropout_modules,
+        masked_last=model_type == "gpt2",
         mask_buffer=model_type == "gpt_bigcode",
     )
 

@@ -33,8 +33,14 @@ class Tape(Weights):
 
     def flatten(self, x: Tensor) -> Tensor:
         """Lay the rows of all sequences in one dimension; a view, and a node of its own."""
-        out = self.alias(x)
+        out = self.reshaped(x)
         out.is_flat = True
+        return out
+
+    def reshaped(self, x: Tensor) -> Tensor:
+        """See the whole in another shape: a view, and so is its gradient."""
+        out = self.view(x, x.numel)
+        self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.SEEN,))
         return out
 
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
@@ -66,7 +72,7 @@ class Tape(Weights):
         cached = self._casts.get(weight)
         if cached is None:
             cached = self.tensor(weight.numel, dtype)
-            cached.storage.weight_cast = weight.requires_grad
+            cached.storage.weight_cast = weight.requires_grad or weight in self.trained_leaves
             cached.by_column = True
             self.record(OperationKind.TO, (weight,), (cached,), gradients=(Gradient.FRESH,))
             self._casts[weight] = cached
@@ -85,11 +91,15 @@ class Tape(Weights):
         """Apply a function of one tensor.
 
         ``decomposed_copies`` are temporaries of the output's size that the reference decomposition
-        of its backward formula holds beside the gradient it returns.
+        of its backward formula holds beside the gradient it returns. That of ``rsqrt`` has two on CUDA
+        (tools/autograd/derivatives.yaml, ``-0.5 * grad * result.pow(3)``).
         """
         out = self.tensor(x.numel, dtype or x.dtype)
         saves = (x,) if saves_input else (out,) if saves_output else ()
-        scratch = decomposed_copies * out.storage.num_bytes if self.decomposed else 0
+        size = out.storage.num_bytes
+        scratch: int | tuple[int, ...] = decomposed_copies * size if self.decomposed else 0
+        if kind is OperationKind.RSQRT and not self.decomposed:
+            scratch = (size, size, RESULT)
         self.record(
             kind, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,),
             backward_scratch_bytes=scratch,
