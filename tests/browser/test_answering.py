@@ -27,7 +27,7 @@ def test_a_page_is_handed_over_wherever_it_was_to_go(path: str):
     assert (code, err, others) == (0, "", {})
     assert f"Wrote {path}" in out
     assert list(texts) == [path]
-    assert texts[path].startswith("<!doctype html>")
+    assert texts[path].startswith("<!DOCTYPE html>")
     assert terminal.taken is None
 
 
