@@ -327,11 +327,15 @@ class BackwardWalk(GradientFlow):
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
         for product, tensor, buffer in products:
-            self._allocate(buffer, buffer.num_bytes)
+            summed = self._summed(operation.outputs[0], tensor, buffer)
+            self._allocate(summed, summed.num_bytes)
             if tensor.by_column:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
+            if summed is not buffer:
+                self._allocate(buffer, buffer.num_bytes)
+                self._free(summed, summed.num_bytes)
         if operation.handed or self.segment.input_away is not None:
             self._end_formula(operation)
         for buffer in incoming:
@@ -352,6 +356,13 @@ class BackwardWalk(GradientFlow):
                 made.sort(key=lambda each: not isinstance(each[0], Parameter))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
+
+    def _summed(self, out: Tensor, tensor: Tensor, buffer: GradientBuffer) -> GradientBuffer:
+        """What is summed to a tensor's shape: in the result's dtype, and cast only then, where the
+        tensor has another (torch/csrc/autograd/engine.cpp, ``validate_outputs``)."""
+        if self.is_compiled or tensor.dtype is out.dtype or tensor.numel == out.numel:
+            return buffer
+        return GradientBuffer(allocated_bytes(tensor.numel, out.dtype))
 
     def _incoming(self, operation: Operation) -> list[GradientBuffer]:
         """The gradients of what it made, as it takes them."""
