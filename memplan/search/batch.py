@@ -29,7 +29,7 @@ def largest_micro_batch(
     >>> from memplan.sources.models import load_model
     >>> setup = TrainingSetup(seq_len=512, checkpointing="full")
     >>> largest_micro_batch(load_model("gpt2"), setup, load_gpu("v100-16gb"))
-    36
+    35
     """
     answers: dict[int, Estimate] = {} if known is None else {setup.micro_batch_size: known}
 
