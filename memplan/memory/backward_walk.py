@@ -25,6 +25,7 @@ from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walk import (
     WORKSPACE,
     ForwardProfile,
+    LetGo,
     forward_stages,
     keeps_something,
 )
@@ -72,6 +73,11 @@ class BackwardWalk(GradientFlow):
         """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.read: list[Operation] = []
         """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
+        self.outside: dict[Storage, int] = {}
+        """What earlier segments made, and how many operations still keep it."""
+        for operation in segment.operations:
+            for storage in operation.outside:
+                self.outside[storage] = self.outside.get(storage, 0) + 1
         self.holders = 0
         """Operations that still hold what a checkpointed segment's recomputation is given."""
         self.unpacks = segment.checkpointed and not segment.nested
@@ -160,6 +166,10 @@ class BackwardWalk(GradientFlow):
             saves[storage] = left
             if not left:
                 self._let_storage_go(storage)
+        for storage in operation.outside if not self.unpacks else ():
+            self.outside[storage] -= 1
+            if not self.outside[storage]:
+                self.events.append((LetGo(storage), 0))
 
     def _unkeep(self, storage: Storage) -> None:
         left = self.saves[storage] - 1

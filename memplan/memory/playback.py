@@ -14,7 +14,7 @@ from memplan.memory.forward_playback import ForwardPlayback, Frame, Place, Sourc
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, StepPasses, hand_back, kept_by, seed_of
 from memplan.memory.stops import Cut, Engine, backward_cuts, pieces
-from memplan.memory.walk import WORKSPACE
+from memplan.memory.walk import WORKSPACE, LetGo
 
 _Parked = tuple[
     dict[tuple[int, int], Frame],
@@ -116,6 +116,7 @@ class Playback(ForwardPlayback):
 
     def _seed(self) -> None:
         """The gradient that a backward pass begins with, where it is of its own."""
+        self.gone: set[Storage] = set()
         seed = seed_of(self.tape)
         # A model whose operations are not written down has a loss without bytes.
         if seed is not None and seed.num_bytes:
@@ -190,6 +191,8 @@ class Playback(ForwardPlayback):
                         if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
                         self._free(sources[key])
+                    elif isinstance(key, LetGo) and not repetition:
+                        self._free_early(segment, key.storage)
                 if acts:
                     engine.reach(segment, repetition, acts)
             parameter = interval.parameter
@@ -232,12 +235,21 @@ class Playback(ForwardPlayback):
             self.engine.gradient_ready(weight, present)
 
     def _free_shared(self, segment: Segment) -> None:
-        for storage in kept_by(segment):
+        """A segment lets go of what earlier ones made; of a tuple of arguments the last one goes first."""
+        for storage in reversed(kept_by(segment)):
             self.keepers[storage] -= 1
-            if storage in self.leaves or self.keepers[storage]:
-                continue
-            if not self._kept_nearby(storage):
-                self._free_any(storage)
+            if storage not in self.gone and not self.keepers[storage]:
+                self._free_unless_kept(storage)
+
+    def _free_early(self, segment: Segment, storage: Storage) -> None:
+        """The last operation that keeps what an earlier segment made lets go of it."""
+        if self.keepers.get(storage) == 1 and storage in kept_by(segment):
+            self.gone.add(storage)
+            self._free_unless_kept(storage)
+
+    def _free_unless_kept(self, storage: Storage) -> None:
+        if storage not in self.leaves and not self._kept_nearby(storage):
+            self._free_any(storage)
 
 
 def kept_blocks(

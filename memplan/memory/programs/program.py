@@ -514,23 +514,31 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
 def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
     """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
     found: dict[Weight | None, list[tuple[int, str]]] = {}
+    first: dict[int, Parameter] = {}
+    for segment, parameters in declared_parameters(tape) if tape.buffers else ():
+        if parameters:
+            first.setdefault(segment.index, parameters[0])
     for each in tape.buffers:
         segment = each.segment
         for copy in range(segment.repeat):
-            anchor = _next_weight(tape, segment, copy, each.position)
+            anchor = _next_weight(segment, copy, each.position, first)
             found.setdefault(anchor, []).append((each.num_bytes, each.words))
     return found
 
 
-def _next_weight(tape: Tape, segment: Segment, copy: int, position: int) -> Weight | None:
-    """The weight declared next: of this copy, of the next one, or of a later segment."""
+def _next_weight(
+    segment: Segment, copy: int, position: int, first: Mapping[int, Parameter]
+) -> Weight | None:
+    """The weight declared next: of this copy, of the next one, or of a later segment.
+
+    ``first`` has the one of each segment that is declared before its others.
+    """
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
-        return segment.parameters[0], copy + 1
-    later = (each.parameters for each in tape.segments[segment.index + 1 :] if each.parameters)
-    parameters = next(later, None)
-    return None if parameters is None else (parameters[0], 0)
+        return first[segment.index], copy + 1
+    later = min((index for index in first if index > segment.index), default=None)
+    return None if later is None else (first[later], 0)
 
 
 def is_trained(parameter: Parameter) -> bool:
