@@ -9,6 +9,7 @@ from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
     record_and_walk,
+    reducing_device,
     tape_options,
     walked_forward,
     walked_on_card,
@@ -177,7 +178,7 @@ def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> 
     if resolved.job == PLAIN and resolved.ema is None:
         walk = walked_on_card if resolved.pipeline is None else walked_forward
         walked = walk(model, tape_options(resolved, gpu))
-        given = walked.trained_as(resolved)
+        given = walked.trained_as(resolved, gpu)
         if resolved.pipeline is not None:
             given = replace(given, stages=_stages(walked, resolved))
         return Prepared(walked, given)
@@ -185,7 +186,7 @@ def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> 
 
     trained = trained_model(model, resolved.job)
     walked = walked_on_card(trained, tape_options(resolved, gpu))
-    return Prepared(walked, walked.trained_as(resolved, beside(walked, resolved, gpu)))
+    return Prepared(walked, walked.trained_as(resolved, gpu, beside(walked, resolved, gpu)))
 
 
 def _stages(walked: Walked, resolved: TrainingSetup) -> tuple[Stage, ...]:
@@ -201,7 +202,8 @@ def _recorded(
     """A run's tapes, recorded and walked again where they are not remembered."""
     if resolved.job == PLAIN and resolved.ema is None and resolved.pipeline is None:
         tape, passes = record_and_walk(model, options)
-        return RankInput(tape=tape, passes=passes, setup=resolved)
+        device = reducing_device(resolved, gpu)
+        return RankInput(tape=tape, passes=passes, setup=resolved, device=device)
     return prepared(model, resolved, gpu).rank_input
 
 
@@ -232,7 +234,7 @@ class _Given:
 
     def __init__(self, given: RankInput) -> None:
         self.given = given
-        self.key = (id(given.tape), id(given.beside), tuple(map(id, given.stages)))
+        self.key = (id(given.tape), id(given.beside), given.device, tuple(map(id, given.stages)))
 
     def __hash__(self) -> int:
         return hash(self.key)

@@ -23,6 +23,7 @@ from memplan.memory.engine_options import (
     has_python_linear,
 )
 from memplan.memory.rank import RankInput
+from memplan.memory.reduction import Multiprocessors
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
@@ -36,7 +37,7 @@ from memplan.training.sdpa import (
     choose_sdpa_kernel,
     sdpa_support,
 )
-from memplan.training.setup import TrainingSetup
+from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
 if TYPE_CHECKING:
     from memplan.training.megatron import MegatronLayers
@@ -84,9 +85,24 @@ class Walked:
     tape: Tape
     passes: StepPasses
 
-    def trained_as(self, resolved: TrainingSetup, beside: Beside = ALONE) -> RankInput:
-        """With a setup whose tape this is, and what its job has beside the model."""
-        return RankInput(tape=self.tape, passes=self.passes, setup=resolved, beside=beside)
+    def trained_as(
+        self, resolved: TrainingSetup, gpu: GpuSpec | None, beside: Beside = ALONE
+    ) -> RankInput:
+        """With a setup whose tape this is, on a card that shares it, and what its job has beside it."""
+        return RankInput(
+            tape=self.tape,
+            passes=self.passes,
+            setup=resolved,
+            beside=beside,
+            device=reducing_device(resolved, gpu),
+        )
+
+
+def reducing_device(setup: TrainingSetup, gpu: GpuSpec | None) -> Multiprocessors | None:
+    """The card, where the optimizer has sums of its own that are split by it."""
+    if setup.optimizer in PLAIN_OPTIMIZERS:
+        return None
+    return Multiprocessors(num_multiprocessors(gpu), threads_per_multiprocessor(gpu))
 
 
 @lru_cache(maxsize=256)
@@ -112,11 +128,12 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     """Options for a card: those of the plainest card whose kernels are the same for this model.
 
     What a walk finds depends on the card through the kernels it runs alone, and how they split long
-    sums, so cards that do the same share the walk.
+    sums and keys, so cards that do the same share the walk.
     """
     plain = _plain(options)
     tape = record(model, plain)
-    shared = options if splits_sums(tape) else replace(plain, sdpa=options.sdpa)
+    is_alike = tape.splits_keys_as_with(options.multiprocessors) and not splits_sums(tape)
+    shared = replace(plain, sdpa=options.sdpa) if is_alike else options
     chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
     for support in (plain.sdpa, *SDPA_SUPPORT.values()):
         if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:

@@ -11,6 +11,7 @@ from memplan.graph.segments import Buffer, Operation, Segment, Tiles
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart
 from memplan.training.exchange import NO_SENDS, Sends
+from memplan.training.flash_splits import FlashGrid, num_flash_splits
 from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Recording:
         of it or single parameters, for each stretch; empty: not known."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
+        self.flash_grids: dict[FlashGrid, int] = {}
+        """How flash attention was launched, and over how many thread blocks the keys are shared."""
         self.asked_multiprocessors = False
         """Something on it depends on how many multiprocessors the card has."""
         self.buffers: list[Buffer] = []
@@ -81,6 +84,18 @@ class Recording:
         self.asked_multiprocessors = True
         return self.options.multiprocessors
 
+    def flash_splits(self, grid: FlashGrid) -> int:
+        """Over how many thread blocks the card shares a query's keys."""
+        found = self.flash_grids[grid] = num_flash_splits(grid, self.options.multiprocessors)
+        return found
+
+    def splits_keys_as_with(self, multiprocessors: int) -> bool:
+        """Whether a card with so many shares keys between thread blocks as this one does."""
+        return all(
+            num_flash_splits(grid, multiprocessors) == splits
+            for grid, splits in self.flash_grids.items()
+        )
+
     def as_on(self, options: TapeOptions) -> Self | None:
         """The same operations with the options of another card; None where that runs others."""
         if self.asked_multiprocessors or options.is_tiled:
@@ -88,6 +103,8 @@ class Recording:
         for call, kernel in self.sdpa_calls.items():
             if choose_sdpa_kernel(call, options.sdpa) is not kernel:
                 return None
+        if not self.splits_keys_as_with(options.multiprocessors):
+            return None
         made = copy(self)
         made.options = options
         return made

@@ -369,10 +369,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
 
 def _reducing_device(given: RankInput) -> object:
     """What an optimizer's own reductions are split by, where it has any."""
-    if given.setup.optimizer in PLAIN_OPTIMIZERS:
-        return None
-    options = given.tape.options
-    return options.multiprocessors, options.threads_per_multiprocessor, given.tape.decomposed
+    return None if given.setup.optimizer in PLAIN_OPTIMIZERS else given.reducing_device
 
 
 def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:

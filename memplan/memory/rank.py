@@ -6,6 +6,7 @@ from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tape import Tape
 from memplan.memory.beside import ALONE, Beside
+from memplan.memory.reduction import Multiprocessors
 from memplan.memory.step import StepPasses
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
@@ -29,9 +30,20 @@ class RankInput:
     """Resolved: no field is None that has a default."""
     beside: Beside = ALONE
     """What the job has beside the model."""
+    device: Multiprocessors | None = None
+    """The card by which the optimizer's own sums are split; None: the one that the tape was walked for."""
     stages: tuple[Stage, ...] = ()
     """Of a pipeline, all of them in the model's order; the tape is the whole model's then, and so is the
     walk, of its forward pass alone."""
+
+    @property
+    def reducing_device(self) -> Multiprocessors | None:
+        """By which the optimizer's sums are split; None: scratch inside kernels is left out."""
+        options = self.tape.options
+        if options.decomposed:
+            return None
+        own = Multiprocessors(options.multiprocessors, options.threads_per_multiprocessor)
+        return self.device or own
 
     @property
     def formats(self) -> PrecisionFormats:

@@ -60,6 +60,7 @@ class _Walked:
             isinstance(other, _Walked)
             and other.given.tape is self.given.tape
             and other.given.beside is self.given.beside
+            and other.given.device == self.given.device
         )
 
 

@@ -1,14 +1,12 @@
 """A record of PyTorch's own CUDA build as a training setup, with the kernels that users get."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from memplan.errors import SetupError
 from memplan.estimator import estimate
-from memplan.estimator.job import with_workspaces
-from memplan.estimator.recording import record_and_walk, shared_options, tape_options
-from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
+from memplan.estimator.job import prepared, with_workspaces
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account
 from memplan.memory.fsdp2.units import is_tied
@@ -119,13 +117,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
     gpu = load_gpu(GPUS[settings["gpu"]])
     setup = setup_of(settings)
     resolved = setup.resolve(model.context_length, has_bf16=True)
-    options = replace(
-        shared_options(model, tape_options(resolved, gpu)),
-        multiprocessors=num_multiprocessors(gpu),
-        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
-    )
-    tape, passes = record_and_walk(model, options)
-    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    given = prepared(model, resolved, gpu).rank_input
     ledger = Ledger()
     workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
     program = program_of(given, ledger, workspace_bytes=workspace)

@@ -1,17 +1,15 @@
 """A record of an optimizer run by its own package, as a training setup."""
 
-from dataclasses import replace
 from typing import Any
 
-from memplan.estimator.recording import record_and_walk, shared_options, tape_options
+from memplan.estimator.job import prepared
+from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.hardware.gpu import num_multiprocessors, threads_per_multiprocessor
 from memplan.memory.allocator import CachingAllocator
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.programs import program_of
 from memplan.memory.programs.stepping import stepped
-from memplan.memory.rank import RankInput
 from memplan.memory.required import PlayedRun
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.sources.catalog import load_gpu
@@ -163,14 +161,7 @@ def played(record: dict[str, Any]) -> dict[str, int]:
     model = load_model(record["config"], TASKS[record["task"]])
     gpu = load_gpu(GPU)
     setup = setup_of(record).resolve(model.context_length)
-    options = shared_options(model, tape_options(setup, gpu))
-    options = replace(
-        options,
-        multiprocessors=num_multiprocessors(gpu),
-        threads_per_multiprocessor=threads_per_multiprocessor(gpu),
-    )
-    tape, passes = record_and_walk(model, options)
-    given = RankInput(tape=tape, passes=passes, setup=setup)
+    given = prepared(model, setup, gpu).rank_input
     ledger = Marked()
     workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
     program = program_of(given, ledger, workspace_bytes=workspace)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator import least_bytes
+from memplan.estimator.job import prepared
 from memplan.estimator.recording import record, record_and_walk, shared_options, tape_options
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -18,6 +19,7 @@ from memplan.report.schema import COLUMN_MEANINGS
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.compilation import Compilation
+from memplan.training.optimizers import Optimizer
 from memplan.training.setup import TrainingSetup
 from tests.plain_step import plain_step
 
@@ -200,6 +202,46 @@ def test_cards_share_a_walk_only_where_no_long_sum_is_split() -> None:
 
     assert shared("a100-80gb", 1).multiprocessors == shared("h100", 1).multiprocessors
     assert shared("a100-80gb", 16).multiprocessors == 108
+
+
+SMALL_LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 2816, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpu", "peak", "reserved"),
+    [
+        ("h100", 1050274492, 1371537408),
+        ("b200", 1067051708, 1388314624),
+        ("a100-80gb", 992992924, 1207959552),
+        ("l4", 992992924, 1199570944),
+    ],
+)
+def test_an_optimizers_sums_are_split_by_the_card(gpu: str, peak: int, reserved: int) -> None:
+    """Adafactor of transformers, as PyTorch's CUDA build and its allocator ran it on each card."""
+    setup = TrainingSetup(optimizer="adafactor", micro_batch_size=2, seq_len=512, precision="bf16")
+    found = memplan.estimate(SMALL_LLAMA, setup, gpu=gpu)
+    assert found.peak_bytes == pytest.approx(peak, rel=1e-4)
+    assert found.reserved_bytes == reserved
+
+
+def test_an_optimizers_sums_leave_the_walk_shared() -> None:
+    model = load_model(SMALL_LLAMA)
+    setup = TrainingSetup(optimizer="adafactor", seq_len=256, precision="bf16").resolve(
+        model.context_length, has_bf16=True
+    )
+    first, second = (
+        prepared(model, setup, load_gpu(gpu)).rank_input for gpu in ("a100-80gb", "a40")
+    )
+    assert first.passes is second.passes
+    assert first.tape is second.tape
+    assert first.reducing_device != second.reducing_device
+    plain = replace(setup, optimizer=Optimizer.ADAMW_FUSED)
+    alike = [prepared(model, plain, load_gpu(gpu)).rank_input for gpu in ("a100-80gb", "a40")]
+    assert alike[0].device is alike[1].device is None
 
 
 @settings(max_examples=40, deadline=None)

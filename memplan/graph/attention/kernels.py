@@ -13,12 +13,14 @@ from memplan.graph.attention.head_layout import (
     spread_head,
 )
 from memplan.graph.attention.scratch import (
+    FLASH_HEAD_MULTIPLE,
     cudnn_backward_scratch,
     cudnn_forward_scratch,
     efficient_backward_scratch,
     efficient_forward_scratch,
     flash3_backward_scratch,
     flash_backward_scratch,
+    flash_forward_scratch,
 )
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
@@ -27,8 +29,6 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.training.kernels import AttentionKernel
 
-FLASH_HEAD_MULTIPLE = 8
-"""Heads are padded to a multiple of this before flash attention."""
 EFFICIENT_STATISTICS_MULTIPLE = 32
 """The memory-efficient kernel pads its log-sum-exp to a multiple of this many rows."""
 
@@ -51,6 +51,7 @@ def flash(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> T
         OperationKind.FLASH_ATTENTION, (query, key, value), (out, statistics, *random_state),
         saves=(key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3,
+        forward_scratch_bytes=() if third else flash_forward_scratch(t, shape),
         backward_scratch_bytes=() if t.decomposed else (*copies, *inner),
         flops=_score_flops(shape),
     )  # fmt: skip

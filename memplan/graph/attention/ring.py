@@ -19,6 +19,7 @@ from memplan.graph.attention.scratch import (
     efficient_backward_scratch,
     efficient_forward_scratch,
     flash_backward_scratch,
+    flash_forward_scratch,
 )
 from memplan.graph.block_script import BlockScript, Held
 from memplan.graph.operation_kinds import OperationKind
@@ -233,16 +234,17 @@ class _Ring:
 
     def _forward_kernel(self, script: BlockScript, part: Shape) -> list[Held]:
         """A result, and its log-sum-exp."""
-        scratch = 0
-        if self.kernel is ScoreKernel.CUDNN:
-            scratch = cudnn_forward_scratch(self.tape)
-        elif self.kernel is ScoreKernel.EFFICIENT:
-            scratch = efficient_forward_scratch(self.tape, self.query.dtype, part)
+        if self.kernel is ScoreKernel.FLASH:
+            scratch = flash_forward_scratch(self.tape, part)
+        elif self.kernel is ScoreKernel.CUDNN:
+            scratch = _block(cudnn_forward_scratch(self.tape))
+        else:
+            scratch = _block(efficient_forward_scratch(self.tape, self.query.dtype, part))
         results = (
             allocated_bytes(part.outputs, self.query.dtype),
             allocated_bytes(part.rows * part.spec.num_heads, DType.FP32),
         )
-        return script.kernel(results, (scratch,) if scratch else ())
+        return script.kernel(results, scratch)
 
     def _merge(
         self, script: BlockScript, merged: list[Held], block: list[Held], part: Shape
@@ -361,3 +363,7 @@ class _Ring:
         elif self.kernel is ScoreKernel.EFFICIENT:
             scratch = efficient_backward_scratch(t, dtype, part, t.tensor(part.outputs, dtype))
         return script.kernel(results, scratch)
+
+
+def _block(num_bytes: int) -> tuple[int, ...]:
+    return (num_bytes,) if num_bytes else ()

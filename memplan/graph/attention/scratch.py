@@ -2,9 +2,11 @@
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
+from memplan.graph.operations.elementwise import dropout_probability
 from memplan.graph.segments import RESULT
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor
+from memplan.training.flash_splits import FlashGrid
 from memplan.units import ceil_div, round_up
 
 NARROW_TILE, WIDE_TILE = 64, 128
@@ -15,10 +17,36 @@ KEY_BLOCKS = 200
 """Blocks of keys over all heads that have gradients of their own in that kernel, at most."""
 CUDNN_FORWARD_BYTES = 256
 """Workspace of cuDNN's forward plan (cuDNN 9.20)."""
-
-
+FLASH_HEAD_MULTIPLE = 8
+"""Heads are padded to a multiple of this before flash attention."""
 FLASH_ROWS = 128
 """Rows to which flash attention's second version rounds each sequence."""
+
+
+def flash_forward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
+    """Blocks of scratch inside flash attention's forward kernel, once its results are there [bytes].
+
+    Where keys are shared between thread blocks (``memplan.training.flash_splits``), each has a log-sum-exp
+    and an fp32 output of its own; dropout is not run so, nor are sequences that lie in one row (csrc/flash_attn/
+    flash_api.cpp, ``set_params_splitkv``).
+    """
+    spec = shape.spec
+    if t.decomposed or shape.is_varlen or dropout_probability(t, spec.dropout):
+        return ()
+    head_dim = round_up(spec.head_dim, FLASH_HEAD_MULTIPLE)
+    heads = shape.batch * spec.num_heads
+    splits = t.flash_splits(
+        FlashGrid.of(heads=heads, queries=shape.queries, keys=shape.keys, head_dim=head_dim)
+    )
+    if splits == 1:
+        return ()
+    rows = splits * heads * shape.queries
+    return (RESULT, _rounded(4 * rows), _rounded(4 * rows * _flash_width(head_dim)), ~1, ~2)
+
+
+def _flash_width(head_dim: int) -> int:
+    """Elements of a row of an accumulator: heads are rounded up to 32, wide ones to 64."""
+    return round_up(head_dim, 32 if head_dim <= 128 else 64)
 
 
 def flash_backward_scratch(shape: Shape, out: Tensor) -> tuple[int, ...]:
@@ -33,8 +61,7 @@ def flash_backward_scratch(shape: Shape, out: Tensor) -> tuple[int, ...]:
     each = shape.queries + FLASH_ROWS if shape.is_varlen else round_up(shape.queries, FLASH_ROWS)
     rows = shape.batch * each
     heads = spec.num_heads
-    multiple = 32 if spec.head_dim <= 128 else 64
-    accumulator = rows * heads * round_up(spec.head_dim, multiple) * 4
+    accumulator = rows * heads * _flash_width(spec.head_dim) * 4
     blocks: tuple[int, ...] = (rows * heads * 4, accumulator)
     if shape.groups > 1:
         expanded = shape.batch * shape.keys * heads * spec.head_dim * DType.BF16.num_bytes

@@ -8,7 +8,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.rank import RankInput
-from memplan.memory.reduction import Multiprocessors, column_sum_scratch
+from memplan.memory.reduction import column_sum_scratch
 from memplan.model.parameters import WeightRole
 from memplan.training.exchange import ExchangeKind
 from memplan.training.optimizers.script import (
@@ -46,13 +46,7 @@ class Stepper:
         setup = given.setup
         self.row, self.options = chosen(setup.optimizer, setup.optimizer_options)
         self.ledger = ledger
-        options = given.tape.options
-        self.device = None
-        """None: scratch inside kernels is left out."""
-        if not given.tape.decomposed:
-            self.device = Multiprocessors(
-                options.multiprocessors, options.threads_per_multiprocessor
-            )
+        self.device = given.reducing_device
         self.in_backward = setup.optimizer_in_backward or self.row.in_backward
         self.off_gpu_bytes = 0
         """States that are not on the GPU."""
