@@ -336,7 +336,8 @@ def attention_sublayer(
     """Attention with its norm before (T5, mBART) or after (BART) the residual sum.
 
     One name takes both attentions' weights: ``named_weights``, of the first one, go when the second
-    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``).
+    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``), or where each part is a
+    module when that returns (models/t5, ``T5Block.forward``).
     """
     name = "cross_attn_layer_norm" if cross else "self_attn_layer_norm"
     before = spec.placement is NormPlacement.PRE
@@ -344,7 +345,9 @@ def attention_sublayer(
         t.enter(name)
     normed = norm(t, x, spec.norm, name, context.hidden_size) if before else x
     attended = attention(t, normed, spec, context, cross=cross)
-    t.touch(normed, *named_weights)
+    t.touch(normed)
+    if not spec.own_modules:
+        t.touch(*named_weights)
     dropped = dropout(t, attended, spec.dropout, module=_dropout_name(spec))
     if spec.names_parts:
         t.touch(*context.attention_frame)
@@ -354,6 +357,7 @@ def attention_sublayer(
     if spec.own_modules:
         t.touch(normed, attended)
         t.leave(name)
+        t.touch(x, *named_weights)
     else:
         t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, name, context)

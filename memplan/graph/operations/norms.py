@@ -217,7 +217,9 @@ def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     normalized = t.mul(x, _reciprocal_root(t, variance))
     if weight.dtype.is_half:
         normalized = t.cast(normalized, weight.dtype)
-    return t.mul(weight, normalized)
+    out = t.mul(weight, normalized)
+    t.touch(normalized, variance)
+    return out
 
 
 def rms_norm_gemma(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
