@@ -105,7 +105,7 @@ def _layer_norm_kernel(
     t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
 ) -> Tensor:
     rows = x.numel // width
-    copied = strided and not t.decomposed
+    copied = (strided or x.by_channel) and not t.decomposed
     scratch = (allocated_bytes(x.numel, x.dtype), RESULT) if copied else ()
     out = t.tensor(x.numel, x.dtype)
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)

@@ -84,10 +84,14 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
     return out
 
 
-def frames(t: Tape, x: Tensor, body: FramesBody) -> Tensor:
-    """Rows of a table that is not trained, added to every clip's."""
+def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:
+    """Rows of a table that is not trained, added to every clip's.
+
+    A name holds what the convolutions gave until the tower returns (transformers 5.23,
+    ``WhisperEncoder.forward``, ``inputs_embeds``), and the rows' numbers where they are looked up.
+    """
     table = t.parameter(f"{body.positions}.weight")
-    held: list[Tensor] = []
+    flow.share(t, x)
     added: Tensor = table
     if body.looked_up:
         numbers, added = t.tensor(table.shape[0], DType.INT64), t.tensor(table.numel, table.dtype)
@@ -95,9 +99,9 @@ def frames(t: Tape, x: Tensor, body: FramesBody) -> Tensor:
         t.record(
             OperationKind.EMBEDDING, (table, numbers), (added,), gradients=(Gradient.NONE,) * 2
         )
-        held += [numbers, added]
+        flow.share(t, numbers)
+    x.by_channel = True
     out = t.add(x, added)
-    t.touch(*held)
     if body.cast_back:
         out = t.cast(out, x.dtype)
     return dropout(t, out, body.dropout)
@@ -211,6 +215,8 @@ def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
         t.record(OperationKind.ARANGE, (), (numbers,))
         table = t.parameter(f"{body.positions}.weight")
         positions = _rows_of(t, table, numbers, OperationKind.INDEX)
+        for each in (tokens, positions):
+            flow.share(t, each)
         out = t.add(tokens, positions)
         flow.hold_mask(t, flow.length)
     elif body.sines:
@@ -295,7 +301,7 @@ def write_sound(t: Tape, x: Tensor, body: SoundBody, flow: Flow) -> Tensor:
         case FeaturesBody():
             return features(t, body, flow)
         case FramesBody():
-            return frames(t, x, body)
+            return frames(t, x, body, flow)
         case GatedSignalBody():
             return gated_signal(t, x, body, flow)
         case RowsBody():
