@@ -162,7 +162,7 @@ def declare_stem(table: ParameterTable, name: str, reader: ConfigReader, hidden:
         module="conv1", kernel=3, stride=1, padding=1, activation=Activation.GELU, channels=bins,
         length=2 * rows,
     )  # fmt: skip
-    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    second = replace(first, module="conv2", stride=2, channels=0, length=0, last=True)
     drop = reader.number("dropout", default=0.0)
     frames = FramesBody(size=hidden, positions="embed_positions", dropout=drop)
     body = ChainBody(parts=(first, second, frames))
@@ -265,7 +265,7 @@ def _moonshine(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
         first,
         GroupNormBody(module="groupnorm", groups=1),
         second,
-        replace(second, module="conv3", kernel=3, stride=2),
+        replace(second, module="conv3", kernel=3, stride=2, last=True),
         TurningTablesBody(dim=_turned_numbers(reader, hidden)),
     )
     with table.block("encoder.embed", body=ChainBody(parts=parts)):

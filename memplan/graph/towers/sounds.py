@@ -35,6 +35,7 @@ from memplan.model.towers.texts import OutputBody, TargetsBody
 
 def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
     """A convolution of what the batch brings, or of what the one before gave."""
+    reads_rows = x is not None and not x.by_channel
     if x is None:
         seconds = t.options.audio_seconds
         flow.items = t.options.batch_size
@@ -48,7 +49,12 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
             x.requires_grad = True
         x = t.cast(x, t.compute)
     flow.length = (flow.length + 2 * body.padding - body.kernel) // body.stride + 1
-    out = convolution(t, x, body.module, flow.items * flow.length, bias=body.bias)
+    gives_rows = body.last or body.norm is SignalNorm.LAYER
+    out = convolution(
+        t, x, body.module, flow.items * flow.length, bias=body.bias,
+        reads_rows=reads_rows, gives_rows=gives_rows,
+    )  # fmt: skip
+    out.by_channel = True
     channels = out.numel // flow.length // flow.items
     given = out
     if body.norm is SignalNorm.LAYER:
@@ -76,6 +82,7 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
     if t.autocast is not None:
         x = t.cast(x, DType.FP32)
     out = t.tensor(x.numel, x.dtype)
+    out.by_channel = x.by_channel
     mean, deviation = t.tensor(groups, x.dtype), t.tensor(groups, x.dtype)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation),
@@ -185,7 +192,10 @@ def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow
     )  # fmt: skip
     bias = t.parameter(f"{name}.conv.bias")
     padded = flow.length + 2 * (body.kernel // 2) - body.kernel + 1
-    out = convolve(t, x, weight, bias, flow.items * padded, body.size)
+    out = convolve(
+        t, x, weight, bias, flow.items * padded, body.size,
+        reads_rows=True, gives_rows=padded == flow.length,
+    )  # fmt: skip
     if padded != flow.length:
         out = t.slice(out, flow.items * flow.length * body.size)
     out = activation(t, out, body.activation)
