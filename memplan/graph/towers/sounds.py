@@ -58,7 +58,7 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
     channels = out.numel // flow.length // flow.items
     given = out
     if body.norm is SignalNorm.LAYER:
-        out = layer_norm(t, given, body.norm_module, channels)
+        out = layer_norm(t, given, body.norm_module, channels, between=not body.last)
     if body.norm is SignalNorm.GROUP:
         out = _group_norm(t, given, body.norm_module, flow.items * channels)
     t.touch(given)
