@@ -45,6 +45,8 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     if body.network_dropout is not None:
         body = replace(body, dropout=body.network_dropout)
     added = _added(t, fed, body, names.second_scale, flow, names.second_post_norm)
+    if not body.inline_network:
+        t.touch(normed)
     out = _summed(t, added, middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
 
@@ -53,6 +55,7 @@ def _summed(t: Tape, added: Tensor, x: Tensor) -> Tensor:
     """A part's result, and the stream, which says how the sum lies: classes write it first."""
     out = t.add(added, x)
     out.by_channel = x.by_channel
+    t.touch(added, x)
     return out
 
 

@@ -41,6 +41,7 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
         flow.items = t.options.batch_size
         flow.length = body.length if seconds is None else seconds * body.rate
         length = flow.length
+        flow.samples = length if body.rate else 0
         # Sound is not cast by the class: whoever trains in 16 bits brings it so.
         cast = t.autocast is None and not body.casts
         dtype = t.compute if cast else DType.FP32
@@ -196,9 +197,11 @@ def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow
         t, x, weight, bias, flow.items * padded, body.size,
         reads_rows=True, gives_rows=padded == flow.length,
     )  # fmt: skip
+    t.touch(weight)
     if padded != flow.length:
         out = t.slice(out, flow.items * flow.length * body.size)
     out = activation(t, out, body.activation)
+    flow.share(t, out)
     return dropout(t, t.add(x, out), body.dropout)
 
 
@@ -288,9 +291,15 @@ def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
     t.give_out(logits)
     labels = min(t.options.target_seq_len, flow.length)
     from_batch(t, flow.items * labels, DType.INT64)
+    heard = None
+    if flow.samples:
+        # Which samples are no padding, where nobody says so (``Wav2Vec2ForCTC.forward``).
+        heard = t.tensor(flow.items * flow.samples, DType.INT64)
+        t.record(OperationKind.MASK, (), (heard,))
+    given = logits if logits.dtype is DType.FP16 else t.cast(logits, DType.FP32)
     log_probabilities = t.tensor(logits.numel, DType.FP32)
     t.record(
-        OperationKind.LOG_SOFTMAX, (logits,), (log_probabilities,), saves=(log_probabilities,),
+        OperationKind.LOG_SOFTMAX, (given,), (log_probabilities,), saves=(log_probabilities,),
         gradients=(Gradient.FRESH,),
     )  # fmt: skip
     paths = t.tensor(flow.items * flow.length * (2 * labels + 1), DType.FP32)
@@ -300,6 +309,8 @@ def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
         saves=(log_probabilities, paths, each), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=paths.storage.num_bytes,
     )  # fmt: skip
+    if heard is not None:
+        t.touch(heard)
     return loss
 
 

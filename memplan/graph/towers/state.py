@@ -30,6 +30,8 @@ class Flow:
     """Of a text before the patches that stand in the same sequence."""
     length: int = 0
     """How long a clip's signal is here."""
+    samples: int = 0
+    """How long each was as the batch brought it, where it is no spectrum."""
     deep: list[Tensor] = field(default_factory=list)
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
