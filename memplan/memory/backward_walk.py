@@ -25,7 +25,6 @@ from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walk import (
     WORKSPACE,
     ForwardProfile,
-    LetGo,
     forward_stages,
     keeps_something,
 )
@@ -52,6 +51,7 @@ class BackwardWalk(GradientFlow):
         device: Multiprocessors | None = None,
         hooked: bool = False,
         lent: bool = False,
+        dying: frozenset[Storage] = frozenset(),
     ) -> None:
         super().__init__(
             in_place_sums=in_place_sums,
@@ -73,6 +73,8 @@ class BackwardWalk(GradientFlow):
         """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.read: list[Operation] = []
         """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
+        self.dying = dying
+        """What earlier segments made, and goes with the last operation of this one that keeps it."""
         self.outside: dict[Storage, int] = {}
         """What earlier segments made, and how many operations still keep it."""
         for operation in segment.operations:
@@ -168,8 +170,8 @@ class BackwardWalk(GradientFlow):
                 self._let_storage_go(storage)
         for storage in operation.outside if not self.unpacks else ():
             self.outside[storage] -= 1
-            if not self.outside[storage]:
-                self.events.append((LetGo(storage), 0))
+            if not self.outside[storage] and storage in self.dying:
+                self._free_kept(storage, is_own=False)
 
     def _unkeep(self, storage: Storage) -> None:
         left = self.saves[storage] - 1

@@ -14,7 +14,7 @@ from memplan.memory.forward_playback import ForwardPlayback, Frame, Place, Sourc
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, StepPasses, hand_back, kept_by, seed_of
 from memplan.memory.stops import Cut, Engine, backward_cuts, pieces
-from memplan.memory.walk import WORKSPACE, LetGo
+from memplan.memory.walk import WORKSPACE
 
 _Parked = tuple[
     dict[tuple[int, int], Frame],
@@ -191,8 +191,9 @@ class Playback(ForwardPlayback):
                         if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
                         self._free(sources[key])
-                    elif isinstance(key, LetGo) and not repetition:
-                        self._free_early(segment, key.storage)
+                    elif isinstance(key, Storage) and key in self.keepers:
+                        self.gone.add(key)
+                        self._free_any(key)
                 if acts:
                     engine.reach(segment, repetition, acts)
             parameter = interval.parameter
@@ -240,12 +241,6 @@ class Playback(ForwardPlayback):
             self.keepers[storage] -= 1
             if storage not in self.gone and not self.keepers[storage]:
                 self._free_unless_kept(storage)
-
-    def _free_early(self, segment: Segment, storage: Storage) -> None:
-        """The last operation that keeps what an earlier segment made lets go of it."""
-        if self.keepers.get(storage) == 1 and storage in kept_by(segment):
-            self.gone.add(storage)
-            self._free_unless_kept(storage)
 
     def _free_unless_kept(self, storage: Storage) -> None:
         if storage not in self.leaves and not self._kept_nearby(storage):

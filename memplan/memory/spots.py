@@ -14,7 +14,7 @@ from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.stops import Acts, Cut, Stops, backward_cuts, forward_cuts
-from memplan.memory.walk import WORKSPACE, Event, InTransit, LetGo, Level
+from memplan.memory.walk import WORKSPACE, Event, InTransit, Level
 
 Piece = tuple[Level, Level, Acts]
 """Events between two stops: the highest level, the one at the end, and what is done there."""
@@ -208,7 +208,7 @@ class Folding:
                 self._change(key, size)
                 if self.total > highest_bytes:
                     highest, highest_bytes = self._level(), self.total
-            elif key is not WORKSPACE and not isinstance(key, LetGo):
+            elif key is not WORKSPACE:
                 self._change(key, -self._size(key))
         return highest, self._level(), acts
 

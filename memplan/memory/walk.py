@@ -53,18 +53,6 @@ class InTransit:
         self.num_bytes = num_bytes
 
 
-class LetGo:
-    """The key of an event that frees nothing by itself: no operation of the segment keeps it any more.
-
-    It is of an earlier segment. Whether it goes is for those to say who know what else keeps it.
-    """
-
-    __slots__ = ("storage",)
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-
-
 @dataclass(slots=True)
 class ForwardProfile:
     """A segment's forward pass."""

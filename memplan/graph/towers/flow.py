@@ -95,14 +95,13 @@ def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
     """Whether a block's end lets go of what a tower's layers share: a norm's, or theirs behind it."""
     block = blocks[index]
     stem = block.name.rpartition(".")[0]
+    later = (each for each in blocks[index + 1 :] if each.part is ModelPart.LAYERS)
+    follows = any(each.name.rpartition(".")[0] == stem for each in later)
     if block.part is ModelPart.LAYERS:
-        return any(_is_norm(each, stem) for each in blocks[:index])
+        return not follows and any(_is_norm(each, stem) for each in blocks[:index])
     if block.part is ModelPart.EMBEDDING:
         return False
-    later = (each for each in blocks[index + 1 :] if each.part is ModelPart.LAYERS)
-    return not (
-        _is_norm(block, stem) and any(each.name.rpartition(".")[0] == stem for each in later)
-    )
+    return not (follows and _is_norm(block, stem))
 
 
 def _is_norm(block: ParameterBlock, stem: str) -> bool:

@@ -46,6 +46,8 @@ class Flow:
     """Cosines and sines by which heads are turned."""
     shared: list[Tensor] = field(default_factory=list)
     """What the present tower's layers all read, and nothing behind them."""
+    distances: Tensor | None = None
+    """What all layers add to their scores, each through gates of its own."""
     collected: list[Tensor] | None = None
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
     tokens_seen: Tensor | None = None
