@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
+MUTATE_FLAGS ?=
 
 # Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
 VERIFY_VENV ?= $(VENV)-verify
@@ -27,7 +28,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test pythons fuzz golden bench accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test pythons fuzz golden bench mutate accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +100,9 @@ golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
 bench: $(ENVIRONMENT)  ## Measure start-up, an estimate, a sweep of 19,200 setups and a plan; fails when a bar is missed
 	$(PYTHON) benchmarks/startup.py
 	$(PYTHON) benchmarks/sweep.py
+
+mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
+	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest tests/accuracy tests/measured --update-accuracy $(PYTEST_FLAGS)

@@ -17,7 +17,8 @@
     │   ├── HubNotFoundError        4  no such repository, revision or config.json
     │   ├── HubOfflineError         4  the hub is switched off or cannot be reached
     │   └── HubRateLimitError       4  too many requests
-    └── CheckFailedError            5  a check that was asked for did not hold
+    ├── CheckFailedError            5  a check that was asked for did not hold
+    └── WorkerLostError             6  a process that did part of the work was ended from outside
 
 Messages are one line and say what to do next. Anything else that escapes is a bug in memplan.
 """
@@ -34,6 +35,7 @@ class ExitCode(IntEnum):
     INPUT = 3
     HUB = 4
     CHECK_FAILED = 5
+    CUT_SHORT = 6
 
 
 class MemplanError(ValueError):
@@ -106,6 +108,12 @@ class CheckFailedError(MemplanError):
     """A check that was asked for (``--check``, ``--fail-on``, ``--baseline``) did not hold."""
 
     exit_code = ExitCode.CHECK_FAILED
+
+
+class WorkerLostError(MemplanError):
+    """A process that did part of the work was ended from outside: what follows it is missing."""
+
+    exit_code = ExitCode.CUT_SHORT
 
 
 MAX_NAME = 100

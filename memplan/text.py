@@ -39,6 +39,22 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def in_markdown(text: str) -> str:
+    """Text in one line that Markdown, and the HTML that is allowed in it, take for no markup.
+
+    >>> in_markdown("a | b <= *c*")
+    'a \\\\| b &lt;= \\\\*c\\\\*'
+    """
+    import re
+
+    found = one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(_MARKUP, r"\\\g<0>", found)
+
+
+_MARKUP = r"[\\|*`\[\]]|(?<![^\W_])_|_(?![^\W_])"
+"""Signs of Markdown; an underscore inside a word is none."""
+
+
 def shortened(text: str, limit: int = MAX_MESSAGE) -> str:
     """The text, or its two ends where it is longer: where something is, and what to do, stay.
 

@@ -1,7 +1,7 @@
 """``memplan sweep``."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,13 +58,14 @@ from memplan.cli.training_options import (
     SetupFileOption,
     TrainingArgumentsOption,
 )
+from memplan.errors import WorkerLostError
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.report.pivot import Pivot
     from memplan.search.grid import Grid
-    from memplan.search.sweep import Sweep
+    from memplan.search.sweep import Sweep, SweepResult
     from memplan.sources.sweep_file import ModelChoice, SweepFile
     from memplan.training.setup import TrainingSetup
 
@@ -278,14 +279,47 @@ def _show(
     checks: "Checks",
     question: "TimeQuestion | None",
 ) -> None:
-    """Write the results, then judge them."""
+    """Write the results, then judge them.
+
+    Raises ``WorkerLostError`` behind the results that there are.
+    """
     from memplan.cli.progress import with_progress
 
-    results = checks.watch(with_progress(sweep, alone=output_format is RowFormat.TABLE))
+    done = _Done(with_progress(sweep, alone=output_format is RowFormat.TABLE))
+    _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question)
+    if done.loss is not None:
+        raise done.loss
+    checks.finish(sys.stdout if output_format is RowFormat.TABLE else sys.stderr, sweep.model)
+
+
+class _Done:
+    """The results up to the end, or up to where a process that was at work was ended."""
+
+    def __init__(self, results: "Iterable[SweepResult]") -> None:
+        self._results = results
+        self.loss: WorkerLostError | None = None
+
+    def __iter__(self) -> "Iterator[SweepResult]":
+        try:
+            yield from self._results
+        except WorkerLostError as error:
+            self.loss = error
+
+
+def _write(
+    sweep: "Sweep",
+    results: "Iterable[SweepResult]",
+    output_format: RowFormat,
+    pivot: "Pivot | None",
+    checks: "Checks",
+    question: "TimeQuestion | None",
+) -> None:
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
 
         console, kept = TerminalConsole(), list(results)
+        if not kept:
+            return
         if pivot is None:
             from memplan.report.sweep import print_sweep
 
@@ -294,7 +328,6 @@ def _show(
             from memplan.report.pivot import print_pivot
 
             print_pivot(console, sweep, kept, pivot)
-        checks.finish(sys.stdout, sweep.model)
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
 
@@ -303,7 +336,6 @@ def _show(
         say(line)
     for note in impossible_notes(sweep):
         remark(note)
-    checks.finish(sys.stderr, sweep.model)
 
 
 def _lines(

@@ -9,7 +9,6 @@ from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import AllocatorKind, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
-from memplan.training.jobs import PLAIN
 from memplan.training.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
@@ -112,7 +111,7 @@ def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:
     """What else takes part, and what it was taken to be."""
-    if resolved.job == PLAIN and resolved.ema is None and resolved.lengths is None:
+    if not resolved.has_company and resolved.lengths is None:
         return ()
     from memplan.estimator.job_words import job_words  # only for jobs beside sft
 

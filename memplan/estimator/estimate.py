@@ -25,6 +25,7 @@ SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
 
 
+NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 
@@ -305,7 +306,10 @@ class Estimate(Displayed):
     @property
     def _left_out(self) -> tuple[str, ...]:
         """What the account lacks, and what the job holds beside it."""
-        return (*self.account.left_out, *self.setup.left_out)
+        found = (*self.account.left_out, *self.setup.left_out)
+        if self.setup.evaluates_elsewhere:
+            return (*found, NO_EVALUATION)
+        return found
 
     @property
     def left_out_notes(self) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.training.fp8 import FP8_RECIPES, Fp8Recipe
-from memplan.training.jobs import PLAIN
 from memplan.training.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
@@ -175,7 +174,7 @@ class Prepared(NamedTuple):
 
 def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> Prepared:
     """Record what a resolved setup trains, and what runs beside it."""
-    if resolved.job == PLAIN and resolved.ema is None:
+    if not resolved.has_company:
         walk = walked_on_card if resolved.pipeline is None else walked_forward
         walked = walk(model, tape_options(resolved, gpu))
         given = walked.trained_as(resolved, gpu)
@@ -200,7 +199,7 @@ def _recorded(
     model: ModelSpec, options: TapeOptions, resolved: TrainingSetup, gpu: GpuSpec | None
 ) -> RankInput:
     """A run's tapes, recorded and walked again where they are not remembered."""
-    if resolved.job == PLAIN and resolved.ema is None and resolved.pipeline is None:
+    if not resolved.has_company and resolved.pipeline is None:
         tape, passes = record_and_walk(model, options)
         device = reducing_device(resolved, gpu)
         return RankInput(tape=tape, passes=passes, setup=resolved, device=device)

@@ -501,12 +501,12 @@ def _cogvideox(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     time = TimeEmbedding(module="", size=condition, features=size, parts=("time_embedding",))
     entry = JoinedEntryBody(
         size=size, grid=grid, time=time, text=text, head_dim=reader.integer("attention_head_dim"),
-        prompt=prompt, rotary=rotary, dropout=dropout,
+        prompt=prompt, rotary=rotary, dropout=dropout, patch_bias=reader.flag("patch_bias"),
     )  # fmt: skip
     table = ParameterTable()
     with table.block("embed", body=entry):
         if times is None:
-            bias = reader.flag("patch_bias")
+            bias = entry.patch_bias
             table.convolution("patch_embed.proj", channels, size, patch, patch, bias=bias)
         else:
             table.linear("patch_embed.proj", grid.features, size)

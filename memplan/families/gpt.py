@@ -80,10 +80,12 @@ GPT2 = Form(
     positions=PositionSource.COUNTED,
     fp32_softmax=False,
     names_attended=True,
+    dropout_inside=True,
     dropout_modules=True,
     unnamed_loss=True,
 )
 _GPTJ = Form(
+    dropout_inside=True,
     dropout_modules=True,
     attention=AttentionForm.FP32_SCORES,
     placement=NormPlacement.PARALLEL_SHARED,
@@ -110,6 +112,7 @@ FORMS: dict[str, Form] = {
         positions=PositionSource.COUNTED,
         bias=False,
         dropout_keys=("attention_dropout", "resid_dropout", "embed_dropout"),
+        dropout_inside=True,
         dropout_modules=True,
         names_attended=True,
     ),
@@ -274,6 +277,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         eager_attention_only=form.attention not in _CHOOSING,
+        recomputes=request.model_type != "openai-gpt",
         source=reader.source,
     )
 
@@ -298,8 +302,11 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         dropout_inside=form.dropout_inside,
         sums_inside=form.attention in {AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM},
         names_attended=form.names_attended,
+        names_parts=form.attention is AttentionForm.MASK_PRODUCT,
+        flat_products=form.attention is AttentionForm.MASK_PRODUCT,
         names_normed=form.residual_first,
         residual_first=form.residual_first,
+        flat_rows=form.feed_forward_place is NetworkPlace.STEPS,
         residual_normed=reader.flag("apply_residual_connection_post_layernorm"),
     )
 
@@ -349,7 +356,8 @@ def _attention(
     ):
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
-        views_last=model_type == "stablelm",
+        views_last=model_type in {"stablelm", "gpt_neo", "xglm"},
+        query_viewed_last=model_type in {"gpt2", "xglm"},
         kept_cache=model_type == "gpt_bigcode",
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -501,6 +509,7 @@ def _embedding(
         norm=NormSpec(kind=NormKind.LAYER, bias=True) if model_type == "bloom" else None,
         dropout=_probability(reader, form.dropout_keys[2]),
         dropout_module=form.dropout_modules,
+        masked_last=model_type == "gpt2",
         mask_buffer=model_type == "gpt_bigcode",
     )
 

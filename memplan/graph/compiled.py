@@ -27,6 +27,8 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.training.compilation import Compilation
 
+_PASSED = (Gradient.ALIAS, Gradient.SEEN)
+"""Gradients that are handed on as they are."""
 REDUCTION_FACTOR = 4
 """So many times smaller than what it is computed from: a reduction, which is kept
 (``should_ban_recomputation``)."""
@@ -509,7 +511,7 @@ class _Rewriting:
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
                 if tensor.storage.segment != index:
                     found.add(tensor)
-                if kind == Gradient.ALIAS and tensor in found:
+                if kind in _PASSED and tensor in found:
                     passes_on = True
             if passes_on:
                 found.update(operation.outputs)
@@ -522,12 +524,12 @@ class _Rewriting:
             if operation.kind in EXTERN_KERNELS:
                 continue
             for tensor, kind in zip(operation.inputs, operation.gradients, strict=False):
-                if kind not in (Gradient.NONE, Gradient.ALIAS):
+                if kind not in (Gradient.NONE, *_PASSED):
                     found.setdefault(tensor, position)
         return found
 
     def _gradient(self, position: int, operation: Operation, tensor: Tensor, kind: int) -> int:
-        if kind in (Gradient.NONE, Gradient.ALIAS, Gradient.SAVED):
+        if kind in (Gradient.NONE, *_PASSED, Gradient.SAVED):
             return kind
         if isinstance(tensor, Parameter) or operation.kind in EXTERN_KERNELS:
             return Gradient.FRESH

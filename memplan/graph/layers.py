@@ -55,11 +55,13 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.names_normed:
         t.linger(normed)
     attended = mix_tokens(t, normed, layer.attention, context)
-    attended = attention_dropout(t, attended, layer)
+    attended = attention_dropout(t, attended, layer, context)
     if layer.residual_vectors:
         middle = _added_to_weighted(t, x, attended, "input_residual", hidden)
     else:
         middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
+    if layer.flat_rows:
+        middle = t.flatten(middle)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
     if layer.names_attended:
@@ -67,7 +69,10 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     named = layer.names_attended and not (layer.unnamed_norms or layer.names_normed)
     if named:
         t.touch(normed)
+    first = normed
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
+    if layer.sums_inside:
+        t.touch(first)  # both norms' results have one name
     fed = feed_forward_of(t, normed, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
     fed = feed_forward_dropout(t, fed, layer)
@@ -84,7 +89,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     t.touch(middle)
     if named:
         t.touch(normed)
-    return out
+    return t.reshaped(out) if layer.flat_rows else out
 
 
 def _added_to_weighted(t: Tape, x: Tensor, added: Tensor, name: str, hidden_size: int) -> Tensor:
@@ -95,11 +100,15 @@ def _added_to_weighted(t: Tape, x: Tensor, added: Tensor, name: str, hidden_size
     return out
 
 
-def attention_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
-    """Dropout on what attention returns."""
+def attention_dropout(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
+    """Dropout on what attention returns, inside its module or behind it."""
     is_module = layer.dropout_modules and not layer.feed_forward_dropout_only
     module = "self_attn.dropout" if is_module else ""
-    return dropout(t, x, layer.attention_output_dropout, module=module)
+    out = dropout(t, x, layer.attention_output_dropout, module=module)
+    if layer.dropout_inside:
+        t.touch(*context.attention_variables)
+    context.attention_variables = ()
+    return out
 
 
 def feed_forward_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
@@ -128,20 +137,38 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     attended = mix_tokens(t, x, layer.attention, context)
     if layer.names_attended:
         t.linger(attended)
-    attended = attention_dropout(t, attended, layer)
+    attended = attention_dropout(t, attended, layer, context)
+    if layer.names_parts:
+        t.linger(attended)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
+    if layer.flat_rows:
+        middle = t.flatten(middle)
     t.touch(attended, *context.attention_frame)
     context.attention_frame = ()
-    fed = feed_forward_of(t, middle, layer, context)
+    given = t.flatten(middle) if layer.flat_products else middle
+    fed = feed_forward_of(t, given, layer, context)
     multiplied = t.segment.operations[-1].inputs[0]
+    activated = _activated(t)
     fed = feed_forward_dropout(t, fed, layer)
-    out = norm(t, t.add(fed, middle), layer.norm, "final_layer_norm", hidden)
+    if layer.flat_products:
+        t.touch(activated)
+    added = t.add(fed, middle)
+    if layer.flat_rows:
+        added = t.reshaped(added)
+    out = norm(t, added, layer.norm, "final_layer_norm", hidden)
     if not layer.names_attended:
         t.touch(fed)
     if _output_apart(layer):
         t.touch(multiplied)
     t.linger(middle)
     return out
+
+
+def _activated(t: Tape) -> Tensor:
+    """The network's activations: what its last product is made of, autocast's copy of it left out."""
+    kinds = (OperationKind.LINEAR, OperationKind.TO)
+    made = (each for each in reversed(t.segment.operations) if each.kind not in kinds)
+    return next(made).outputs[0]
 
 
 def _output_apart(layer: LayerSpec) -> bool:
@@ -198,7 +225,7 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
-    attended = attention_dropout(t, attended, layer)
+    attended = attention_dropout(t, attended, layer, context)
     if layer.placement is NormPlacement.PARALLEL:
         normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)

@@ -65,6 +65,7 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
         t.touch(logits)
     if t.options.outputs_held:
         t.hold(outputs)
+        t.outputs = outputs.storage
     elif not LOSS_FORMS[t.kernels.loss].rebinds:
         t.give_out(outputs)
 

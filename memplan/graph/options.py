@@ -123,6 +123,8 @@ class TapeOptions(HashedOnce):
     """Tokens at the end of each sequence that have logits; None: all."""
     without_gradients: bool = False
     """The pass runs under ``torch.no_grad()``: nothing is kept."""
+    of_trained: bool = False
+    """Such a pass is one of the trained model: its weights are leaves that want gradients all the same."""
     quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
     norms: DType | None = None

@@ -4,6 +4,8 @@ What stays alive differs: a name in the model's ``forward`` holds the ids and th
 looked up until the last layer is done.
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
@@ -17,15 +19,26 @@ from memplan.model.spec import ModelSpec
 
 
 def decoder_embeddings(
-    t: Tape, model: ModelSpec, spec: EmbeddingSpec, table: Parameter, looked_up: Tensor
+    t: Tape,
+    model: ModelSpec,
+    spec: EmbeddingSpec,
+    table: Parameter,
+    looked_up: Tensor,
+    make_masks: Callable[[], None],
 ) -> Tensor:
-    """Looked-up tokens to the first layer's input: positions, projection, sum, dropout."""
+    """Looked-up tokens to the first layer's input: masks, positions, projection, sum, dropout.
+
+    The masks come before the positions (``GPTNeoModel.forward``, ``OPTDecoder.forward`` and others of
+    transformers 5.23) or behind their sum (``GPT2Model.forward``), and always before the dropout.
+    """
     x = looked_up
     if spec.mask_buffer:
         t.buffer(spec.num_positions**2, DType.BOOL)
     if spec.scaled_in_table:
         x = t.scale(x)
     t.embedded(x, table)
+    if spec.position_source not in (None, PositionSource.NONE) and not spec.masked_last:
+        make_masks()
     added = _POSITIONS[spec.position_source or PositionSource.NONE](t, model, spec)
     if spec.embedding_size != model.hidden_size:
         x = linear(
@@ -37,6 +50,7 @@ def decoder_embeddings(
         x = t.shift(x)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
+    make_masks()
     return dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
 
 

@@ -29,8 +29,11 @@ class Recording:
         self.compute = options.compute
         self.kernels = options.kernels
         self.decomposed = options.decomposed
-        self.frozen = options.without_gradients
+        self.frozen = options.without_gradients and not options.of_trained
         """Parameters declared from here on are not trained."""
+        self.trained_leaves: set[Parameter] = set()
+        """Of a pass without gradients, weights that are trained in others: autocast keeps their copies
+        (aten/src/ATen/autocast_mode.cpp, ``cached_cast``, asks whether they are leaves that want one)."""
         self.hooks: Hooks | None = None
         """What takes tensors that operations keep to CPU RAM."""
         if options.offload.hooks:
@@ -65,6 +68,8 @@ class Recording:
         """Sizes to which Megatron's global memory buffer grows in the first pass, one after another."""
         self.returned: list[Tensor] = []
         """What the model returns beside the loss: logits."""
+        self.outputs: Storage | None = None
+        """What of it the loop holds, where it does: logits, or their copy in fp32."""
         self.loss_apart = False
         """torch.compile breaks its graph before the loss."""
         self.compiled_before: int | None = None
@@ -77,6 +82,11 @@ class Recording:
         """The segment before which passes of other models run, whose results it takes."""
         self.cached: list[tuple[Tensor, Segment]] = []
         """Keys and values that the outputs hold, with the segment each repetition of which does."""
+
+    @property
+    def outputs_bytes(self) -> int:
+        """What the loop holds of what the model returns [bytes]."""
+        return 0 if self.outputs is None else self.outputs.num_bytes
 
     @property
     def num_multiprocessors(self) -> int:
@@ -126,7 +136,7 @@ class Recording:
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
         self._again = again
-        self.frozen = frozen or self.options.without_gradients
+        self.frozen = frozen or (self.options.without_gradients and not self.options.of_trained)
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )

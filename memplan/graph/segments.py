@@ -30,6 +30,9 @@ class Gradient(IntEnum):
     """Written into the main gradients by the product itself: autograd is handed none of its own."""
     ALIAS = -1
     """The output's gradient itself, or a view of it."""
+    SEEN = -9
+    """The output's gradient in another shape: a view that holds the whole of it, so that the engine adds
+    nothing to it in place (torch 2.13, ``as_view`` keeps its base; ``can_accumulate_inplace``)."""
     FRESH = 0
     """A new tensor of the input's size."""
 
@@ -215,6 +218,8 @@ class Buffer:
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
     words: str = BUFFER_WORDS
+    module: str = ""
+    """The module of the segment that has it, beside its children: it comes before their weights."""
 
 
 class SegmentComponent(StrEnum):

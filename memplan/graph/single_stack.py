@@ -105,13 +105,16 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     if stack.multiple_of > 1:
         t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
+    context = StackContext(
+        hidden_size=model.hidden_size, batch=t.options.batch_size, seq_len=t.options.seq_len
+    )
     memory = None
     if model.join is not None and model.join.joining is Joining.CROSSED:
         from memplan.graph.crossing import record_memory  # only for Llama 3.2 Vision
 
         memory = record_memory(t, counted_parts(model))
     if stage is None or stage.is_first:
-        x, table = embed(t, model, stack)
+        x, table = embed(t, model, stack, context)
     else:
         from memplan.graph.stages import receive  # only for pipelines
 
@@ -130,7 +133,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     if stack.embedding is not None and stack.embedding.copied:
         copied = t.contiguous(x)
         t.hold(copied)
-    context = shared_tensors(t, model, stack)
+    share_tensors(t, model, stack, context)
     context.vectors, context.embeddings = held, copied
     if stack.embedding is not None and stack.embedding.layout is not None:
         from memplan.graph.layout_stream import layout_embeddings  # only for LiLT
@@ -201,7 +204,9 @@ def _ids(t: Tape, count: int) -> int:
     return t.tensor(count, DType.INT64).storage.num_bytes
 
 
-def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Parameter]:
+def embed(
+    t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
+) -> tuple[Tensor, Parameter]:
     """Token, position and type embeddings, their sum, norm and dropout."""
     spec = stack.embedding
     assert spec is not None
@@ -245,7 +250,8 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
 
         x = add_up(t, group, x)
     if spec.position_source is not None:
-        return decoder_embeddings(t, model, spec, table, x), table
+        make_masks = partial(_make_masks, t, model, stack, context)
+        return decoder_embeddings(t, model, spec, table, x, make_masks), table
     if spec.norm is not None and spec.norm_in_table:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
     if spec.unscaled_held:
@@ -280,21 +286,23 @@ def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
     return joined_embeddings(t, model, counted_parts(model), x, model.join)
 
 
-def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
+def _make_masks(t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext) -> None:
+    """The stack's masks, unless the class has made them among its embeddings."""
+    if not context.has_masks:
+        context.has_masks = True
+        context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
+
+
+def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext) -> None:
     """Position tables and masks, made once and read by every layer."""
-    context = StackContext(
-        hidden_size=model.hidden_size,
-        batch=t.options.batch_size,
-        seq_len=t.options.seq_len,
-    )
     prompts = stack.embedding.prompts if stack.embedding is not None else None
     if prompts is not None:
         from memplan.graph.cpmant import add_segment_bias  # only for CPM-Ant
 
         context.seq_len += prompts.length
         add_segment_bias(t, stack, prompts, context)
-        return context
-    context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
+        return
+    _make_masks(t, model, stack, context)
     if stack.spare_mask:
         from memplan.graph.attention.masks import spare_mask  # only for Longformer
 
@@ -318,9 +326,9 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
             from memplan.graph.attention.rotary import both_half_tables  # only for DeepSeek-V4
 
             both_half_tables(t, context, rotary.dim // 2)
-            return context
-        context.cos, context.sin = tables(t, positions, width, dtype)
+            return
         t.enter("rotary_emb")
+        context.cos, context.sin = tables(t, positions, width, dtype)
         local = _local_rotary(stack)
         if local is not None:
             context.local_cos, context.local_sin = tables(
@@ -342,7 +350,6 @@ def shared_tensors(t: Tape, model: ModelSpec, stack: StackSpec) -> StackContext:
         from memplan.graph.attention.disentangled import make_distances  # only for DeBERTa
 
         make_distances(t, stack, context)
-    return context
 
 
 def _first_rotary(stack: StackSpec) -> RotarySpec | None:

@@ -23,6 +23,8 @@ class StackContext:
     seq_len: int
     cos: Tensor | None = None
     sin: Tensor | None = None
+    has_masks: bool = False
+    """They have been made."""
     mask: Tensor | None = None
     """None where the kernel knows the pattern itself."""
     sliding_mask: Tensor | None = None
@@ -62,6 +64,8 @@ class StackContext:
     """The vectors that each layer has of its own for each token (Gemma 4)."""
     attention_frame: tuple[Tensor, ...] = ()
     """What an attention module still holds while it adds the residual itself (BLOOM)."""
+    attention_variables: tuple[Tensor, ...] = ()
+    """What it holds until it returns, a dropout of its own included (GPT-2)."""
     distances: Tensor | None = None
     """The table of relative distances (DeBERTa)."""
     relative: Tensor | None = None

@@ -33,8 +33,14 @@ class Tape(Weights):
 
     def flatten(self, x: Tensor) -> Tensor:
         """Lay the rows of all sequences in one dimension; a view, and a node of its own."""
-        out = self.alias(x)
+        out = self.reshaped(x)
         out.is_flat = True
+        return out
+
+    def reshaped(self, x: Tensor) -> Tensor:
+        """See the whole in another shape: a view, and so is its gradient."""
+        out = self.view(x, x.numel)
+        self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.SEEN,))
         return out
 
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
@@ -66,7 +72,7 @@ class Tape(Weights):
         cached = self._casts.get(weight)
         if cached is None:
             cached = self.tensor(weight.numel, dtype)
-            cached.storage.weight_cast = weight.requires_grad
+            cached.storage.weight_cast = weight.requires_grad or weight in self.trained_leaves
             cached.by_column = True
             self.record(OperationKind.TO, (weight,), (cached,), gradients=(Gradient.FRESH,))
             self._casts[weight] = cached

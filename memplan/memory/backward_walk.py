@@ -381,8 +381,9 @@ class BackwardWalk(GradientFlow):
         for tensor, kind in self._wanted(operation.backward_order()):
             if not tensor.requires_grad or kind in NOT_HANDED:
                 continue
-            if kind == _ALIAS:
+            if kind in (_ALIAS, _SEEN):
                 incoming.references += 1
+                incoming.is_view |= kind == _SEEN
                 made.append((tensor, incoming))
                 continue
             if kind == _REUSED:
@@ -452,7 +453,7 @@ class BackwardWalk(GradientFlow):
 
 _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradient.FRESH)
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
-_REUSED = int(Gradient.REUSED)
+_REUSED, _SEEN = int(Gradient.REUSED), int(Gradient.SEEN)
 
 
 def _reusable(buffer: GradientBuffer, num_bytes: int) -> GradientBuffer | None:

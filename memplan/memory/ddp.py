@@ -17,7 +17,7 @@ from memplan.units import MIB
 
 FIRST_BUCKET_BYTES = 1 * MIB
 """Cap of the first bucket to be reduced (``_DEFAULT_FIRST_BUCKET_BYTES``)."""
-DEFAULT_BUCKET_CAP_MB = 25.0
+DEFAULT_BUCKET_CAP_MB = 25
 """Cap of the others [MiB] (``bucket_cap_mb``)."""
 
 
@@ -41,8 +41,9 @@ class DdpOptions:
 
     gradient_as_bucket_view: bool = False
     """Gradients are views of the buckets instead of tensors beside them."""
-    bucket_cap_mb: float = DEFAULT_BUCKET_CAP_MB
-    """Gradients reduced at once, but for the first bucket, which is small [MiB]."""
+    bucket_cap_mb: float | None = None
+    """Gradients reduced at once, those of the first bucket too; by default 25, and 1 for the first
+    bucket [MiB]."""
     comm_hook: CommHook = CommHook.ALLREDUCE
     """How a bucket is reduced."""
     sync_each_batch: bool = False
@@ -63,13 +64,24 @@ class DdpOptions:
         read = OptionReader(setup, option_names(cls))
         return cls(
             gradient_as_bucket_view=read.boolean("gradient_as_bucket_view", default=False),
-            bucket_cap_mb=read.number("bucket_cap_mb", DEFAULT_BUCKET_CAP_MB),
+            bucket_cap_mb=read.optional_number("bucket_cap_mb"),
             comm_hook=read.member("comm_hook", CommHook.ALLREDUCE),
             sync_each_batch=read.boolean("sync_each_batch", default=False),
             static_graph=read.boolean("static_graph", default=False),
             find_unused_parameters=read.boolean("find_unused_parameters", default=False),
             broadcast_buffers=read.boolean("broadcast_buffers", default=True),
         )
+
+    @property
+    def bucket_caps(self) -> tuple[int, int]:
+        """Caps of the first bucket and of the others [bytes].
+
+        A cap that is given is that of the first bucket too, 25 MiB like any other
+        (torch/nn/parallel/distributed.py, ``first_bucket_bytes_cap``).
+        """
+        if self.bucket_cap_mb is None:
+            return FIRST_BUCKET_BYTES, int(DEFAULT_BUCKET_CAP_MB * MIB)
+        return int(self.bucket_cap_mb * MIB), int(self.bucket_cap_mb * MIB)
 
 
 def compressed_format(options: DdpOptions, formats: PrecisionFormats) -> DType | None:

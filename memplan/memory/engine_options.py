@@ -64,9 +64,14 @@ class OptionReader:
 
     def number(self, name: str, default: float) -> float:
         """A number above 0."""
+        found = self.optional_number(name)
+        return default if found is None else found
+
+    def optional_number(self, name: str) -> float | None:
+        """The same; None where it is not given."""
         value = self.values.get(name)
         if value is None:
-            return default
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise self._wrong(name, value, "a number above 0")
         return float(value)

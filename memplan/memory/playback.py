@@ -158,6 +158,14 @@ class Playback(ForwardPlayback):
                 self.ledger.free(block)
         self.frames.clear()
 
+    def hand_outputs_over(self, name: str) -> Block:  # noqa: ARG002
+        """The model's outputs, which somebody else holds from here on; everything else goes."""
+        held = self.tape.outputs
+        assert held is not None
+        block = next(frame.pop(held) for frame in self.frames.values() if held in frame)
+        self.let_go()
+        return block
+
     def _backward(self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         ledger.reach(segment, repetition)

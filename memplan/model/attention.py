@@ -221,6 +221,8 @@ class AttentionSpec:
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
     (``BertSelfOutput``)."""
+    query_viewed_last: bool = False
+    """Keys and values are seen as heads before queries are (GPT-2)."""
     views_last: bool = False
     """Queries, keys and values are all projected before any is seen as heads (OLMo, StableLM)."""
     query_scaling: QueryScaling = QueryScaling.IN_SCORES

@@ -150,6 +150,8 @@ class JoinedEntryBody(EntryBody):
     rotary: bool
     """Positions turn the heads; else they are fixed and added."""
     dropout: float = 0.0
+    patch_bias: bool = True
+    """The convolution over patches has a bias (CogVideoX 1.0's)."""
 
 
 class HeadNorm(Enum):

@@ -177,6 +177,12 @@ class LayerSpec:
     returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
+    flat_products: bool = False
+    """The network multiplies flat rows, of which its class makes a view each time, and has names for its
+    activations and its result at once (GPT's ``Conv1D`` and ``MLP``)."""
+    flat_rows: bool = False
+    """The rows of all sequences lie in one dimension from the first sum to the second (OPT's
+    ``hidden_states.reshape(-1, hidden_states.size(-1))``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,6 +287,8 @@ class EmbeddingSpec:
     """Rows of a learned position table, offset included; 0 for none."""
     position_source: PositionSource | None = None
     """Set for older decoders, which embed in the model's own ``forward``."""
+    masked_last: bool = False
+    """The attention mask is made once positions are added, not before (GPT-2)."""
     mask_buffer: bool = False
     """The model owns a boolean matrix over all positions (GPT-BigCode)."""
     scaled_in_table: bool = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.hardware.gpu import GpuSpec, LinkSpec, TflopsByDtype
 from memplan.report.narrow import print_table
 from memplan.report.rows import csv_cell, json_text
+from memplan.text import in_markdown
 from memplan.units import GB, GIB, MIB, format_gib
 
 if TYPE_CHECKING:
@@ -304,8 +305,4 @@ def _cell(value: _Value) -> str:
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[_Value]]) -> str:
     lines = [header, ["---"] * len(header), *([_cell(value) for value in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(_escaped(cell) for cell in line)} |" for line in lines)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+    return "\n".join(f"| {' | '.join(in_markdown(cell) for cell in line)} |" for line in lines)

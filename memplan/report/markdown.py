@@ -18,7 +18,7 @@ from memplan.report.estimate import (
     precision_lines,
 )
 from memplan.search.advice import Hints
-from memplan.text import one_line
+from memplan.text import in_markdown
 from memplan.units import format_gib
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def estimate_markdown(
 def _lines(
     rows: Rows, hints: Hints, *, exact: bool, version: str, question: "TimeQuestion | None"
 ) -> Iterator[str]:
-    name, *rest = (escaped(part) for part in head_parts(rows))
+    name, *rest = (in_markdown(part) for part in head_parts(rows))
     yield f"## {name}"
     yield ""
     yield " · ".join(rest)
@@ -53,7 +53,7 @@ def _lines(
             yield ""
             yield from table_lines(account_columns(group[0], _cards(group, rows[0])))
         for line in host_lines(rows[0]):
-            yield f"\n{escaped(line)}"
+            yield f"\n{in_markdown(line)}"
     yield ""
     if question is not None:
         yield from _time_lines(rows, question)
@@ -62,10 +62,10 @@ def _lines(
     assumed = common_assumptions(rows)
     of_model = [text for text in rows[0][0].model.assumptions if text not in assumed]
     for text in (*of_model, *assumed, *precision_lines(rows), *notes(rows)):
-        yield f"* {escaped(text)}"
+        yield f"* {in_markdown(text)}"
     yield ""
     for text in LEGEND[:3]:
-        yield f"{escaped(text)} "
+        yield f"{in_markdown(text)} "
     yield f"Made by memplan {version}."
 
 
@@ -76,8 +76,8 @@ def _time_lines(rows: Rows, question: "TimeQuestion") -> Iterator[str]:
     yield ""
     for each in (each for row in rows for each in row):
         first, *others = time_lines(each, question)
-        yield f"* {escaped(setup_label(each.setup))}: {escaped(first)}"
-        yield from (f"  * {escaped(text)}" for text in others)
+        yield f"* {in_markdown(setup_label(each.setup))}: {in_markdown(first)}"
+        yield from (f"  * {in_markdown(text)}" for text in others)
     yield ""
 
 
@@ -86,9 +86,9 @@ def _answer_lines(answer: GpuAnswer) -> Iterator[str]:
     gpu = answer.gpu
     needs = f"needs {needed_text(answer.needed)} of {format_gib(gpu.capacity_bytes, digits=1)}"
     batch = f", micro-batch at most {answer.largest}" if answer.largest else ""
-    yield f"* **{escaped(gpu.short_name)}: {escaped(answer.words)}**, {needs}{batch}"
+    yield f"* **{in_markdown(gpu.short_name)}: {in_markdown(answer.words)}**, {needs}{batch}"
     if answer.advice:
-        yield f"  * {escaped(answer.advice)}"
+        yield f"  * {in_markdown(answer.advice)}"
 
 
 def _cards(group: Sequence[Estimate], row: Sequence[Estimate]) -> str:
@@ -100,25 +100,12 @@ def _cards(group: Sequence[Estimate], row: Sequence[Estimate]) -> str:
 
 def table_lines(columns: Sequence[Column]) -> Iterator[str]:
     """A GitHub-flavoured table; figures are set to the right."""
-    heads = [escaped(" ".join(filter(None, column.header))) for column in columns]
+    heads = [in_markdown(" ".join(filter(None, column.header))) for column in columns]
     yield _row(heads)
     yield "|" + "|".join(" ---: " if column.is_figure else " --- " for column in columns) + "|"
     for cells in zip(*(column.cells for column in columns), strict=True):
-        yield _row(["<br>".join(escaped(line) for line in cell.split("\n")) for cell in cells])
+        yield _row(["<br>".join(in_markdown(line) for line in cell.split("\n")) for cell in cells])
 
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def escaped(text: str) -> str:
-    """Text that Markdown takes for no markup of its own.
-
-    >>> escaped("a | b <= *c*")
-    'a \\\\| b &lt;= \\\\*c\\\\*'
-    """
-    text = " ".join(one_line(text).split()).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{each}" if each in _MARKS else each for each in text)
-
-
-_MARKS = "\\|*_`[]"

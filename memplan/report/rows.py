@@ -6,7 +6,7 @@ value is ``null`` in JSON and empty elsewhere.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from memplan.text import one_line
+from memplan.text import in_markdown, one_line
 from memplan.units import GIB
 
 Row = Mapping[str, object]
@@ -88,7 +88,7 @@ def markdown_cell(name: str, value: object) -> str:
     """
     if is_size(name) and isinstance(value, int):
         return f"{value / GIB:,.2f}"
-    return _escaped(cell(value))
+    return in_markdown(cell(value))
 
 
 def rows_markdown(rows: Sequence[Row], names: Sequence[str] | None = None) -> str:
@@ -128,7 +128,3 @@ def csv_cell(value: object) -> str:
     text = cell(value)
     is_number = isinstance(value, int | float)
     return f"'{text}" if text.startswith(FORMULA_STARTS) and not is_number else text
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Sequence
+from threading import Thread
 from typing import Generic, NoReturn, TypeVar
 
 from memplan.search.packing import packed, unpacked
@@ -59,6 +60,8 @@ class _Together(Generic[ResultT]):
         """A byte for each piece that nobody has taken."""
         os.write(tokens, bytes(range(count)))
         os.close(tokens)
+        self._alive, self._living = os.pipe()
+        """Nothing is written here: the end that this process alone holds closes when it ends."""
 
     def run(self, num_copies: int, meanwhile: Callable[[], None] | None) -> list[ResultT]:
         """Do all of it."""
@@ -71,7 +74,8 @@ class _Together(Generic[ResultT]):
             for _, results in copies:
                 found.update(self._handed_over(results))
         finally:
-            os.close(self._left)
+            for end in (self._left, self._alive, self._living):
+                os.close(end)
             for process, results in copies:
                 os.close(results)
                 self._end(process)
@@ -98,10 +102,17 @@ class _Together(Generic[ResultT]):
         """Nothing of the first process happens twice: no handler runs, no buffer is written."""
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.close(self._living)
+            Thread(target=self._end_with_the_first, daemon=True).start()
             with os.fdopen(writing, "wb") as results:
                 results.write(packed(self._pieces(), self._shared))
         finally:
             os._exit(0)
+
+    def _end_with_the_first(self) -> NoReturn:
+        """What a copy finds when the first process is gone, however that ended, nobody reads."""
+        os.read(self._alive, 1)
+        os._exit(0)
 
     def _handed_over(self, results: int) -> dict[int, ResultT]:
         with os.fdopen(os.dup(results), "rb") as given:

@@ -80,8 +80,16 @@ def read_bytes(path: str | Path, *, max_bytes: int, kind: str) -> bytes:
     return _read(Path(path), label=str(path), max_bytes=max_bytes, expected=f"{kind} is smaller")
 
 
-def _read_text(path: Path, *, label: str, max_bytes: int) -> str:
-    expected = "a config or spec is a few kilobytes of text"
+def read_text(path: str | Path, *, max_bytes: int, kind: str) -> str:
+    """Read a text file whole, as ``read_bytes`` does; what is not UTF-8 is refused too."""
+    expected = f"{kind} is smaller"
+    return _read_text(Path(path), label=str(path), max_bytes=max_bytes, expected=expected)
+
+
+_CONFIG_EXPECTED = "a config or spec is a few kilobytes of text"
+
+
+def _read_text(path: Path, *, label: str, max_bytes: int, expected: str = _CONFIG_EXPECTED) -> str:
     data = _read(path, label=label, max_bytes=max_bytes, expected=expected)
     try:
         return data.decode("utf-8-sig")

@@ -20,8 +20,12 @@ from memplan.units import GIB
 
 MAX_SNAPSHOT_BYTES = 1 * GIB
 """Largest snapshot that is read [bytes]."""
-MAX_CONTAINERS = 50_000_000
+MAX_CONTAINERS = 20_000_000
 """Most dicts, lists and tuples that are built: an empty one takes a byte of the file and 64 of memory."""
+MAX_OPERATIONS = 200_000_000
+"""Most operations that are followed: each makes one value, or a name for one, of some 50 bytes."""
+MAX_DEPTH = 50
+"""Deepest nesting: a frame of a block's history lies 7 containers deep. What holds itself has no end."""
 
 _PROTOCOLS = range(2, 6)
 _MARK = object()
@@ -85,16 +89,18 @@ class _PlainReader:
             code[0]: operation.__get__(self) for code, operation in _OPERATIONS.items()
         }
         data = self.data
-        while True:
+        for _ in range(MAX_OPERATIONS):
             code = data[self.at]
             operation = operations.get(code)
             if operation is None:
                 if code == pickle.STOP[0] and self.stack[-1] is not _MARK:
-                    return self.stack.pop()
+                    return _of_bounded_depth(self.stack.pop())
                 msg = f"asks for {_operation_name(code)} at byte {self.at}, and is refused"
                 raise _RefusedError(msg)
             self.at += 1
             operation()
+        msg = f"holds more than {MAX_OPERATIONS:,} operations"
+        raise _RefusedError(msg)
 
     # -- bytes -----------------------------------------------------------------------------------
 
@@ -289,6 +295,25 @@ _OPERATIONS: dict[bytes, Callable[[_PlainReader], None]] = {
     pickle.SETITEM: _PlainReader.setitem, pickle.SETITEMS: _PlainReader.setitems,
 }  # fmt: skip
 """All that is done; a file that asks for more is refused."""
+
+
+def _of_bounded_depth(found: object) -> object:
+    """What was read, level by level: a container that holds another one twice is looked at once."""
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        inside: dict[int, object] = {}
+        for each in level:
+            if isinstance(each, _CONTAINERS):
+                held = each.values() if isinstance(each, dict) else each
+                inside.update((id(one), one) for one in held if isinstance(one, _CONTAINERS))
+        if not inside:
+            return found
+        level = [*inside.values()]
+    msg = f"is nested more than {MAX_DEPTH} levels deep"
+    raise _RefusedError(msg)
+
+
+_CONTAINERS = (dict, list, tuple)
 
 
 def _operation_name(code: int) -> str:

@@ -6,12 +6,14 @@ shapes and names, no weights and no code.
 
 import json
 from collections.abc import Mapping
+from math import isnan
 from typing import Any
 
 from memplan.errors import ConfigError
 from memplan.model.heads import HeadSpec, Task
 from memplan.model.spec import ModelSpec
 from memplan.model.traced import (
+    SYMBOLS,
     Format,
     Program,
     Size,
@@ -21,6 +23,7 @@ from memplan.model.traced import (
     TracedParameter,
     Value,
 )
+from memplan.text import shown
 
 FORMAT = "memplan.tape"
 VERSION = 1
@@ -111,7 +114,7 @@ def read_tape(found: Mapping[str, Any], *, name: str, source: str) -> ModelSpec:
         raise ConfigError(msg)
     try:
         module = _module(found)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"{source}: this is no whole traced module ({type(error).__name__}: {error}): trace it anew"
         raise ConfigError(msg) from None
     given = found.get("name")
@@ -124,12 +127,12 @@ def _module(found: Mapping[str, Any]) -> TracedModule:
     return TracedModule(
         class_name=str(found["class_name"]),
         torch_version=str(found["torch_version"]),
-        example=_numbers(found["example"]),
+        example=_sizes_of_example(found["example"]),
         guesses=tuple(map(str, found["guesses"])),
         parameters=tuple(
             TracedParameter(
                 name=str(name),
-                shape=_numbers(shape),
+                shape=_numbers(shape, _MOST),
                 trainable=bool(trainable),
                 is_output=bool(output),
             )
@@ -139,36 +142,79 @@ def _module(found: Mapping[str, Any]) -> TracedModule:
     )
 
 
+def _sizes_of_example(found: Any) -> tuple[int, ...]:
+    batch, seq_len, target = _numbers(found, _MOST)
+    return batch, seq_len, target
+
+
 def _program(found: Mapping[str, Any]) -> Program:
-    sizes = tuple(
-        Size(tuple((int(top), int(bottom), _numbers(powers)) for top, bottom, powers in terms))
-        for terms in found["sizes"]
-    )
+    sizes = tuple(Size(tuple(_term(*each) for each in terms)) for terms in found["sizes"])
     values = tuple(
         Value(
-            _numbers(shape), Format(kind), int(storage), bool(strided), str(parameter), str(given)
+            _numbers(shape, len(sizes)),
+            Format(kind),
+            _number(storage, _MOST),
+            bool(strided),
+            str(parameter),
+            str(given),
         )
         for shape, kind, storage, strided, parameter, given in found["values"]
     )
+    count = len(values)
     steps = tuple(
-        Step(StepKind(kind), str(name), _numbers(inputs), _numbers(outputs), _settings(settings))
+        Step(
+            StepKind(kind),
+            str(name),
+            _numbers(inputs, count),
+            _numbers(outputs, count),
+            _settings(settings),
+        )
         for kind, name, inputs, outputs, settings in found["steps"]
     )
-    numbers = {number for step in steps for number in (*step.inputs, *step.outputs)}
-    if numbers and not 0 <= min(numbers) <= max(numbers) < len(values):
-        msg = "a step names a tensor that there is not"
-        raise ValueError(msg)
     return Program(
-        sizes=sizes, values=values, steps=steps,
-        loss=int(found["loss"]), outputs=_numbers(found["outputs"]),
-    )  # fmt: skip
+        sizes=sizes,
+        values=values,
+        steps=steps,
+        loss=_number(found["loss"], count),
+        outputs=_numbers(found["outputs"], count),
+    )
+
+
+_MOST = 10**15
+"""More than any number in a program is: elements of a tensor, tensors of a program."""
+_MOST_POWER = 8
+"""Of the batch or a length in a size: attention's scores have 2."""
+
+
+def _term(numerator: object, denominator: object, powers: Any) -> tuple[int, int, tuple[int, ...]]:
+    found = _numbers(powers, _MOST_POWER)
+    if len(found) != len(SYMBOLS):
+        msg = f"a size has {len(found)} powers, not {len(SYMBOLS)}"
+        raise ValueError(msg)
+    return _number(numerator, _MOST, least=-_MOST), _number(denominator, _MOST, least=1), found
 
 
 def _settings(found: Any) -> tuple[tuple[str, object], ...]:
-    return tuple(
-        (str(key), tuple(value) if isinstance(value, list) else value) for key, value in found
-    )
+    return tuple((str(key), _setting(value)) for key, value in found)
 
 
-def _numbers(found: Any) -> tuple[int, ...]:
-    return tuple(int(each) for each in found)
+def _setting(value: object) -> object:
+    """What a call was given: a number, a word, or several of them."""
+    if isinstance(value, list):
+        return tuple(_setting(each) for each in value)
+    if isinstance(value, dict) or (isinstance(value, float) and isnan(value)):
+        msg = f"{shown(value)} is no argument of a call"
+        raise TypeError(msg)
+    return _number(value, _MOST, least=-_MOST) if type(value) is int else value
+
+
+def _numbers(found: Any, end: int) -> tuple[int, ...]:
+    return tuple(_number(each, end) for each in found)
+
+
+def _number(found: object, end: int, *, least: int = 0) -> int:
+    """A whole number from ``least`` to below ``end``."""
+    if type(found) is not int or not least <= found < end:
+        msg = f"{shown(found)} is no number from {least} to {end - 1}"
+        raise ValueError(msg)
+    return found

@@ -116,11 +116,9 @@ def test_every_block_has_a_name(model: str, options: dict[str, Any]):
     assert found == set(Part) - only_of_some - {Part.SAVE}
 
 
-@pytest.mark.parametrize(
-    "job", ["dpo", "kto", "distillation", "ppo", "grpo:reference=same", "sft:eval_batch_size=2"]
-)
+@pytest.mark.parametrize("job", ["dpo", "kto", "distillation", "ppo", "grpo:reference=same", "sft"])
 def test_every_block_of_a_job_has_a_name(job: str):
-    run = run_of("gpt2", {"precision": "bf16", "job": job})
+    run = run_of("gpt2", {"precision": "bf16", "job": job, "evaluation": "2:batches_kept=3"})
     assert not [label for label in run.labels.values() if label.name == "engine"]
     found = {label.kind for label in run.labels.values()}
     assert (ComponentKind.OTHER_MODELS in found) is not job.startswith("sft")

@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "two models": {"engine": "fsdp", "num_gpus": 4, "job": "dpo"},
     "generated": {"engine": "deepspeed", "zero_stage": 2, "num_gpus": 4, "job": "grpo:reference=same"},
     "scaled": {"precision": "fp16-amp", "gradient_accumulation_steps": 3},
-    "evaluated": {"job": "sft:eval_batch_size=4,eval_batches_kept=3"},
+    "evaluated": {"evaluation": "4:batches_kept=3"},
     "moved": {"optimizer": "bnb-adamw-8bit", "adapter": {"lora": 4}},
 }  # fmt: skip
 NOT_REPEATED = ("zero3", "zero3, nothing kept", "zero3 offloaded")

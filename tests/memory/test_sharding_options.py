@@ -11,6 +11,7 @@ from memplan.memory.fsdp1 import Fsdp1Options
 from memplan.memory.fsdp1.options import Prefetch
 from memplan.memory.fsdp2 import Fsdp2Options
 from memplan.training.setup import TrainingSetup
+from memplan.units import MIB
 from tests.accuracy.sharding_records import account_of
 from tests.memory.test_sharding_properties import SMALL
 
@@ -70,6 +71,15 @@ def test_options_of_fsdp1_and_ddp() -> None:
     assert Fsdp1Options.of(fsdp1).backward_prefetch is Prefetch.POST
     ddp = TrainingSetup(engine="ddp", num_gpus=8, engine_options={"comm_hook": "bf16_compress"})
     assert DdpOptions.of(ddp).comm_hook is CommHook.BF16_COMPRESS
+
+
+@pytest.mark.parametrize(("cap_mb", "caps_mib"), [(None, (1, 25)), (25, (25, 25)), (50, (50, 50))])
+def test_a_bucket_cap_that_is_said_is_the_first_buckets_too(
+    cap_mb: int | None, caps_mib: tuple[int, int]
+) -> None:
+    options = {} if cap_mb is None else {"bucket_cap_mb": cap_mb}
+    setup = TrainingSetup(engine="ddp", num_gpus=8, engine_options=options)
+    assert DdpOptions.of(setup).bucket_caps == tuple(each * MIB for each in caps_mib)
 
 
 @pytest.mark.parametrize(

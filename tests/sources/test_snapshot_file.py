@@ -74,10 +74,35 @@ def test_a_memo_of_any_number_takes_no_room():
     assert parse_plain(b"\x80\x02]r\xff\xff\xff\xff.", source="a.pickle") == []
 
 
-def test_deep_nesting_is_read_without_recursion():
-    depth = 200_000
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"]" * 200_000 + b"a" * 199_999, id="lists"),
+        pytest.param(b")" + b"\x85" * 200_000, id="tuples"),
+        pytest.param(b"]q\x00h\x00a", id="a list in itself"),
+        pytest.param(b"}q\x00X\x01\x00\x00\x00kh\x00s", id="a dict in itself"),
+        pytest.param(b"]" + b"q\x00]h\x00ah\x00a" * 100, id="each twice in the next"),
+    ],
+)
+def test_deep_nesting_is_refused_without_recursion(data: bytes):
+    with pytest.raises(InputError, match="nested more than 50 levels deep"):
+        parse_plain(b"\x80\x04" + data + b".", source="a.pickle")
+
+
+def test_nesting_up_to_the_bound_is_read():
+    depth = snapshot_file.MAX_DEPTH
     found = parse_plain(b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b".", source="a.pickle")
-    assert isinstance(found, list)
+    for _ in range(depth - 1):
+        assert isinstance(found, list)
+        (found,) = found
+    assert found == []
+
+
+def test_operations_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot_file, "MAX_OPERATIONS", 10)
+    assert parse_plain(b"\x80\x04]" + b"\x94" * 7 + b".", source="a.pickle") == []
+    with pytest.raises(InputError, match="holds more than 10 operations"):
+        parse_plain(b"\x80\x04]" + b"\x94" * 20 + b".", source="a.pickle")
 
 
 def test_what_is_built_is_bounded(monkeypatch: pytest.MonkeyPatch):

@@ -401,6 +401,8 @@ def test_the_engine_and_the_precision_beside_it_decide_what_flags_mean() -> None
 def test_ddp_is_told_its_settings() -> None:
     values = {"ddp_bucket_cap_mb": 50, "ddp_static_graph": True}
     assert dict(read(values).setup.engine_options) == {"bucket_cap_mb": 50, "static_graph": True}
+    # accelerate does not pass its own default on, and torch then has a small first bucket.
+    assert not dict(read({"ddp_bucket_cap_mb": 25}).setup.engine_options)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -57,10 +57,14 @@ def splits_heads(t: Tape, spec: AttentionSpec) -> bool:
     return kernel is AttentionKernel.EAGER or capped or spec.own_eager
 
 
-def as_heads(t: Tape, x: Tensor, num_heads: int) -> Tensor:
-    """A projection's rows seen as heads; where there are several, the gradient is copied into rows."""
+def as_heads(t: Tape, x: Tensor, num_heads: int, *, in_columns: bool = False) -> Tensor:
+    """A projection's rows seen as heads; where there are several, the gradient is copied into rows.
+
+    ``in_columns``: what is behind it takes a gradient whose columns lie one after another, as that of a
+    product's transposed factor does, so that it stays a view.
+    """
     out = t.view(x, x.numel)
-    gradient = Gradient.ALIAS if num_heads == 1 else Gradient.FRESH
+    gradient = Gradient.SEEN if num_heads == 1 or in_columns else Gradient.FRESH
     t.record(OperationKind.VIEW, (x,), (out,), gradients=(gradient,))
     return out
 

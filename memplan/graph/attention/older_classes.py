@@ -6,11 +6,12 @@ function writes down what one class of transformers 5.23 does.
 """
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
+from memplan.graph.attention.eager import heads_product
+from memplan.graph.attention.head_layout import Shape, as_heads, batched_matmul
 from memplan.graph.attention.projections import idle_projection, project
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout, softmax
@@ -19,8 +20,8 @@ from memplan.graph.operations.rotary import rotary
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, Projection
+from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
 from memplan.model.parameters import WeightRole
 
 
@@ -39,6 +40,19 @@ Scores = Callable[[Tape, Tensor, Tensor, Shape, StackContext, Frame], Tensor]
 
 FOLDING = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.CLAMPED_SCORES})
 """Forms that fold the heads into the batch before anything else."""
+VIEWED = frozenset(
+    {
+        AttentionForm.FP32_SCORES_MASKED,
+        AttentionForm.MASK_PRODUCT,
+        AttentionForm.ALIBI_SUM,
+        AttentionForm.PLAIN_SCORES,
+        AttentionForm.CLAMPED_SCORES,
+    }
+)
+"""Forms whose heads are views that nothing but the products reads: what is copied back into rows is
+copied when the view's turn comes."""
+TURNED = frozenset({AttentionForm.FP32_SCORES, AttentionForm.FP32_SCORES_DIVIDED})
+"""Forms whose queries and keys are cut to be turned, so that their gradients are written in rows."""
 UNCAST = frozenset(
     {AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES, AttentionForm.PLAIN_SCORES}
 )
@@ -49,7 +63,16 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     """Queries, keys and values, the class's own scores, the weighted values, the output."""
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     held: list[Tensor] = []
-    query, key, value = project(t, x, spec, context, held=held)
+    if spec.form is AttentionForm.MASK_PRODUCT:
+        x = t.flatten(x)  # ``Conv1D``: a product of flat rows
+    if spec.form in VIEWED:
+        shape = replace(shape, heads_split=True)
+    query, key, value = project(t, x, spec, context, shape, held=held)
+    if spec.form in VIEWED and spec.is_projected_first:
+        query, key, value = _viewed(t, query, key, value, spec)
+    if spec.form in TURNED:
+        shape = replace(shape, heads_split=True)
+        value = as_heads(t, value, spec.num_heads)
     for name in spec.idle_projections:
         idle_projection(t, f"self_attn.{name}", context.hidden_size)
     named = spec.form is not AttentionForm.CLAMPED_SCORES
@@ -77,11 +100,30 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
         bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,
     )
-    t.touch(*frame.outer, x)
+    if spec.form is AttentionForm.MASK_PRODUCT:
+        frame.outer.append(product)  # a list of results holds it (``attn_outputs``)
+    context.attention_variables = (*frame.outer, x)
+    t.touch(*context.attention_variables)
     if spec.form is AttentionForm.ALIBI_PRODUCT:
         # The layer's own variable for x lives through the sum as well.
         context.attention_frame = (*frame.outer, merged, x)
     return out
+
+
+def _viewed(
+    t: Tape, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What was projected as heads, in the class's order.
+
+    Keys get their gradient column by column: their projection copies it into rows, where it has to.
+    """
+    heads = spec.num_heads
+    if not spec.query_viewed_last:
+        query = as_heads(t, query, heads)
+    key, value = as_heads(t, key, heads, in_columns=True), as_heads(t, value, heads)
+    if spec.query_viewed_last:
+        query = as_heads(t, query, heads)
+    return query, key, value
 
 
 def _name_weights(
@@ -100,41 +142,19 @@ def _name_weights(
 
 
 def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence.
-
-    The gradient goes back in rows by another copy, but not where it is scattered into a whole
-    tensor anyway.
-    """
-    if shape.spec.projection is Projection.FUSED_SELECTED:
-        out = t.contiguous(x) if shape.batch > 1 else t.view(x, x.numel)
-        if shape.batch == 1:
-            t.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
-    else:
-        out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, OperationKind.CLONE)
+    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence."""
+    out = t.contiguous(x) if shape.batch > 1 else t.reshaped(x)
     out.by_head = True
     return out
 
 
 def _weighted(t: Tape, weights: Tensor, value: Tensor, shape: Shape) -> Tensor:
-    spec = shape.spec
-    weights, value = _autocast(t, weights, value)
-    value = merged_heads(t, value, shape)
-    numel = shape.rows * spec.num_heads * spec.head_dim
-    return batched_matmul(t, weights, value, numel, shape.keys)
-
-
-def _autocast(t: Tape, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """A product's factors in autocast's dtype, before any is copied for it; the second one first."""
-    if t.autocast is None:
-        return left, right
-    right = t.cast(right, t.autocast)
-    return t.cast(left, t.autocast), right
+    numel = shape.rows * shape.spec.num_heads * shape.spec.head_dim
+    return heads_product(t, weights, value, shape, numel, shape.keys, first_merged=True)
 
 
 def _product(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
-    query, key = _autocast(t, query, key)
-    query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
-    return batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
+    return heads_product(t, query, key, shape, shape.scores, shape.spec.head_dim)
 
 
 def _wide_product(t: Tape, query: Tensor, key: Tensor, shape: Shape, frame: Frame) -> Tensor:
@@ -174,7 +194,7 @@ def _fp32_scores_masked(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
     """``GPTNeoSelfAttention._attn``: ``where`` with a buffer, then the mask as well."""
-    t.buffer(shape.spec.buffer_positions**2, DType.BOOL)
+    t.buffer(shape.spec.buffer_positions**2, DType.BOOL, module="self_attn")
     scores = t.scale(_wide_product(t, query, key, shape, frame), OperationKind.WHERE)
     return _softmax(t, _masked(t, scores, context))
 
@@ -184,7 +204,7 @@ def _mask_product(
 ) -> Tensor:
     """GPT's ``_attn``: times a buffer of ones and zeros, plus its complement."""
     del context, frame
-    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute)
+    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute, module="self_attn")
     pattern = t.view(buffer, shape.queries * shape.keys)
     scores = t.scale(_product(t, query, key, shape), OperationKind.DIV)
     product = t.mul(scores, pattern)
@@ -237,16 +257,17 @@ def _clamped_scores(
 ) -> Tensor:
     """``XGLMAttention``: ``torch.max`` with the lowest number keeps the masked scores.
 
-    Its gradient is halved where both are equal and zero where the scores are lower: one tensor and
-    two comparisons beside the result (torch's derivatives.yaml, ``maximum``).
+    Its gradient is halved where both are equal and zero where the scores are lower: the half and a
+    comparison before the result, a second comparison behind it (torch's derivatives.yaml, ``maximum``).
     """
     del frame
     product = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
     scores = _masked(t, product, context)
     clamped = t.tensor(scores.numel, scores.dtype)
+    equal = allocated_bytes(clamped.numel, DType.BOOL)
     t.record(
         OperationKind.MAXIMUM, (scores,), (clamped,), saves=(scores,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=clamped.storage.num_bytes + 2 * clamped.numel,
+        backward_scratch_bytes=(clamped.storage.num_bytes, equal, RESULT, equal),
     )  # fmt: skip
     return _softmax(t, clamped)
 
@@ -283,13 +304,16 @@ def _turned_pairs(
     """Neighbouring pairs of the first dimensions, with tables that each layer makes for itself."""
     dim = spec.paired_rotary_dim
     table = _sines(t, spec, context, key.dtype, frame)
-    turned, passing = [], []
+    cut: list[tuple[Tensor, Tensor]] = []
     for x in (key, query):
+        numel = x.numel // spec.head_dim * dim
+        cut.append((t.slice(x, numel), t.slice(x, x.numel - numel)))
+    turned = []
+    for part, _ in cut:
         cos, sin = (_repeated(t, table) for _ in range(2))
-        part = t.slice(x, x.numel // spec.head_dim * dim)
         turned.append(rotary(t, part, cos, sin))
         t.touch(cos, sin)
-        passing.append(t.slice(x, x.numel // spec.head_dim * (spec.head_dim - dim)))
+    passing = (each for _, each in cut)
     key, query = (t.concatenate(*parts) for parts in zip(turned, passing, strict=True))
     frame.outer += [*turned, table]
     return query, key
@@ -300,7 +324,7 @@ def _sines(
 ) -> Tensor:
     """Sines and cosines of the positions: GPT-J gathers them out of a copy of its table."""
     dim = spec.paired_rotary_dim
-    t.buffer(spec.buffer_positions * dim, DType.FP32)
+    t.buffer(spec.buffer_positions * dim, DType.FP32, module="self_attn")
     rows = t.tensor(context.seq_len * dim, DType.FP32)
     if spec.form is not AttentionForm.FP32_SCORES:
         t.record(OperationKind.INDEX, (), (rows,))

@@ -20,6 +20,7 @@ from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias
 
+
 def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: str) -> Tensor:
     """Look the bucket of every pair of positions up; the buckets are kept for backward."""
     pairs = queries * keys

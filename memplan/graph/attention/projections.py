@@ -38,9 +38,13 @@ def project(
         query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias, role=matched)
         query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
         query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
+        columns = shape is not None and keys_in_columns(spec, shape)
         key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=matched)
+        if split and not apart and columns_copied(spec, shape):
+            key = as_heads(t, key, spec.num_kv_heads)
         key = t.scale(key) if spec.key_scaled else key
-        key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=turned and apart)
+        seen = turned and apart
+        key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=seen, in_columns=columns)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
@@ -48,11 +52,37 @@ def project(
     query, key, value = _fused_projection(t, x, spec, hidden, [] if held is None else held)
     whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
     if split or (turned and whole):
-        if not in_rows:
+        if not in_rows and not spec.query_viewed_last:
             query = as_heads(t, query, spec.num_heads)
-            key = as_heads(t, key, spec.num_kv_heads)
+        if not in_rows:
+            columns = shape is not None and keys_in_columns(spec, shape)
+            key = as_heads(t, key, spec.num_kv_heads, in_columns=columns)
         value = as_heads(t, value, spec.num_kv_heads) if split else value
+        if not in_rows and spec.query_viewed_last:
+            query = as_heads(t, query, spec.num_heads)
     return query, key, value
+
+
+def keys_in_columns(spec: AttentionSpec, shape: Shape) -> bool:
+    """Whether the gradient of the keys is seen as rows as the product of scores gives it: in columns.
+
+    It is that of a transposed factor. Nothing copies it where the fused projection's parts are joined
+    anyway, and a projection of their own takes it if there is one sequence, whose rows and columns change
+    places in a view; heads that are turned, normed or repeated come back in rows.
+    """
+    whole = spec.projection is Projection.FUSED_SPLIT
+    return _comes_in_columns(spec, shape) and (shape.batch == 1 or whole)
+
+
+def columns_copied(spec: AttentionSpec, shape: Shape | None) -> bool:
+    """Whether the keys' projection copies that gradient into rows, for itself."""
+    return shape is not None and shape.batch > 1 and _comes_in_columns(spec, shape)
+
+
+def _comes_in_columns(spec: AttentionSpec, shape: Shape) -> bool:
+    if not shape.heads_split or spec.rotary is not None or spec.query_key_norm is not None:
+        return False
+    return shape.groups == 1 and not spec.upcast_reordered
 
 
 def _column(
@@ -71,7 +101,14 @@ def _column(
 
 
 def _heads(
-    t: Tape, x: Tensor, spec: AttentionSpec, name: str, num_heads: int, *, viewed: bool
+    t: Tape,
+    x: Tensor,
+    spec: AttentionSpec,
+    name: str,
+    num_heads: int,
+    *,
+    viewed: bool,
+    in_columns: bool = False,
 ) -> Tensor:
     """A projection as heads, normed at once where the class does so: each head, or all before."""
     kind = spec.query_key_norm if spec.query_key_norm_at_once else None
@@ -79,7 +116,7 @@ def _heads(
     module, width = f"self_attn.{name}_norm", num_heads * spec.head_dim
     if kind is not None and not each:
         x = norm(t, x, kind, module, width)
-    x = as_heads(t, x, num_heads) if viewed else x
+    x = as_heads(t, x, num_heads, in_columns=in_columns) if viewed else x
     return norm(t, x, kind, module, spec.head_dim) if kind is not None and each else x
 
 
@@ -119,7 +156,8 @@ def _split_per_head(
     if projection is Projection.FUSED_SELECTED:
         return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
     if projection is Projection.FUSED_COPIED and num_heads > CODEGEN_BLOCKS:
-        query, value, key = (t.contiguous(part) for part in t.split(fused, third, third, third))
+        query, value, key = t.split(fused, third, third, third)
+        query, key, value = (t.contiguous(part) for part in (query, key, value))
         held.append(fused)
         return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.

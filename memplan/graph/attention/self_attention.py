@@ -6,7 +6,7 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.output_gate import gate_states, gated_output, gated_projections
 from memplan.graph.attention.paths import attend
-from memplan.graph.attention.projections import project
+from memplan.graph.attention.projections import keys_in_columns, project
 from memplan.graph.attention.rotary import (
     rotate,
     scaled_by_position,
@@ -46,7 +46,8 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if spec.is_projected_first and (shape.heads_split or turns_heads(t, spec)):
         if not turned_in_place(t, spec):
             query = as_heads(t, query, spec.num_heads)
-            key = as_heads(t, key, spec.num_kv_heads)
+            columns = keys_in_columns(spec, shape)
+            key = as_heads(t, key, spec.num_kv_heads, in_columns=columns)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
     if spec.query_scaling is QueryScaling.LAST:
         query = t.scale(query)
@@ -97,7 +98,8 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         split=t.options.split_plan.attention.rows,
         role=WeightRole.ATTENTION_OUTPUT,
     )
-    t.touch(query, key, value, *frame, x)
+    context.attention_variables = (query, key, value, *frame, x)
+    t.touch(*context.attention_variables)
     if gate is not None:
         t.touch(gate)
     return out

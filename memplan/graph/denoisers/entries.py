@@ -250,7 +250,7 @@ def joined_entry(t: Tape, body: JoinedEntryBody, d: Denoising) -> Tensor:
         rows = t.contiguous(latents)
         clip = linear(t, rows, "patch_embed.proj", body.grid.features, body.size, bias=True)
     else:
-        clip = convolution(t, latents, "patch_embed.proj", d.tokens)
+        clip = convolution(t, latents, "patch_embed.proj", d.tokens, bias=body.patch_bias)
         if d.batch * d.size.frames > 1:
             clip = t.contiguous(clip)
     x = t.concatenate(prompt, clip)

@@ -130,6 +130,7 @@ def _layer_norm_kernel(
         results = sum(each.requires_grad for each in (x, *weights))
         backward = (size, *(RESULT,) * results, size)
     out = t.tensor(x.numel, x.dtype)
+    out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),

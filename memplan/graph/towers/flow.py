@@ -201,6 +201,8 @@ def _segment(
             x.dtype is not before.dtype
             or x.requires_grad is not before.requires_grad
             or x.numel != before.numel
+            # Its gradient has another source, which those of the later ones have not.
+            or before is flow.tapped
         ):
             t.segment.repeat = 1
         if flow.collected is not None and block.part is ModelPart.LAYERS:

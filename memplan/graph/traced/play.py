@@ -4,7 +4,7 @@ Layers of a list are segments, equal neighbours one with a count. What a layer's
 it runs is touched there; what outlives its segment is held until the one that lets it go.
 """
 
-from memplan.errors import UnsupportedOperationError
+from memplan.errors import MemplanError, TraceError, UnsupportedOperationError
 from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
@@ -18,15 +18,31 @@ from memplan.training.layer_choice import CheckpointedLayers
 
 
 def record_traced(model: ModelSpec, module: TracedModule, options: TapeOptions) -> Tape:
-    """Write the module's training step on a new tape."""
+    """Write the module's training step on a new tape.
+
+    Raises ``TraceError`` for a program whose steps do not fit together, as a file may hold one.
+    """
     t = Tape(options, source=model.source)
     program = module.program(
         options.compute,
         autocasts=options.autocast is not None,
         recomputes=bool(options.checkpointed_layers),
     )
-    Player(t, module, program).play()
+    try:
+        Player(t, module, program).play()
+    except MemplanError:
+        raise
+    except _MISFITS as error:
+        msg = (
+            f"{model.source}: the steps of the traced module do not fit together "
+            f"({type(error).__name__}: {error}): trace it anew"
+        )
+        raise TraceError(msg) from error
     return t
+
+
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a call does that is given too few tensors, or others than it takes."""
 
 
 class Player(Values):

@@ -7,6 +7,8 @@ which gradients come is known, the buckets are made again, before the second for
 (``rebuild_buckets``).
 """
 
+from collections.abc import Sequence
+
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions, compressed_format
@@ -22,8 +24,6 @@ _SENT = "parameters sent to all ranks"
 BROADCAST_BYTES = 250 * MIB
 """Parameters sent in one piece (torch/nn/parallel/distributed.py, ``broadcast_bucket_size``)."""
 BROADCASTS_ON_THE_WAY = 2
-FIRST_BUCKET_BYTES = 1 * MIB
-"""Cap of the first bucket (``_DEFAULT_FIRST_BUCKET_BYTES``)."""
 
 
 class DdpProgram(Program):
@@ -55,7 +55,7 @@ class DdpProgram(Program):
         self._broadcast()
         trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
         if self._keeps_first_buckets:
-            pieces = coalesced(trained, [FIRST_BUCKET_BYTES, self._cap_bytes])
+            pieces = coalesced(trained, self.options.bucket_caps)
         else:
             pieces = [trained]
         # The last parameters' gradients come first.
@@ -65,10 +65,6 @@ class DdpProgram(Program):
     def _keeps_first_buckets(self) -> bool:
         """Buckets have their caps at once, and stay, where the order of gradients may change."""
         return self.options.find_unused_parameters and not self.options.static_graph
-
-    @property
-    def _cap_bytes(self) -> int:
-        return int(self.options.bucket_cap_mb * MIB)
 
     def _make_buckets(self, pieces: list[list[int]]) -> None:
         self.buckets = [
@@ -124,7 +120,7 @@ class DdpProgram(Program):
         for block in self.buckets:
             self.ledger.free(block)
         sizes = [gradient_bytes(parameter) for parameter, _ in self.arrived]
-        self._make_buckets(coalesced(sizes, [FIRST_BUCKET_BYTES, self._cap_bytes]))
+        self._make_buckets(coalesced(sizes, self.options.bucket_caps))
         self.rebuilt = True
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
@@ -170,7 +166,7 @@ def allocated(num_bytes: int) -> int:
     return round_up(num_bytes, ALLOCATION_ROUNDING)
 
 
-def coalesced(sizes: list[int], caps: list[int]) -> list[list[int]]:
+def coalesced(sizes: list[int], caps: Sequence[int]) -> list[list[int]]:
     """Cut sizes into pieces: each ends with the one that reaches its cap.
 
     ``caps`` are those of the first pieces; the last one is also that of all further ones

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from memplan.graph.declaration import declared_parameters
-from memplan.graph.segments import Segment
+from memplan.graph.segments import Buffer, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
@@ -60,6 +60,9 @@ class Player(Protocol):
 
     def let_go(self) -> None:
         """The loss goes, and what its graph still holds."""
+
+    def hand_outputs_over(self, name: str) -> Block:
+        """The outputs of a pass without gradients, which somebody else holds; everything else goes."""
 
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
         """So much of what a parked micro-batch keeps goes to CPU RAM."""
@@ -486,6 +489,9 @@ class Program:
     def end_pass(self) -> None:
         """It has ended."""
 
+    def take_over(self, other: "Program") -> None:
+        """What another pass over the same weights left gathered: here, nothing is."""
+
     def stops(self, segment: Segment) -> Stops | None:  # noqa: ARG002
         """Where it takes part within a segment; None: nowhere."""
         return None
@@ -514,31 +520,31 @@ def weights_of(given: RankInput) -> Iterable[Weight]:
 def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
     """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
     found: dict[Weight | None, list[tuple[int, str]]] = {}
-    first: dict[int, Parameter] = {}
-    for segment, parameters in declared_parameters(tape) if tape.buffers else ():
-        if parameters:
-            first.setdefault(segment.index, parameters[0])
+    declared: dict[Segment, list[Parameter]] = {}
+    for segment, parameters in declared_parameters(tape):
+        declared.setdefault(segment, []).extend(parameters)
     for each in tape.buffers:
-        segment = each.segment
-        for copy in range(segment.repeat):
-            anchor = _next_weight(segment, copy, each.position, first)
+        for copy in range(each.segment.repeat):
+            anchor = _next_weight(tape, each, copy, declared)
             found.setdefault(anchor, []).append((each.num_bytes, each.words))
     return found
 
 
 def _next_weight(
-    segment: Segment, copy: int, position: int, first: Mapping[int, Parameter]
+    tape: Tape, buffer: Buffer, copy: int, declared: dict[Segment, list[Parameter]]
 ) -> Weight | None:
-    """The weight declared next: of this copy, of the next one, or of a later segment.
-
-    ``first`` has the one of each segment that is declared before its others.
-    """
+    """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
+    segment, position = buffer.segment, buffer.position
+    if buffer.module:
+        own = declared[segment]
+        return next(each for each in own if each.name.startswith(f"{buffer.module}.")), copy
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
-        return first[segment.index], copy + 1
-    later = min((index for index in first if index > segment.index), default=None)
-    return None if later is None else (first[later], 0)
+        return declared[segment][0], copy + 1
+    later = (declared[each] for each in tape.segments[segment.index + 1 :] if each in declared)
+    parameters = next(later, None)
+    return None if parameters is None else (parameters[0], 0)
 
 
 def is_trained(parameter: Parameter) -> bool:

@@ -86,16 +86,20 @@ def _ddp(model: Any, setup: TrainingSetup, *, is_alone: bool) -> Any:
         msg = f"comm_hook: verify does not run {options.comm_hook.value}"
         raise SetupError(msg)
     # The default is not said: torch is about to give it another name.
-    unsent = {} if options.broadcast_buffers and not is_alone else {"broadcast_buffers": False}
+    said: dict[str, Any] = {}
+    if not options.broadcast_buffers or is_alone:
+        said["broadcast_buffers"] = False
+    # A cap that is said is that of the first bucket too.
+    if options.bucket_cap_mb is not None:
+        said["bucket_cap_mb"] = options.bucket_cap_mb
     with _unchecked() if is_alone else contextlib.nullcontext():
         wrapped = torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[torch.cuda.current_device()],
-            bucket_cap_mb=options.bucket_cap_mb,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             static_graph=options.static_graph,
             find_unused_parameters=options.find_unused_parameters,
-            **unsent,
+            **said,
         )
     if is_alone:
         # Instead of the reduction, which is made where the bucket lies too.
@@ -149,14 +153,14 @@ def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
         "mp_policy": policy,
         "reshard_after_forward": options.reshard_after_forward,
     }
-    if options.init_device is not InitDevice.META:
+    if options.init_device not in (InitDevice.META, InitDevice.TO_EMPTY):
         # A fake tensor cannot be moved where it stands: it begins on the card.
         to_device(model, options.init_device.value if has_gpu else "cuda", fill=False)
     for layers in layer_lists(model):
         for layer in layers:
             fully_shard(layer, **choices)
     fully_shard(model, **choices)
-    if options.init_device is InitDevice.META:
+    if options.init_device in (InitDevice.META, InitDevice.TO_EMPTY):
         model.to_empty(device="cuda")
         model.tie_weights()
     if has_gpu:
