@@ -377,7 +377,8 @@ class StepWalk:
                 known = len(shared)
                 finished = dict(accumulated)
                 waiting = None if self.transit is None else self.transit.waiting_back
-                dying = last_kept if remaining == 1 else _NOTHING
+                # What is run again holds all that it is given to its end.
+                dying = last_kept if remaining == 1 and not segment.checkpointed else _NOTHING
                 profile, change = self._walk_back(segment, finished, shared, dying)
                 is_steady = self.transit is None or self.transit.waiting_back == waiting
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
@@ -396,7 +397,7 @@ class StepWalk:
                     accumulated = finished
                 else:
                     hand_back(segment, shared)
-            released = self._free_shared(segment, last_kept)
+            released = self._free_shared(segment, dying)
             if segment.keeps_input:
                 self.passes.backward[-1].released_bytes = released
         if self.transit is not None:
@@ -437,12 +438,12 @@ class StepWalk:
         self.passes.after_weights = self.level
 
     def _last_kept(self, segment: Segment) -> frozenset[Storage]:
-        """What earlier segments made and this one's operations are the last to keep."""
-        if segment.checkpointed or self.transit is not None:
+        """What earlier segments made and this one is the last to keep."""
+        if self.transit is not None:
             return _NOTHING
         return frozenset(
             storage
-            for storage in segment.external_saves
+            for storage in kept_by(segment)
             if self.keepers[storage] == 1
             and storage not in self.leaves
             and not self._kept_nearby(storage)
@@ -478,9 +479,11 @@ class StepWalk:
             saves = walk.saves
             if segment.checkpointed and runs_again:
                 again = walk.recompute()
-        made = partial(kind, dying=dying)
-        if self.transit is not None:
-            made = partial(self.transit.backward, kind)
+        made = (
+            partial(kind, dying=dying)
+            if self.transit is None
+            else partial(self.transit.backward, kind)
+        )
         found = made(
             segment,
             saves,

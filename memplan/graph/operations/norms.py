@@ -124,7 +124,7 @@ def _layer_norm_kernel(
     rows = x.numel // width
     copied = (strided or x.by_channel) and not t.decomposed
     size = allocated_bytes(x.numel, x.dtype)
-    scratch = (size, RESULT) if copied else ()
+    scratch: tuple[int, ...] = (size, RESULT) if copied else ()
     backward = scratch
     if copied and between:
         results = sum(each.requires_grad for each in (x, *weights))

@@ -56,7 +56,7 @@ def convolve(
     inputs: tuple[Tensor, ...] = (given, factor)
     if addend is not None:
         inputs += (addend,)
-    copied = (given.storage.num_bytes,) if reads_rows and not t.decomposed else ()
+    copied: tuple[int, ...] = (given.storage.num_bytes,) if reads_rows and not t.decomposed else ()
     gradients = [Gradient.FRESH] * len(inputs)
     again = copied
     if gives_rows and not t.decomposed:
