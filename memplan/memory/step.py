@@ -373,6 +373,7 @@ class StepWalk:
             remaining = segment.repeat
             own = frozenset(segment.parameters)
             last_kept = self._last_kept(segment)
+            dying = _NOTHING
             while remaining:
                 known = len(shared)
                 finished = dict(accumulated)
