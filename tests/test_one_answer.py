@@ -5,7 +5,6 @@ Jobs are drawn at random, always the same ones: a few here, 300 with ``make fuzz
 
 import csv
 import io
-import json
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -90,7 +89,9 @@ def jobs() -> Iterator[Job]:
         yield Job(
             model=chance.choice(MODELS),
             card=chance.choice(CARDS),
-            gpus=chance.choice((1, 2, 4, 8)) if engine["engine"] == "ddp" else chance.choice((2, 8)),
+            gpus=chance.choice((1, 2, 4, 8))
+            if engine["engine"] == "ddp"
+            else chance.choice((2, 8)),
             engine=engine,
             batch=chance.choice((1, 2, 3, 8, 24, 64)),
             tokens=chance.choice((96, 128, 384, 512)),

@@ -35,6 +35,7 @@ def print_comparison(
     rows: Rows,
     hints: "Hints | None" = None,
     *,
+    everywhere: bool = True,
     legend: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
@@ -43,10 +44,11 @@ def print_comparison(
     """Print the answer for each GPU, then one line per setup, the simplest first.
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
+    ``everywhere``: with what each setup needs of each GPU.
     """
     print_answer(console, rows, hints)
     console.print()
-    label, *others = comparison_columns(rows, hints, reserved=reserved)
+    label, *others = comparison_columns(rows, hints, everywhere=everywhere, reserved=reserved)
     if question is not None:
         others += times_by_card(_answers_by_card(rows), len(label.cells), question)
     if lifetimes:
@@ -214,11 +216,11 @@ def _print_notes(console: "Console", rows: Rows) -> None:
 
 
 def comparison_columns(
-    rows: Rows, hints: "Hints | None" = None, *, reserved: bool = False
+    rows: Rows, hints: "Hints | None" = None, *, everywhere: bool = True, reserved: bool = False
 ) -> list[Column]:
     """A column of setups, what each allocates, where and on the host, and one for each GPU.
 
-    ``reserved``: and what the allocator reserves on a card with room.
+    ``everywhere``: with what each setup needs of it. ``reserved``: and what the allocator reserves on a card with room.
     """
     lines = list(setup_lines(rows))
     largest = hints.largest if hints is not None else {}
@@ -226,7 +228,9 @@ def comparison_columns(
     if len(largest) < sum(len(row) for row in rows):
         largest = {}
     cards = [
-        card_column(each.gpu, lines, largest=largest) for each in rows[0] if each.gpu is not None
+        card_column(each.gpu, lines, largest=largest, with_needs=everywhere)
+        for each in rows[0]
+        if each.gpu is not None
     ]
     return [
         Column(header=("setup",), cells=tuple(line.label for line in lines)),
