@@ -542,7 +542,7 @@ def _next_weight(
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
         return segment.parameters[0], copy + 1
-    later = (declared[each] for each in tape.segments[segment.index + 1 :] if each in declared)
+    later = (own for each in tape.segments[segment.index + 1 :] if (own := declared.get(each)))
     parameters = next(later, None)
     return None if parameters is None else (parameters[0], 0)
 
