@@ -8,9 +8,16 @@ from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource
-from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
+from memplan.memory.runtime import (
+    ByteRange,
+    bounded_range,
+    context_range,
+    nccl_range,
+    overhead_range,
+)
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import FsdpStrategy
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
@@ -197,7 +204,30 @@ class Estimate(Displayed):
         return overhead_range(
             self.gpu.compute_capability if self.gpu is not None else None,
             num_communicators=num_communicators(self.setup),
+            num_all_to_all=num_all_to_all(self.setup),
         )
+
+    @property
+    def context_bytes(self) -> ByteRange:
+        """CUDA context alone [bytes]."""
+        return context_range(self.gpu.compute_capability if self.gpu is not None else None)
+
+    @property
+    def nccl_bytes(self) -> ByteRange:
+        """NCCL's buffers alone; nothing where no GPUs exchange anything [bytes]."""
+        setup = self.setup
+        return nccl_range(num_communicators(setup), num_all_to_all=num_all_to_all(setup))
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """What the allocator must have beyond what is asked of it at the fullest moment [bytes]."""
+        return max(0, self.required_bytes - self.run.peaks.requested_bytes)
+
+    @property
+    def all_gpus_bytes(self) -> ByteRange:
+        """What all GPUs of the job need together, each counted as the fullest [bytes]."""
+        total, num_gpus = self.total_bytes, self.setup.num_gpus
+        return ByteRange(num_gpus * total.low, num_gpus * total.high)
 
     @property
     def bounded_bytes(self) -> ByteRange:
@@ -369,8 +399,13 @@ class Estimate(Displayed):
             "host_bytes": self.host_bytes,
             "reserved_bytes": self.reserved_bytes if self.is_replayed else None,
             "required_bytes": self.required_bytes if self.is_replayed else None,
+            "fragmentation_bytes": self.fragmentation_bytes if self.is_replayed else None,
+            "context_bytes": self.context_bytes.high,
+            "nccl_bytes": self.nccl_bytes.high,
             "total_low_bytes": total.low,
             "total_high_bytes": total.high,
+            "all_gpus_low_bytes": setup.num_gpus * total.low,
+            "all_gpus_high_bytes": setup.num_gpus * total.high,
             "verdict": self.verdict.value if self.verdict is not None else None,
         }
         for name in PHASE_NAMES:
@@ -413,6 +448,13 @@ def num_communicators(setup: TrainingSetup) -> int:
     # Where experts are spread, those who have the same ones are a group too.
     spreads_too = 2 * (setup.expert_parallel > 1)
     return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too + spreads_too
+
+
+def num_all_to_all(setup: TrainingSetup) -> int:
+    """Of these, over which each rank sends to each: tokens to experts, or heads of shared sequences."""
+    shared = setup.sequences_shared
+    by_heads = shared is not None and shared.kind is ContextParallelKind.ALL_TO_ALL
+    return (setup.expert_parallel > 1) + by_heads
 
 
 PHASE_NAMES = (
