@@ -213,7 +213,8 @@ import json, os, sys, time
 
 ROOT = os.getcwd() + os.sep
 CORE = tuple(ROOT + os.path.join("memplan", each) + os.sep for each in os.environ["MUTATED"].split(","))
-seen, waiting, began = {}, {}, time.perf_counter()
+CALLS = 40
+seen, waiting, calls_of, began = {}, {}, {}, time.perf_counter()
 
 def lines_of(code):
     return {line for _, _, line in code.co_lines() if line}
@@ -226,7 +227,13 @@ def calls(frame, event, _):
         left = waiting[code] = lines_of(code) if own else ()
         if own:
             seen.setdefault(code.co_filename[len(ROOT):], set()).add(code.co_firstlineno)
-    return steps if left else None
+    if not left:
+        return None
+    calls_of[code] = calls_of.get(code, 0) + 1
+    if calls_of[code] > CALLS:
+        left.clear()
+        return None
+    return steps
 
 def steps(frame, event, _):
     if event == "line":
@@ -244,7 +251,7 @@ def pytest_sessionfinish(session, exitstatus):
     with open(os.environ["FOUND"], "w") as file:
         json.dump(found, file)
 """
-"""A plugin of pytest that notes lines until each has been run once, then lets its function run untraced."""
+"""A plugin of pytest that notes the lines of a function's first calls, then lets it run untraced."""
 
 
 class Checkout:

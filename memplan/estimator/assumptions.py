@@ -18,7 +18,12 @@ from memplan.training.kernels import (
 )
 from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
-from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, QUANTIZATION_OPTIONS, TrainingSetup
+from memplan.training.setup import (
+    DEFAULT_SEQ_LEN_CAP,
+    PLAIN_OPTIMIZERS,
+    QUANTIZATION_OPTIONS,
+    TrainingSetup,
+)
 
 OFFLOAD_WORDS = {
     ActivationOffload.SAVE_ON_CPU: "activations, and weights that are kept with them, in CPU RAM between "
@@ -48,6 +53,7 @@ def assumptions_of(
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
         _optimizer(resolved),
+        *_unprojected(model, resolved),
         *_layers(model, resolved),
         *_split(model, resolved),
         *_pipeline(model, resolved),
@@ -124,6 +130,22 @@ def _optimizer(resolved: TrainingSetup) -> str:
     words = f" ({given})" if given else ""
     when = " within backward" if resolved.optimizer_in_backward else ""
     return f"optimizer {resolved.optimizer.value}{words}{when}"
+
+
+def _unprojected(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Optimizers that project linear layers' matrices go by ``isinstance(module, nn.Linear)`` (transformers
+    5.23, trainer_optimizer.py, ``_setup_low_rank_optimizer``; galore_torch's and apollo_torch's scripts)."""
+    if not model.transposed_linear or resolved.optimizer in PLAIN_OPTIMIZERS:
+        return ()
+    from memplan.memory.programs.stepping import NO_TARGETS  # only for optimizers of other packages
+    from memplan.training.optimizers.table import chosen
+
+    _, options = chosen(resolved.optimizer, resolved.optimizer_options)
+    if dict(options).get("target_modules", NO_TARGETS) == NO_TARGETS:
+        return ()
+    found = f"finds none in the layers of {model.family} (Conv1D): their matrices are stepped whole"
+    name = resolved.optimizer.value
+    return (f"{name} projects torch.nn.Linear alone, {found}; transformers' Trainer refuses it",)
 
 
 def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:

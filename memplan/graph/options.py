@@ -59,6 +59,8 @@ class TapeOptions(HashedOnce):
     multiprocessors: int = 132
     """Of the GPU: how a sum over rows is split between thread blocks."""
     threads_per_multiprocessor: int = 2048
+    is_ampere: bool = True
+    """The GPU has compute capability 8 or a later one, which some packages ask for."""
     sdpa: SdpaSupport = DEFAULT_SUPPORT
     """Which attention kernels the GPU has."""
     checkpointed_layers: float | CheckpointedLayers = 0.0

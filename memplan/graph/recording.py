@@ -60,6 +60,8 @@ class Recording:
         """What torch's dispatcher was asked, and the kernel it took."""
         self.flash_grids: dict[FlashGrid, int] = {}
         """How flash attention was launched, and over how many thread blocks the keys are shared."""
+        self.asked_generation = False
+        """Something on it depends on whether the card is of Ampere's generation or a later one."""
         self.asked_multiprocessors = False
         """Something on it depends on how many multiprocessors the card has."""
         self.buffers: list[Buffer] = []
@@ -99,10 +101,18 @@ class Recording:
         found = self.flash_grids[grid] = num_flash_splits(grid, self.options.multiprocessors)
         return found
 
-    def splits_keys_as_with(self, multiprocessors: int) -> bool:
-        """Whether a card with so many shares keys between thread blocks as this one does."""
+    @property
+    def is_ampere(self) -> bool:
+        """Whether the card is of that generation or a later one, where a package asks."""
+        self.asked_generation = True
+        return self.options.is_ampere
+
+    def runs_alike_on(self, options: TapeOptions) -> bool:
+        """Whether kernels that go by the card itself do there as they do on this one."""
+        if self.asked_generation and options.is_ampere is not self.options.is_ampere:
+            return False
         return all(
-            num_flash_splits(grid, multiprocessors) == splits
+            num_flash_splits(grid, options.multiprocessors) == splits
             for grid, splits in self.flash_grids.items()
         )
 
@@ -113,7 +123,7 @@ class Recording:
         for call, kernel in self.sdpa_calls.items():
             if choose_sdpa_kernel(call, options.sdpa) is not kernel:
                 return None
-        if not self.splits_keys_as_with(options.multiprocessors):
+        if not self.runs_alike_on(options):
             return None
         made = copy(self)
         made.options = options

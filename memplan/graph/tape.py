@@ -91,11 +91,15 @@ class Tape(Weights):
         """Apply a function of one tensor.
 
         ``decomposed_copies`` are temporaries of the output's size that the reference decomposition
-        of its backward formula holds beside the gradient it returns.
+        of its backward formula holds beside the gradient it returns. That of ``rsqrt`` has two on CUDA
+        (tools/autograd/derivatives.yaml, ``-0.5 * grad * result.pow(3)``).
         """
         out = self.tensor(x.numel, dtype or x.dtype)
         saves = (x,) if saves_input else (out,) if saves_output else ()
-        scratch = decomposed_copies * out.storage.num_bytes if self.decomposed else 0
+        size = out.storage.num_bytes
+        scratch: int | tuple[int, ...] = decomposed_copies * size if self.decomposed else 0
+        if kind is OperationKind.RSQRT and not self.decomposed:
+            scratch = (size, size, RESULT)
         self.record(
             kind, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,),
             backward_scratch_bytes=scratch,

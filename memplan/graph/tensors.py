@@ -114,6 +114,7 @@ class Parameter(Tensor):
         "experts",
         "gathered_as",
         "gradient_numel",
+        "in_conv1d",
         "is_distributed",
         "module",
         "name",
@@ -176,6 +177,8 @@ class Parameter(Tensor):
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
         self.of_linear = False
         """The matrix of a ``torch.nn.Linear`` whose product is not written down."""
+        self.in_conv1d = False
+        """The matrix of transformers' ``Conv1D``: it has columns for outputs, and is no ``torch.nn.Linear``'s."""
         self.packed = packed
         """Set where it holds the codes of a quantized matrix."""
 

@@ -67,7 +67,7 @@ class BackwardWalk(GradientFlow):
         """The forward pass that a checkpointed segment runs again when something kept is asked for."""
         self.shared = shared
         """Gradients of earlier segments' tensors that exist already, with their sizes."""
-        self.handed_over: set[Storage] = set()
+        self.handed_over: dict[Storage, GradientBuffer] = {}
         self.across: set[GradientBuffer] = set()
         """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.read: list[Operation] = []
@@ -94,7 +94,8 @@ class BackwardWalk(GradientFlow):
             # Of a view, the gradient is no larger than what is seen.
             whole = allocated_bytes(segment.output.numel, segment.output.dtype)
             size = 0 if self.lent else whole
-            self.buffers[segment.output] = GradientBuffer(size, is_view=is_foreign)
+            self.first = GradientBuffer(size, is_view=is_foreign)
+            self.buffers[segment.output] = self.first
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
@@ -123,7 +124,19 @@ class BackwardWalk(GradientFlow):
         )
         end.passed_bytes = passed
         end.other_bytes -= passed
-        return BackwardProfile(intervals=self.intervals, end=end, given=given, left=left)
+        handed: dict[object, GradientBuffer] = {
+            storage: buffer
+            for storage, buffer in self.handed_over.items()
+            if storage.num_bytes == buffer.num_bytes
+        }
+        return BackwardProfile(
+            intervals=self.intervals,
+            end=end,
+            given=given,
+            left=left,
+            first_sum=self.first_sum,
+            handed=handed,
+        )
 
     def _run_operations(self, segment: Segment) -> None:
         """Every operation, the last one first, and the regions that are computed again on their own."""
@@ -314,11 +327,15 @@ class BackwardWalk(GradientFlow):
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
         for product, tensor, buffer in products:
-            self._allocate(buffer, buffer.num_bytes)
+            summed = self._summed(operation.outputs[0], tensor, buffer)
+            self._allocate(summed, summed.num_bytes)
             if tensor.by_column:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
+            if summed is not buffer:
+                self._allocate(buffer, buffer.num_bytes)
+                self._free(summed, summed.num_bytes)
         if operation.handed or self.segment.input_away is not None:
             self._end_formula(operation)
         for buffer in incoming:
@@ -339,6 +356,13 @@ class BackwardWalk(GradientFlow):
                 made.sort(key=lambda each: not isinstance(each[0], Parameter))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
+
+    def _summed(self, out: Tensor, tensor: Tensor, buffer: GradientBuffer) -> GradientBuffer:
+        """What is summed to a tensor's shape: in the result's dtype, and cast only then, where the
+        tensor has another (torch/csrc/autograd/engine.cpp, ``validate_outputs``)."""
+        if self.is_compiled or tensor.dtype is out.dtype or tensor.numel == out.numel:
+            return buffer
+        return GradientBuffer(allocated_bytes(tensor.numel, out.dtype))
 
     def _incoming(self, operation: Operation) -> list[GradientBuffer]:
         """The gradients of what it made, as it takes them."""
@@ -381,6 +405,7 @@ class BackwardWalk(GradientFlow):
                     made.append((tensor, reused))
                     continue
                 kind = _FRESH
+            kept = None
             if kind == _SAVED:
                 kept = next(handed_over, None)
                 if kept is not None:  # else it has come back for this formula
@@ -391,6 +416,8 @@ class BackwardWalk(GradientFlow):
             size = _whole_bytes(tensor) if kind == _WHOLE else gradient_bytes_of(tensor)
             buffer = GradientBuffer(size, is_view=kind == _VIEW)
             made.append((tensor, buffer))
+            if kept is not None:
+                self.handed_over[kept] = buffer
             if kind == _SUMMED:
                 products.append((incoming, tensor, buffer))
             elif kind > 0:
@@ -434,7 +461,6 @@ class BackwardWalk(GradientFlow):
 
     def _hand_over(self, storage: Storage) -> None:
         """A gradient made in the forward pass: what was kept becomes the gradient itself."""
-        self.handed_over.add(storage)
         self.saved -= storage.num_bytes
         self._free(storage, storage.num_bytes)
 

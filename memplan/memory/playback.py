@@ -41,6 +41,8 @@ class Playback(ForwardPlayback):
         super().__init__(tape, passes, ledger, engine, workspace_bytes=workspace_bytes)
         self.parked: dict[int, _Parked] = {}
         """Micro-batches whose backward pass is to come."""
+        self.flow_is_view = False
+        """The gradient on its way down is a view of what a formula returned."""
         self.sent: dict[int, tuple[list[tuple[Frame, object, int]], Block | None]] = {}
         """What of them is in CPU RAM, and what is left of a block that went in part."""
 
@@ -181,11 +183,19 @@ class Playback(ForwardPlayback):
                 block = self.shared.pop(tensor, None)
             if block is not None:
                 frame[buffer] = block
+        begun_with, added = each.profile.first_sum or (None, None)
+        summed = False
+        if not self.flow_is_view:
+            added = None
         frame.update(zip(each.profile.arriving, self.transit, strict=True))
+        handed = each.profile.handed
+        taken = set(handed.values())
         for number, interval in enumerate(each.intervals):
             for events, acts in pieces(interval.events, cuts[number] if cuts else ()):
                 for key, size in events:
                     if size:
+                        if key in taken and key in frame:
+                            continue
                         if key in frame:
                             # Made again while the first one is still held by other segments.
                             frame[repetition, key] = frame[key]
@@ -193,7 +203,18 @@ class Playback(ForwardPlayback):
                     elif key is WORKSPACE:
                         self._need_workspace(forward=False)
                     elif key in frame:
-                        ledger.free(frame.pop(key))
+                        block = frame.pop(key)
+                        if added is not None and key is added and begun_with in frame:
+                            # Nothing is added to a view in place.
+                            size = added.num_bytes
+                            total = ledger.allocate(size, each.profile.streams.get(begun_with, 0))
+                            ledger.free(frame[begun_with])
+                            frame[begun_with] = total
+                            added, summed = None, True
+                        if key in handed:
+                            frame[handed[key]] = block
+                        else:
+                            ledger.free(block)
                     elif key in sources:
                         if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
@@ -212,6 +233,10 @@ class Playback(ForwardPlayback):
                 continue
             if tensor is segment.input:
                 self.flow = block
+                passes = segment.output is not None and buffer is each.profile.given.get(
+                    segment.output
+                )
+                self.flow_is_view = buffer.is_view or (passes and self.flow_is_view and not summed)
             else:
                 self.shared[tensor] = block
         if repetition:

@@ -137,8 +137,20 @@ def degrees_label(setup: TrainingSetup) -> str:
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
-    """``none``, ``full``, ``selective``, a share of layers or their numbers."""
-    return checkpointing_text(setup.checkpointing)
+    """``none``, ``full``, ``selective``, a share of layers or their numbers; Megatron's own option too.
+
+    >>> from memplan.training.setup import TrainingSetup
+    >>> own = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 4}
+    >>> checkpointing_label(TrainingSetup(num_gpus=8, engine="megatron", engine_options=own))
+    'full (block 4)'
+    """
+    own = dict(setup.engine_options)
+    granularity = str(own.get("recompute_granularity", Recomputation.NONE.value))
+    if setup.checkpointing is not Recomputation.NONE or granularity == Recomputation.NONE.value:
+        return checkpointing_text(setup.checkpointing)
+    names = ("recompute_method", "recompute_num_layers", "recompute_modules")
+    said = " ".join(str(own[name]) for name in names if name in own)
+    return f"{granularity} ({said})" if said else granularity
 
 
 def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:

@@ -149,6 +149,11 @@ def _kind_table(kind: LayerKind) -> "Table":
         total = sum(tensor.num_bytes for tensor in small)
         names = ", ".join(dict.fromkeys(tensor.name for tensor in small))
         table.add_row(size_text(total), f"{names}: together", "", "", style="dim")
+    if kind.modules:
+        table.add_section()
+    for name, num_bytes in sorted(kind.modules, key=lambda each: -each[1]):
+        share = f"{num_bytes / kind.kept_bytes:.1%} of the layer's"
+        table.add_row(size_text(num_bytes), f"{name}, together", share, "", style="bold")
     return table
 
 

@@ -70,9 +70,6 @@ def setup_of(record: dict[str, Any]) -> TrainingSetup:
     settings = record["settings"]
     name = settings["opt"]
     fields = dict(OPTIMIZERS.get(name) or {"optimizer": name.replace("_", "-")})
-    if "galore" in name and record["config"]["model_type"] == "gpt2":
-        # GPT-2's matrices are in Conv1D modules, which are no linear layers to GaLore.
-        fields["optimizer_options"] = {**_RANK, "target_modules": "none"}
     return TrainingSetup(
         micro_batch_size=settings["b"],
         seq_len=settings["s"],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memplan.estimator.recording import record_and_walk, tape_options
-from memplan.graph.segments import Gradient, Operation
+from memplan.graph.segments import RESULT, Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
 from memplan.memory.ledger import Ledger
@@ -29,7 +29,9 @@ BART: dict[str, Any] = {
 
 def given_for(config: dict[str, Any], task: str = "causal-lm", **fields: Any) -> RankInput:
     model = load_model(config, task)
-    setup = TrainingSetup(seq_len=64, micro_batch_size=2, kernel_scratch=False, **fields)
+    setup = TrainingSetup(
+        **{"seq_len": 64, "micro_batch_size": 2, "kernel_scratch": False, **fields}
+    )
     resolved = setup.resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, None))
     return RankInput(tape=tape, passes=passes, setup=resolved)
@@ -198,3 +200,25 @@ def test_a_broadcast_summand_is_summed_by_the_engine() -> None:
         if isinstance(tensor, Parameter) and operation.name == "add"
     }
     assert kinds == {Gradient.SUMMED}
+
+
+def test_a_weights_gradient_is_summed_before_it_is_cast() -> None:
+    """OLMo 2 multiplies in fp32: rows are summed in fp32, and the engine casts the sum."""
+    config = {**LLAMA, "model_type": "olmo2", "hidden_size": 768}
+    program = Program(given_for(config, precision="bf16"), Ledger())
+    program.run(num_steps=1)
+    events = program.ledger.events
+    summed = [number for number, event in enumerate(events) if event == 768 * 4]
+    cast = [events[number + 2] for number in summed]
+    assert len(summed) == 2 * 3 + 1, "of queries and behind each layer's parts, and the last one"
+    assert set(cast) == {768 * 2}
+    assert all(~number in events[number + 3 :] for number in summed)
+
+
+def test_the_gradient_of_a_reciprocal_root_has_two_blocks_beside_it() -> None:
+    tape = given_for(LLAMA, kernel_scratch=True).tape
+    layer = next(segment for segment in tape.segments if segment.is_layer)
+    roots = [each for each in layer.operations if each.name == "rsqrt"]
+    size = roots[0].outputs[0].storage.num_bytes
+    assert len(roots) == 2
+    assert all(each.backward_scratch == (size, size, RESULT) for each in roots)

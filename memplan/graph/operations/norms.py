@@ -255,10 +255,13 @@ def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     if liger and not t.decomposed and weight.requires_grad:
         size = allocated_bytes(t.num_multiprocessors * weight.numel, DType.FP32)
         sums = (size, RESULT)
-    overwritten = kernel is NormKernel.LIGER and not given.by_head
+    gradient = Gradient.FRESH
+    if liger:
+        is_over = kernel is NormKernel.LIGER and not given.by_head
+        gradient = Gradient.SEEN if is_over else Gradient.VIEW
     t.record(
         OperationKind.RMS_NORM, (given, weight), (out, statistic), saves=(given, statistic),
-        gradients=(Gradient.ALIAS if overwritten else Gradient.FRESH, Gradient.FRESH),
+        gradients=(gradient, Gradient.FRESH),
         backward_scratch_bytes=sums, in_python=liger,
     )  # fmt: skip
     return out
