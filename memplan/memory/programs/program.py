@@ -547,9 +547,8 @@ def _next_weight(
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
-        return segment.parameters[0], copy + 1
-    behind = (declared.get(each) for each in tape.segments[segment.index + 1 :])
-    later = (each for each in behind if each)
+        return declared[segment][0], copy + 1
+    later = (declared[each] for each in tape.segments[segment.index + 1 :] if declared.get(each))
     parameters = next(later, None)
     return None if parameters is None else (parameters[0], 0)
 
