@@ -27,11 +27,6 @@ NCCL_ALL_TO_ALL_GIB = (0.0, 3.05)
 """Of a communicator over which each rank sends to each [GiB]: channels to every peer are connected at the first
 such exchange, 32 for each pair of eight H100s (NVIDIA/nccl issue 1685: 4.34 GB beside PyTorch's memory behind the first
 ``all_to_all_single``, 1.06 GB before it)."""
-LEAST_OVER_REQUESTED = (1.0, 1.35)
-"""Between what a run asks for at its peak and the least memory for segments with which it completes,
-where the run is not replayed: 1.002-1.28 in 68 runs on one GPU of PyTorch's CUDA build, up to 1.30
-under FSDP2, 1.32 under DeepSpeed (62 runs of engines)."""
-
 WORKSPACE_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 """cuBLAS workspace of one handle and stream (torch 2.13, CublasHandlePool.cpp)."""
 HOPPER_WORKSPACE_BYTES = 32 * MIB
@@ -122,9 +117,3 @@ def nccl_gib(num_communicators: int, *, num_all_to_all: int = 0) -> tuple[float,
 def _in_bytes(ends: tuple[float, float]) -> ByteRange:
     low, high = (int(each * GIB) for each in ends)
     return ByteRange(low, high)
-
-
-def bounded_range(requested_bytes: int, overhead: ByteRange) -> ByteRange:
-    """What a run needs of a card, where it is not replayed [bytes]."""
-    low, high = (int(requested_bytes * factor) for factor in LEAST_OVER_REQUESTED)
-    return ByteRange(low + overhead.low, high + overhead.high)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, expandable_note
+from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.runtime import ByteRange
@@ -36,7 +36,6 @@ def print_comparison(
     rows: Rows,
     hints: "Hints | None" = None,
     *,
-    exact: bool = False,
     legend: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
@@ -46,9 +45,9 @@ def print_comparison(
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
     """
-    print_answer(console, rows, hints, exact=exact)
+    print_answer(console, rows, hints)
     console.print()
-    label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
+    label, *others = comparison_columns(rows, hints, reserved=reserved)
     if question is not None:
         others += times_by_card(_answers_by_card(rows), len(label.cells), question)
     if lifetimes:
@@ -83,7 +82,7 @@ def print_account(
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
-    print_answer(console, [estimates], hints, exact=True)
+    print_answer(console, [estimates], hints)
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
@@ -207,25 +206,23 @@ def notes(rows: Rows) -> list[str]:
     lines: list[str] = []
     for row in rows:
         for each in row:
-            lines += each.notes
+            lines += each.all_notes
             lines += each.left_out_notes
     return list(dict.fromkeys(lines))
 
 
 def _print_notes(console: "Console", rows: Rows) -> None:
-    """Print the notes but for what stands in the answer already."""
-    said = {expandable_note(each) for each in rows[0]} if len(rows) == 1 else set()
+    """Print the notes."""
     for line in notes(rows):
-        if line not in said:
-            _print_dim(console, line)
+        _print_dim(console, line)
 
 
 def comparison_columns(
-    rows: Rows, hints: "Hints | None" = None, *, exact: bool = False, reserved: bool = False
+    rows: Rows, hints: "Hints | None" = None, *, reserved: bool = False
 ) -> list[Column]:
     """A column of setups, what each allocates, where and on the host, and one for each GPU.
 
-    ``reserved``: and what the allocator reserves on a card with room, where runs were replayed.
+    ``reserved``: and what the allocator reserves on a card with room.
     """
     lines = list(setup_lines(rows))
     largest = hints.largest if hints is not None else {}
@@ -233,9 +230,7 @@ def comparison_columns(
     if len(largest) < sum(len(row) for row in rows):
         largest = {}
     cards = [
-        card_column(each.gpu, lines, exact=exact, largest=largest)
-        for each in rows[0]
-        if each.gpu is not None
+        card_column(each.gpu, lines, largest=largest) for each in rows[0] if each.gpu is not None
     ]
     return [
         Column(header=("setup",), cells=tuple(line.label for line in lines)),
@@ -273,8 +268,7 @@ def beside_lines(estimates: Sequence[Estimate]) -> list[str]:
         parts = [f"CUDA context {_range_gib(each.context_bytes)}"]
         if each.nccl_bytes.high:
             parts.append(f"NCCL {_range_gib(each.nccl_bytes)}")
-        if each.is_replayed:
-            parts.append(f"fragmentation {each.fragmentation_bytes / GIB:,.2f}")
+        parts.append(f"fragmentation {each.fragmentation_bytes / GIB:,.2f}")
         text = f"Of what {each.gpu.short_name} needs: {', '.join(parts)} GiB"
         if each.setup.num_gpus > 1:
             together = _range_gib(each.all_gpus_bytes)
@@ -346,7 +340,7 @@ def host_reason(answer: Estimate) -> tuple[str, str]:
 
 def deciding_text(answer: Estimate) -> str:
     """``load 87.0``, in GiB, where loading or saving decides the verdict; else nothing."""
-    if answer.verdict is answer.step_verdict:
+    if answer.worst_bytes == answer.peak_bytes or answer.verdict is Verdict.FITS:
         return ""
     return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
 
@@ -396,8 +390,8 @@ LEGEND = (
     ),
     (
         "needs: what its caching allocator must have of the card to complete the run, with NCCL and the "
-        "CUDA context, as a range. Where bounds decide, runs are not replayed, and the range is wide: "
-        "--exact replays them all."
+        "CUDA context, as a range. The run is played out, and replayed through the allocator's rules until "
+        "a step leaves it as the one before did."
     ),
     (
         "fits: the card holds the high end, tight: its memory is inside the range, OOM: it does not hold "

@@ -35,7 +35,7 @@ COLUMN_MEANINGS: dict[str, str] = {
     "host_bytes": "CPU RAM of one node, all its ranks together",
     "reserved_bytes": "segments of the allocator on a card with room; null where not replayed",
     "required_bytes": "least memory for segments with which it completes; null where not replayed",
-    "fragmentation_bytes": "of that, what is beyond what is asked for; null where not replayed",
+    "fragmentation_bytes": "of that, what is beyond what is asked for",
     "context_bytes": "CUDA context, at the most",
     "nccl_bytes": "NCCL's buffers, at the most",
     "total_low_bytes": "peak with the runtime's overhead, low end",

@@ -43,7 +43,7 @@ def judged(answer: Estimate, *, record: str, source: str, gpu: str, died: bool) 
     found = Judged(id=record, source=source, gpu=gpu, verdict=answer.verdict, died=died)
     if not found.is_wrong:
         return found
-    needed = answer.judged_bytes
+    needed = answer.total_bytes
     return Judged(
         id=record, source=source, gpu=gpu, verdict=answer.verdict, died=died,
         words=words_of(answer.model.name, answer.setup),

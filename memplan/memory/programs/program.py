@@ -147,18 +147,13 @@ class Steps(Protocol):
         """One of its steps."""
 
 
-SETTLED_STEP = 1
-"""Later ones are as this one, once it keeps to its own blocks: the optimizer's states come with the first."""
-
-
 def run_steps(program: Steps, num_steps: int) -> None:
-    """Run steps; those that are as the one before are only written down again."""
-    ledger, last = program.ledger, 0
+    """Run steps, up to one that all later ones are like; ``num_steps`` at most."""
     for step in range(num_steps):
-        begin = len(ledger.events)
-        if step <= SETTLED_STEP or not ledger.repeat(last):
-            program.run_step(step)
-        last = begin
+        program.ledger.begin_step()
+        program.run_step(step)
+        if program.ledger.recurs():
+            return
 
 
 _OF_TRL = (ActivationOffload.STREAMED, ActivationOffload.BLOCKING)
