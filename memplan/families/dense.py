@@ -49,7 +49,7 @@ class Form:
     rotated_share: float = 1.0
     """Share of each head that is turned unless the config says otherwise."""
     derived_head_dim: bool = False
-    """The class overwrites ``head_dim`` by hidden size over heads."""
+    """Without a ``head_dim`` of its own the config has hidden size over heads."""
     square_output: bool = False
     """The output projection goes from the hidden size to itself, so the heads must fill it."""
     gated: bool = True
@@ -68,6 +68,7 @@ class Form:
     embedding_scaled: bool = False
     logits_scaled: bool = False
     residual_scaled: bool = False
+    residual_first: bool = False
     eager_only: bool = False
     dropout_modules: bool = False
 
@@ -92,6 +93,7 @@ _COHERE = Form(
     rotary=RotarySpec(dim=1, upcast=True),
     feed_forward_bias=False,
     logits_scaled=True,
+    residual_first=True,
 )
 _GLM = Form(
     attention=Variation(output_bias=False),
@@ -186,6 +188,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         dropout=reader.number("resid_pdrop", "residual_dropout"),
         dropout_modules=form.dropout_modules,
         residual_scaled=form.residual_scaled,
+        residual_first=form.residual_first,
     )
     stack = StackSpec(
         name="decoder",
@@ -211,7 +214,7 @@ def _attention(reader: ConfigReader, form: Form, hidden_size: int) -> AttentionS
     """Heads, biases, norms, rotary form."""
     spec = read_attention(reader, form.attention, hidden_size)
     head_dim = spec.head_dim
-    if form.derived_head_dim:
+    if form.derived_head_dim and reader.optional_integer("head_dim") is None:
         head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", spec.num_heads)
     width = spec.num_heads * head_dim
     if form.square_output and width != hidden_size:
