@@ -118,7 +118,7 @@ FORMS: dict[str, Form] = {
     "phi3": Form(
         attention=Variation(qkv_bias=False, output_bias=False),
         projection=Projection.FUSED_SLICED,
-        rotary=RotarySpec(dim=1, joined=True),
+        rotary=RotarySpec(dim=1, joined=True, joined_at_once=True),
         fused_gate_up=True,
         feed_forward_bias=False,
         window_pattern=0,
