@@ -71,6 +71,7 @@ class Form:
     residual_first: bool = False
     eager_only: bool = False
     dropout_modules: bool = False
+    dropout_inside: bool = False
 
 
 _GEMMA = Form(norm=NormKind.RMS_GEMMA, feed_forward_bias=False, embedding_scaled=True)
@@ -163,7 +164,7 @@ FORMS: dict[str, Form] = {
         query_key_norm_last=True,
         feed_forward_bias=False,
     ),
-    "seed_oss": Form(),
+    "seed_oss": Form(dropout_inside=True),
     "helium": Form(
         norm=NormKind.RMS_UPCAST,
         attention=Variation(output_bias=False),
@@ -187,6 +188,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         placement=_placement(reader, form),
         dropout=reader.number("resid_pdrop", "residual_dropout"),
         dropout_modules=form.dropout_modules,
+        dropout_inside=form.dropout_inside,
         residual_scaled=form.residual_scaled,
         residual_first=form.residual_first,
     )

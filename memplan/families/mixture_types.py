@@ -372,7 +372,9 @@ MIXTURES: dict[str, Mixture] = {
         router_loss=True,
     ),
     "gpt_oss": Mixture(
-        router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, bias=True, fp32_logits=False),
+        router=RouterSpec(
+            score=RouterScore.SOFTMAX_SELECTED, bias=True, fp32_logits=False, own_dtype=True
+        ),
         norm=NormSpec(kind=NormKind.RMS_UPCAST),
         rotary=RotarySpec(dim=0, halved=True),
         normalizes=False,

@@ -109,7 +109,8 @@ def native_layer_norm(
     What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = _layer_norm_kernel(t, full, width, weights, strided=strided)
+    # A copy in another dtype lies in rows.
+    out = _layer_norm_kernel(t, full, width, weights, strided=strided and full is x)
     t.touch(x)
     return out
 
