@@ -5,6 +5,7 @@ terminal, no process and no network: what the command writes to its two streams 
 are the files that it wrote.
 """
 
+import base64
 import contextlib
 import io
 import os
@@ -14,8 +15,9 @@ from pathlib import Path
 FOLDER = Path("/home/pyodide/question")
 """Where the page's files lie, and where the command runs."""
 
-Answer = tuple[int, str, str, dict[str, str]]
-"""Exit code, what went to stdout and to stderr, and text files written, by name."""
+Answer = tuple[int, str, str, dict[str, str], dict[str, str]]
+"""Exit code, what went to stdout and to stderr, and the files written by their paths: text, and what is none
+in base64."""
 
 
 def answer(arguments: list[str], files: dict[str, str], *, columns: int, colour: bool) -> Answer:
@@ -25,10 +27,16 @@ def answer(arguments: list[str], files: dict[str, str], *, columns: int, colour:
     sys.argv = ["memplan", *arguments]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        from memplan.cli import terminal
         from memplan.cli.app import run
 
-        code = run(arguments)
-    return code, out.getvalue(), err.getvalue(), _written(files)
+        written: dict[str, bytes] = {}
+        terminal.taken = lambda path, data: written.update({str(path): data})
+        try:
+            code = run(arguments)
+        finally:
+            terminal.taken = None
+    return code, out.getvalue(), err.getvalue(), *_sorted(written)
 
 
 def _lay_out(files: dict[str, str]) -> None:
@@ -51,11 +59,12 @@ def _describe_terminal(columns: int, *, colour: bool) -> None:
     )
 
 
-def _written(files: dict[str, str]) -> dict[str, str]:
-    """Files that the command made; a snapshot is no text and stays."""
-    found = {}
-    for path in FOLDER.iterdir():
-        if path.name not in files:
-            with contextlib.suppress(UnicodeDecodeError):
-                found[path.name] = path.read_text(encoding="utf-8")
-    return found
+def _sorted(written: dict[str, bytes]) -> tuple[dict[str, str], dict[str, str]]:
+    """Files that the command made, wherever it was to put them: the page offers them for download."""
+    texts, others = {}, {}
+    for path, data in written.items():
+        try:
+            texts[path] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            others[path] = base64.b64encode(data).decode("ascii")
+    return texts, others

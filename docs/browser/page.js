@@ -9,7 +9,7 @@ const report = document.querySelector("#report");
 const state = document.querySelector("#state");
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const NARROWEST = 40, WIDEST = 160;
-const ONLY_ESTIMATE = ["--exact", "--reserved", "--least", "--check", "--fail-on", "--cpu-memory"];
+const ONLY_ESTIMATE = ["--reserved", "--least", "--check", "--fail-on", "--cpu-memory"];
 
 let files = {};
 let asked = null; // the words of the question shown
@@ -122,7 +122,8 @@ async function look(name) {
   form.classList.remove("busy");
   if (question !== asked || view !== name) return;
   const found = answers.get(name);
-  const page = found.files["report.html"];
+  const page = Object.entries(found.texts).find(([path]) => path.endsWith(".html"))?.[1];
+  offer(found);
   report.hidden = !page;
   screen.hidden = Boolean(page);
   if (page) report.srcdoc = page;
@@ -132,10 +133,28 @@ async function look(name) {
   document.documentElement.dataset.answered = `${name}:${found.code}`;
 }
 
+// There is no disk: what a command wrote is a download.
+let offered = [];
+function offer({ texts, others }) {
+  offered.forEach((address) => URL.revokeObjectURL(address));
+  const bytes = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+  const found = [...Object.entries(texts), ...Object.entries(others).map(([path, text]) => [path, bytes(text)])];
+  const links = found.map(([path, content]) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([content]));
+    link.download = path.split(/[\\/]/).pop();
+    link.textContent = `Download ${path}`;
+    return link;
+  });
+  offered = links.map((link) => link.href);
+  document.querySelector("#written").replaceChildren(...links);
+}
+
 function fail(text) {
   screen.parentElement.hidden = false;
   screen.hidden = false;
   report.hidden = true;
+  offer({ texts: {}, others: {} });
   screen.textContent = text;
   screen.classList.add("failed");
 }

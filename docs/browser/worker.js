@@ -31,11 +31,11 @@ async function ask({ id, args, files, columns, colour }) {
     const { python, answering } = await ready;
     const began = performance.now();
     const found = answering.answer.callKwargs(python.toPy(args), python.toPy(files), { columns, colour });
-    const [code, out, err, written] = found.toJs({ dict_converter: Object.fromEntries });
+    const [code, out, err, texts, others] = found.toJs({ dict_converter: Object.fromEntries });
     found.destroy();
     const seconds = (performance.now() - began) / 1000;
-    postMessage({ kind: "answer", id, code, out, err, files: written, seconds });
+    postMessage({ kind: "answer", id, code, out, err, texts, others, seconds });
   } catch (error) {
-    postMessage({ kind: "answer", id, code: 1, out: "", err: String(error), files: {}, seconds: 0 });
+    postMessage({ kind: "answer", id, code: 1, out: "", err: String(error), texts: {}, others: {}, seconds: 0 });
   }
 }

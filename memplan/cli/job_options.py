@@ -21,6 +21,34 @@ def ema_of(settings: Values) -> object:
     return settings.get("ema")
 
 
+def evaluation_of(settings: Values) -> object:
+    """The evaluation; None where none is asked for.
+
+    Raises ``UsageError`` for details of one that has no batch size.
+    """
+    given = {name: settings.get(option) for name, option in _EVALUATION.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    if "batch_size" not in given:
+        from memplan.errors import UsageError
+
+        details = " and ".join(f"--{_EVALUATION[name].replace('_', '-')}" for name in given)
+        msg = f"{details}: means nothing without --eval-batch-size: add that, or leave it out"
+        raise UsageError(msg)
+    from memplan.training.evaluation import Evaluation
+
+    return Evaluation.read(given)
+
+
+_EVALUATION = {
+    "batch_size": "eval_batch_size",
+    "batches_kept": "eval_batches_kept",
+    "accumulation_steps": "eval_accumulation_steps",
+}
+"""Options, by what of an evaluation they say."""
+
+
 def lengths_of(settings: Values) -> object:
     """The lengths; None where one length holds for all."""
     text = settings.get("lengths")
@@ -52,6 +80,28 @@ JOBS = (
                 panel=JOB_PANEL,
                 help_text="An exponential average of the weights beside them: weights (as they "
                 "are), fp32, bf16, with @cpu in CPU RAM.",
+            ),
+        ),
+    ),
+    OptionGroup(
+        field="evaluation", make=evaluation_of,
+        options=(
+            SettingOption(
+                flag="--eval-batch-size", field="evaluation", kind=int | None, metavar="N",
+                panel=JOB_PANEL,
+                help_text="Evaluate between steps, in batches of so many sequences: a phase of its "
+                "own, which the verdict looks at too.",
+            ),
+            SettingOption(
+                flag="--eval-batches-kept", field="evaluation", kind=int | None, metavar="N",
+                panel=JOB_PANEL,
+                help_text="Batches whose logits stay on the GPU, for metrics. [default: 0, the loss "
+                "alone]",
+            ),
+            SettingOption(
+                flag="--eval-accumulation-steps", field="evaluation", kind=int | None,
+                metavar="N", panel=JOB_PANEL,
+                help_text="Batches after which they go to the CPU. [default: when all are through]",
             ),
         ),
     ),

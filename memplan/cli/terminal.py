@@ -4,10 +4,13 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from memplan.errors import InputError
 from memplan.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PLAIN = {
     0x2192: "->", 0x2264: "<=", 0x2265: ">=", 0x00D7: "x", 0x2212: "-", 0x2013: "-", 0x2014: "-",
@@ -69,6 +72,10 @@ def abandon(stream: TextIO) -> None:
     os.close(nowhere)
 
 
+taken: "Callable[[Path, bytes], None] | None" = None
+"""What takes files in place of a disk, where there is none that the user sees: the page in a browser."""
+
+
 def write_file(path: Path, text: str, *, option: str) -> None:
     """Write text, as ``write_bytes`` does."""
     write_bytes(path, text.encode("utf-8", errors="backslashreplace"), option=option)
@@ -81,6 +88,9 @@ def write_bytes(path: Path, data: bytes, *, option: str) -> None:
 
     Raises ``InputError``, which names the option, where it cannot be written.
     """
+    if taken is not None:
+        taken(path, data)
+        return
     try:
         mode = _mode(path)
         if mode is None or stat.S_ISREG(mode):

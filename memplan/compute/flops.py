@@ -10,6 +10,7 @@ backward needs (``torch/utils/checkpoint.py``, early stop), and flash attention'
 computes the scores again.
 """
 
+from collections.abc import Collection
 from enum import Enum
 from fractions import Fraction
 
@@ -39,13 +40,16 @@ class FlopsComponent(Enum):
     """What products are for."""
 
     PROJECTIONS = "query, key, value"
-    SCORES = "scores and values"
+    SCORES = "queries x keys"
+    VALUES = "scores x values"
     OUTPUT_PROJECTION = "attention output"
     CROSS_PROJECTIONS = "cross-attention projections"
     CROSS_SCORES = "cross-attention scores"
     TOKEN_MIXING = "token mixing"
     """State spaces, convolutions and attention that is counted as a whole."""
-    FEED_FORWARD = "feed-forward"
+    FEED_FORWARD_UP = "feed-forward up"
+    """Into the wide middle; of a gated network both products."""
+    FEED_FORWARD_DOWN = "feed-forward down"
     ROUTER = "router"
     EXPERTS = "experts"
     SHARED_EXPERTS = "shared experts"
@@ -153,30 +157,48 @@ class _Counter:
         again = recomputed_positions(segment)
         stop = early_stop(segment)
         cross = False
+        uses, inside = self._uses_of_scores(segment), _Inside()
         for position, operation in enumerate(segment.operations):
             if operation.kind is OperationKind.TO and operation.inputs:
                 self._note_copy(operation)
             if not operation.flops:
+                inside.pass_on(operation, is_up=False)
                 continue
             weight = self._weight(operation)
             if weight is not None:
                 cross = weight.block is LayerBlock.CROSS_ATTENTION
             component = self._component(segment, operation, weight, cross=cross)
+            if component is FlopsComponent.FEED_FORWARD_UP and inside.reads(operation):
+                component = FlopsComponent.FEED_FORWARD_DOWN
+            inside.pass_on(operation, is_up=component is FlopsComponent.FEED_FORWARD_UP)
+            if component is FlopsComponent.SCORES:
+                component = uses[position]
             unit: int | Fraction = operation.flops * segment.repeat
-            if component is FlopsComponent.SCORES and self.scores is ScoreCount.CAUSAL:
+            if component in _SCORES and self.scores is ScoreCount.CAUSAL:
                 unit *= causal_share(segment.layer, self.tape, self.model)
             forward, backward = _passes(operation, unit)
-            tally = self.tallies.setdefault(component, _Tally())
-            tally.forward += int(forward)
-            tally.backward += int(backward)
-            if operation.kind in ATTENTION_KERNELS and operation.gradients:
-                self.kernel_recomputation += int(unit * _score_part(operation))
-            if operation.tiles is not None and operation.tiles.runs_again:
-                tally.recomputation += int(forward)
-            if position in again:
-                tally.recomputation += int(forward)
-                if position >= stop:
-                    self.early_stopped += int(forward)
+            whole = ComponentFlops(
+                component=component,
+                forward=int(forward),
+                backward=int(backward),
+                recomputation=int(forward) * _num_reruns(operation, position, again),
+            )
+            if operation.kind in ATTENTION_KERNELS:
+                if operation.gradients:
+                    self.kernel_recomputation += int(unit * _score_part(operation))
+                if component is FlopsComponent.SCORES:
+                    keys = _of_keys(operation, unit, whole)
+                    self._note(keys)
+                    whole = _rest(whole, keys)
+            self._note(whole)
+            if position in again and position >= stop:
+                self.early_stopped += int(forward)
+
+    def _note(self, found: ComponentFlops) -> None:
+        tally = self.tallies.setdefault(found.component, _Tally())
+        tally.forward += found.forward
+        tally.backward += found.backward
+        tally.recomputation += found.recomputation
 
     def result(self) -> StepFlops:
         options = self.tape.options
@@ -200,6 +222,27 @@ class _Counter:
             kernel_recomputation=self.kernel_recomputation,
             left_out=self.model.activations_left_out.removeprefix("activations of "),
         )
+
+    def _uses_of_scores(self, segment: Segment) -> dict[int, FlopsComponent]:
+        """What products without weights make, between two with weights: scores before a softmax, what is
+        read with them behind it; without one tokens are mixed in another way."""
+        found: dict[int, FlopsComponent] = {}
+        before: list[int] = []
+        has_softmax = False
+        for position, operation in enumerate(segment.operations):
+            if operation.kind in _SOFTMAXES:
+                found |= dict.fromkeys(before, FlopsComponent.SCORES)
+                before, has_softmax = [], True
+            elif operation.kind in ATTENTION_KERNELS:
+                found[position] = FlopsComponent.SCORES
+            elif operation.flops and self._weight(operation) is not None:
+                found |= dict.fromkeys(before, FlopsComponent.TOKEN_MIXING)
+                before, has_softmax = [], False
+            elif operation.flops and has_softmax:
+                found[position] = FlopsComponent.VALUES
+            elif operation.flops:
+                before.append(position)
+        return found | dict.fromkeys(before, FlopsComponent.TOKEN_MIXING)
 
     def _note_copy(self, operation: Operation) -> None:
         """Of a cast, whether it is a weight's."""
@@ -258,9 +301,57 @@ _COMPONENTS = {
     LayerBlock.MIXER: FlopsComponent.TOKEN_MIXING,
     LayerBlock.SHARED_EXPERT: FlopsComponent.SHARED_EXPERTS,
     LayerBlock.EXPERTS: FlopsComponent.EXPERTS,
-    LayerBlock.NETWORK: FlopsComponent.FEED_FORWARD,
+    LayerBlock.NETWORK: FlopsComponent.FEED_FORWARD_UP,
 }
 """What the products of a block's weights are for."""
+_SCORES = frozenset({FlopsComponent.SCORES, FlopsComponent.VALUES})
+"""What a causal mask halves."""
+_SOFTMAXES = frozenset(
+    {OperationKind.SOFTMAX, OperationKind.FUSED_SOFTMAX, OperationKind.SAFE_SOFTMAX}
+)
+
+
+class _Inside:
+    """What is made of a network's first product, up to its last one."""
+
+    def __init__(self) -> None:
+        self._made: set[Tensor] = set()
+
+    def reads(self, operation: Operation) -> bool:
+        """Whether an operation reads such a tensor."""
+        return not self._made.isdisjoint(operation.inputs)
+
+    def pass_on(self, operation: Operation, *, is_up: bool) -> None:
+        """What an operation makes is inside too, unless it is another product."""
+        if is_up or (not operation.flops and self.reads(operation)):
+            self._made.update(operation.outputs)
+
+
+def _num_reruns(operation: Operation, position: int, again: Collection[int]) -> int:
+    in_tiles = operation.tiles is not None and operation.tiles.runs_again
+    return int(in_tiles) + int(position in again)
+
+
+def _of_keys(operation: Operation, unit: int | Fraction, whole: ComponentFlops) -> ComponentFlops:
+    """What queries times keys are of an attention kernel: the rest is scores times values."""
+    part = _score_part(operation)
+    forward = int(part * whole.forward)
+    needed = _needed(operation) if operation.gradients else [False]
+    return ComponentFlops(
+        component=FlopsComponent.SCORES,
+        forward=forward,
+        backward=int(part * unit * sum(needed[:2])),
+        recomputation=forward * (whole.recomputation // whole.forward) if whole.forward else 0,
+    )
+
+
+def _rest(whole: ComponentFlops, keys: ComponentFlops) -> ComponentFlops:
+    return ComponentFlops(
+        component=FlopsComponent.VALUES,
+        forward=whole.forward - keys.forward,
+        backward=whole.backward - keys.backward,
+        recomputation=whole.recomputation - keys.recomputation,
+    )
 
 
 def _passes(operation: Operation, unit: int | Fraction) -> tuple[int | Fraction, int | Fraction]:
@@ -271,13 +362,18 @@ def _passes(operation: Operation, unit: int | Fraction) -> tuple[int | Fraction,
         return (third if is_loss else unit), 0
     if is_loss:
         return third, sum(each.requires_grad for each in operation.inputs[:2]) * third
-    needed = [
-        tensor.requires_grad and kind != Gradient.NONE
-        for tensor, kind in zip(operation.inputs, operation.gradients, strict=True)
-    ]
+    needed = _needed(operation)
     if operation.kind in ATTENTION_KERNELS:
         return unit, unit * attention_factor(operation, needed)
     return unit, unit * sum(needed[:2])
+
+
+def _needed(operation: Operation) -> list[bool]:
+    """Which inputs' gradients are computed."""
+    return [
+        tensor.requires_grad and kind != Gradient.NONE
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=True)
+    ]
 
 
 def _score_part(operation: Operation) -> Fraction:

@@ -9,7 +9,6 @@ from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import AllocatorKind, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
-from memplan.training.jobs import PLAIN
 from memplan.training.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
@@ -19,7 +18,12 @@ from memplan.training.kernels import (
 )
 from memplan.training.parallelism import TensorParallelKind
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
-from memplan.training.setup import DEFAULT_SEQ_LEN_CAP, QUANTIZATION_OPTIONS, TrainingSetup
+from memplan.training.setup import (
+    DEFAULT_SEQ_LEN_CAP,
+    PLAIN_OPTIMIZERS,
+    QUANTIZATION_OPTIONS,
+    TrainingSetup,
+)
 
 OFFLOAD_WORDS = {
     ActivationOffload.SAVE_ON_CPU: "activations, and weights that are kept with them, in CPU RAM between "
@@ -49,6 +53,7 @@ def assumptions_of(
         _precision(asked, resolved, gpu),
         *_fp8(resolved),
         _optimizer(resolved),
+        *_unprojected(model, resolved),
         *_layers(model, resolved),
         *_split(model, resolved),
         *_pipeline(model, resolved),
@@ -112,7 +117,7 @@ def _pipeline(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
 
 def _job(resolved: TrainingSetup) -> tuple[str, ...]:
     """What else takes part, and what it was taken to be."""
-    if resolved.job == PLAIN and resolved.ema is None and resolved.lengths is None:
+    if not resolved.has_company and resolved.lengths is None:
         return ()
     from memplan.estimator.job_words import job_words  # only for jobs beside sft
 
@@ -125,6 +130,22 @@ def _optimizer(resolved: TrainingSetup) -> str:
     words = f" ({given})" if given else ""
     when = " within backward" if resolved.optimizer_in_backward else ""
     return f"optimizer {resolved.optimizer.value}{words}{when}"
+
+
+def _unprojected(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Optimizers that project linear layers' matrices go by ``isinstance(module, nn.Linear)`` (transformers
+    5.23, trainer_optimizer.py, ``_setup_low_rank_optimizer``; galore_torch's and apollo_torch's scripts)."""
+    if not model.transposed_linear or resolved.optimizer in PLAIN_OPTIMIZERS:
+        return ()
+    from memplan.memory.programs.stepping import NO_TARGETS  # only for optimizers of other packages
+    from memplan.training.optimizers.table import chosen
+
+    _, options = chosen(resolved.optimizer, resolved.optimizer_options)
+    if dict(options).get("target_modules", NO_TARGETS) == NO_TARGETS:
+        return ()
+    found = f"finds none in the layers of {model.family} (Conv1D): their matrices are stepped whole"
+    name = resolved.optimizer.value
+    return (f"{name} projects torch.nn.Linear alone, {found}; transformers' Trainer refuses it",)
 
 
 def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from memplan.estimator.recording import completion_length
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.model.spec import ModelSpec
+from memplan.training.evaluation import Evaluation
 from memplan.training.jobs import (
     COLOCATED,
     PAIRED,
@@ -29,9 +30,19 @@ def job_words(resolved: TrainingSetup) -> tuple[str, ...]:
         dtype = ema.dtype or PRECISIONS[resolved.chosen_precision].weights
         place = "CPU RAM" if ema.on_cpu else "the GPU"
         found.append(f"an average of what a rank keeps of the weights, {dtype.label}, in {place}")
+    if resolved.evaluates:
+        assert resolved.evaluation is not None
+        found.append(_evaluation_words(resolved.evaluation))
     if resolved.lengths is not None:
         found.append(f"lengths {resolved.lengths}: the longest batch's figures")
     return tuple(found)
+
+
+def _evaluation_words(evaluation: Evaluation) -> str:
+    """``evaluation between steps in batches of 8, logits of 4 kept``"""
+    kept = evaluation.num_kept
+    logits = f"logits of {kept} kept" if kept else "loss alone"
+    return f"evaluation between steps in batches of {evaluation.batch_size}, {logits}"
 
 
 def _of_job(resolved: TrainingSetup) -> list[str]:
@@ -58,9 +69,6 @@ def _of_job(resolved: TrainingSetup) -> list[str]:
         found.append("dropout 0, as TRL switches it off")
     if job.generates:
         found.append(_rollout_words(resolved))
-    if job.eval_batch_size is not None:
-        kept = f", logits of {job.eval_batches_kept} kept" if job.eval_batches_kept else ""
-        found.append(f"evaluation in batches of {job.eval_batch_size}{kept}")
     if job.generate_batch_size is not None:
         found.append(f"generation in evaluation, {job.generate_batch_size} at once")
     return found

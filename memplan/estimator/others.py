@@ -24,6 +24,7 @@ from memplan.memory.step import Height
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.choices import Recomputation
 from memplan.training.compilation import Compilation
+from memplan.training.evaluation import Evaluation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import (
@@ -35,6 +36,8 @@ from memplan.training.jobs import (
     OtherModel,
     Rollout,
 )
+from memplan.training.kernels import LossKernel
+from memplan.training.losses import LOSS_FORMS
 from memplan.training.objectives import Objective
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
@@ -151,7 +154,9 @@ class _Plan:
         model = self._model_of("critic")
         if model is None:
             return
-        setup = replace(self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None)
+        setup = replace(
+            self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None, evaluation=None
+        )
         options = replace(tape_options(setup, self.gpu), objective=Objective.VALUES)
         found = walked_on_card(model, options)
         yield SideModel(
@@ -160,22 +165,27 @@ class _Plan:
         )  # fmt: skip
 
     def _evaluation(self) -> "Iterator[SideModel]":
-        job = self.job
-        if job.eval_batch_size is not None:
-            options = replace(
-                self._options_without_gradients(has_adapter=True), batch_size=job.eval_batch_size
-            )
+        job, how = self.job, self.setup.evaluation
+        if how is not None and self.setup.evaluates:
             side = self._side(
-                self.walked.model, options, role="evaluation", when=When.EVALUATION, owns=False
-            )
-            kept = job.eval_batches_kept * job.eval_batch_size * self.setup.data_parallel
-            logits = kept * _logits_bytes(self.walked, self.setup)
-            yield replace(
-                side, kept_bytes=logits, copied_bytes=logits,
-                kept_words="logits of all ranks, kept for metrics",
+                self.walked.model, self._evaluation_options(how), role="evaluation",
+                when=When.EVALUATION, owns=False,
             )  # fmt: skip
+            yield replace(side, evaluation=how)
         if job.generate_batch_size is not None:
             yield from self._generation(When.EVALUATION, job.generate_batch_size)
+
+    def _evaluation_options(self, how: Evaluation) -> TapeOptions:
+        """A batch of it, whose outputs are held until the loop has taken what it keeps.
+
+        Liger's fused head makes no logits where the loss alone is asked for (transformers 5.23,
+        ``Trainer.prediction_step``); where they are kept it is not used.
+        """
+        bare = replace(self.setup, micro_batch_size=how.batch_size)
+        if how.num_kept and LOSS_FORMS[bare.chosen_kernels.loss].matrix is not None:
+            bare = replace(bare, loss=LossKernel.EAGER)
+        options = self._options_without_gradients(has_adapter=True, setup=bare)
+        return replace(options, outputs_held=True, of_trained=True)
 
     def _generation(self, when: When, batch: int | None) -> "Iterator[SideModel]":
         """transformers' ``generate``: the prompt at once, then token after token."""
@@ -187,7 +197,7 @@ class _Plan:
         check_objective(model)
         options = replace(
             self._options_without_gradients(has_adapter=True),
-            batch_size=rows, objective=Objective.LAST_LOGITS,
+            batch_size=rows, objective=Objective.LAST_LOGITS, of_trained=True,
         )  # fmt: skip
         dtype = options.autocast or options.compute
         gathered = 0
@@ -249,11 +259,13 @@ class _Plan:
     ) -> SideModel:
         """The trained model itself, without gradients."""
         options = self._options_without_gradients(has_adapter=has_adapter)
-        options = replace(options, objective=objective)
+        options = replace(options, objective=objective, of_trained=True)
         return self._side(self.walked.model, options, role=role, when=when, owns=False)
 
-    def _options_without_gradients(self, *, has_adapter: bool) -> TapeOptions:
-        setup = self.setup
+    def _options_without_gradients(
+        self, *, has_adapter: bool, setup: TrainingSetup | None = None
+    ) -> TapeOptions:
+        setup = self.setup if setup is None else setup
         adapter = setup.adapter if has_adapter else None
         bare = replace(setup, adapter=adapter, checkpointing=Recomputation.NONE)
         options = tape_options(bare, self.gpu)
@@ -264,7 +276,7 @@ class _Plan:
     ) -> SideModel:
         found = walked_on_card(model, options)
         base = self._base(when)
-        setup = replace(self.setup, job=PLAIN, ema=None)
+        setup = replace(self.setup, job=PLAIN, ema=None, evaluation=None)
         return SideModel(
             role=role, tape=found.tape, passes=raised(found.passes, base), setup=setup, when=when,
             owns_weights=owns, is_sharded=self.engine_shards,
@@ -294,15 +306,3 @@ def cache_bytes(model: ModelSpec, batch: int, tokens: int, dtype: DType) -> int:
             size = batch * length * spec.num_kv_heads * width * dtype.num_bytes
             each.append((size, run.count))
     return sum(size * count for size, count in each) + max((size for size, _ in each), default=0)
-
-
-def _logits_bytes(walked: Walked, setup: TrainingSetup) -> int:
-    """Logits of one sequence, as the model returns them [bytes]."""
-    model, formats = walked.model, PRECISIONS[setup.chosen_precision]
-    dtype = formats.autocast or formats.compute
-    if setup.upcast_outputs:
-        dtype = DType.FP32
-    if model.task is Task.SEQUENCE_CLASSIFICATION:
-        return model.num_labels * dtype.num_bytes
-    width = model.num_labels if model.task is Task.TOKEN_CLASSIFICATION else model.num_outputs
-    return (setup.target_seq_len or setup.seq_len or 1) * width * dtype.num_bytes

@@ -10,6 +10,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.tape import Tape
 from memplan.hardware.gpu import (
     GpuSpec,
+    is_ampere,
     num_multiprocessors,
     threads_per_multiprocessor,
 )
@@ -66,6 +67,7 @@ def _plain(options: TapeOptions) -> TapeOptions:
         sdpa=default.sdpa,
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,
+        is_ampere=default.is_ampere,
     )
 
 
@@ -132,7 +134,7 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     """
     plain = _plain(options)
     tape = record(model, plain)
-    is_alike = tape.splits_keys_as_with(options.multiprocessors) and not splits_sums(tape)
+    is_alike = tape.runs_alike_on(options) and not splits_sums(tape)
     shared = replace(plain, sdpa=options.sdpa) if is_alike else options
     chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
     for support in (plain.sdpa, *SDPA_SUPPORT.values()):
@@ -168,6 +170,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         sdpa=sdpa_support(gpu),
         multiprocessors=num_multiprocessors(gpu),
         threads_per_multiprocessor=threads_per_multiprocessor(gpu),
+        is_ampere=is_ampere(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
         module_hooks=has_module_hooks(setup),

@@ -52,5 +52,6 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         head=HeadSpec(),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=False,
+        transposed_linear=GPT2.transposed_linear,
         source=reader.source,
     )

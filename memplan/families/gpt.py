@@ -74,6 +74,7 @@ class Form:
     """The class of its language model is named ``...LMHeadModel``."""
     classified: bool = True
     """The class has a variant for sequence classification."""
+    transposed_linear: bool = False
 
 
 GPT2 = Form(
@@ -84,6 +85,7 @@ GPT2 = Form(
     dropout_inside=True,
     dropout_modules=True,
     unnamed_loss=True,
+    transposed_linear=True,
 )
 _GPTJ = Form(
     dropout_inside=True,
@@ -107,7 +109,7 @@ FORMS: dict[str, Form] = {
         names_attended=False,
     ),
     "gpt2": GPT2,
-    "gpt_bigcode": replace(GPT2, fp32_softmax=True, unnamed_loss=False),
+    "gpt_bigcode": replace(GPT2, fp32_softmax=True, unnamed_loss=False, transposed_linear=False),
     "gpt_neo": Form(
         attention=AttentionForm.FP32_SCORES_MASKED,
         positions=PositionSource.COUNTED,
@@ -278,6 +280,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         ),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
+        transposed_linear=form.transposed_linear,
         eager_attention_only=form.attention not in _CHOOSING,
         recomputes=request.model_type != "openai-gpt",
         source=reader.source,

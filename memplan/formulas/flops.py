@@ -47,6 +47,47 @@ class FormulaShape:
         return self.num_heads * self.head_dim
 
 
+GPT_WIDTH = 4
+"""A GPT's feed-forward width over its hidden size."""
+
+
+def layer_flops_letters(shape: FormulaShape) -> tuple[tuple[str, str], ...]:
+    """What each product of a layer costs forward, in letters; they are added up in [1]_'s appendix.
+
+    With as many key heads as query heads, ``ad = h`` and ``f = 4h`` they are ``6bsh²``, ``2bs²h`` twice,
+    ``2bsh²`` and ``8bsh²`` twice; a gated network has two products up.
+
+    >>> gpt = FormulaShape(
+    ...     num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=2, head_dim=4, value_head_dim=4,
+    ...     intermediate_size=32, gated=False, vocab_size=100,
+    ... )
+    >>> " + ".join(letters for _, letters in layer_flops_letters(gpt))
+    '6bsh² + 2bs²h + 2bs²h + 2bsh² + 8bsh² + 8bsh²'
+    """
+    h = shape.hidden_size
+    is_square = shape.query_size == h == shape.num_heads * shape.value_head_dim
+    is_wide = shape.intermediate_size == GPT_WIDTH * h and not shape.gated
+    keys, values, out = ("2bs²h", "2bs²h", "2bsh²") if is_square else ("2bs²ad", "2bs²ad", "2bshad")
+    if shape.value_head_dim != shape.head_dim:
+        keys, values, out = "2bs²a·d_qk", "2bs²a·d_v", "2bsha·d_v"
+    projections = "2bsh(a + 2g)d"
+    if is_square and shape.num_kv_heads == shape.num_heads:
+        projections = "6bsh²"
+    elif shape.value_head_dim != shape.head_dim:
+        projections = "through latents"
+    found = [
+        ("query, key, value", projections), ("queries x keys", keys), ("scores x values", values),
+        ("attention output", out),
+    ]  # fmt: skip
+    if not shape.num_experts:
+        up = "8bsh²" if is_wide else "4bshf (gate and up)" if shape.gated else "2bshf"
+        found += [("feed-forward up", up), ("feed-forward down", "8bsh²" if is_wide else "2bshf")]
+    else:
+        matrices = 6 if shape.gated else 4
+        found.append(("experts", f"{matrices}bshfk for k chosen ones of width f"))
+    return tuple(found)
+
+
 def layer_step_flops(hidden_size: int, *, seq_len: int, batch_size: int, recomputed: bool) -> int:
     """Forward and backward of one GPT layer, recomputed or not.
 

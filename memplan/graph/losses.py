@@ -7,6 +7,7 @@ Llama-3.1-8B step by tens of GiB, since logits are tokens x vocabulary, in up to
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.block_script import BlockScript, Held
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import causal_lm_loss, cross_entropy, next_token_labels
 from memplan.graph.operations.products import matmul_weight
@@ -65,6 +66,7 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
         t.touch(logits)
     if t.options.outputs_held:
         t.hold(outputs)
+        t.outputs = outputs.storage
     elif not LOSS_FORMS[t.kernels.loss].rebinds:
         t.give_out(outputs)
 
@@ -114,31 +116,68 @@ def fused_linear_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     Where hidden states or matrix are not in autocast's dtype, each piece's product casts both: of the
     matrix autocast keeps the copy that the second product makes, but not the one of ``weight.t()``,
     which is a view (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py, ``_can_use_mm_out``). In
-    fp32 without autocast each piece's gradient of the matrix is a tensor of its own.
+    fp32 without autocast, and on cards before Ampere, each piece's gradient of the matrix is a tensor of
+    its own, cast to fp32 before it is added (``addmm`` alone adds without one).
     """
     vocab_size, width = weight.shape
     tokens = x.numel // width
     rows = liger_chunk_rows(tokens, vocab_size=vocab_size, hidden_size=width)
     half = t.autocast or x.dtype
-    logits = allocated_bytes(rows * vocab_size, half)
-    cached: tuple[Tensor, ...] = ()
-    scratch: tuple[int, ...] = (logits,)
-    if t.autocast is not None and (x.dtype is not half or weight.dtype is not half):
-        piece = allocated_bytes(rows * width, half) if x.dtype is not half else 0
-        turned = allocated_bytes(weight.numel, half) if weight.dtype is not half else 0
-        scratch = tuple(size for size in (turned, piece, logits) if size)
-        if turned and weight.requires_grad:
-            cached = (_cached_copy(t, weight, half),)
-    elif half is DType.FP32 and weight.requires_grad:
-        scratch = (logits, allocated_bytes(weight.numel, half))
-    return _gradients_in_forward(
-        t,
-        OperationKind.FUSED_LINEAR_CROSS_ENTROPY,
-        x,
-        weight,
-        scratch=scratch,
-        cached=cached,
+    script = BlockScript()
+    script.result()
+    kept_copy = weight.dtype is not half and weight.requires_grad
+    if not kept_copy:
+        _liger_piece(t, script, x, weight, rows, half)
+        return _gradients_in_forward(
+            t, OperationKind.FUSED_LINEAR_CROSS_ENTROPY, x, weight, scratch=tuple(script.steps)
+        )
+    _liger_logits(t, script, x, weight, rows, half)
+    loss = _gradients_in_forward(
+        t, OperationKind.FUSED_LINEAR_CROSS_ENTROPY, x, weight, scratch=tuple(script.steps)
     )
+    # The second product of the first piece makes the copy that stays; later pieces are like the next.
+    script = BlockScript()
+    script.result()
+    _liger_matrix_gradient(t, script, weight, half)
+    if rows < tokens:
+        _liger_piece(t, script, x, weight, rows, half)
+    copy = _cached_copy(t, weight, half)
+    t.record(OperationKind.TO, (x, weight), (copy,), forward_scratch_bytes=tuple(script.steps))
+    copy.requires_grad = False
+    return loss
+
+
+def _liger_piece(
+    t: Tape, script: BlockScript, x: Tensor, weight: Parameter, rows: int, half: DType
+) -> None:
+    """A piece of the logits, over which their gradient is written, and what is made from it."""
+    blocks = _liger_logits(t, script, x, weight, rows, half)
+    _liger_matrix_gradient(t, script, weight, half)
+    script.drop(blocks)
+
+
+def _liger_logits(
+    t: Tape, script: BlockScript, x: Tensor, weight: Parameter, rows: int, half: DType
+) -> Held:
+    """The product, and the casts that it takes."""
+    vocab_size, width = weight.shape
+    casts = [
+        script.take(allocated_bytes(numel, half))
+        for tensor, numel in ((x, rows * width), (weight, weight.numel))
+        if t.autocast is not None and tensor.dtype is not half
+    ]
+    logits = script.take(allocated_bytes(rows * vocab_size, half))
+    script.drop(*casts)
+    return logits
+
+
+def _liger_matrix_gradient(t: Tape, script: BlockScript, weight: Parameter, half: DType) -> None:
+    """A piece's gradient of the matrix, where it is not added in one kernel."""
+    if not weight.requires_grad or (half.is_half and t.is_ampere):
+        return
+    product = script.take(allocated_bytes(weight.numel, half))
+    wide = script.take(allocated_bytes(weight.numel, DType.FP32)) if half.is_half else None
+    script.drop(product, wide)
 
 
 def _cached_copy(t: Tape, weight: Parameter, dtype: DType) -> Tensor:
@@ -372,12 +411,8 @@ def _gradients_in_forward(
     weight: Parameter,
     *,
     scratch: tuple[int, ...],
-    cached: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """An operation that keeps its inputs' gradients instead of its inputs.
-
-    ``scratch`` are its blocks at the fullest moment; ``cached`` are copies that autocast keeps.
-    """
+    """An operation that keeps its inputs' gradients instead of its inputs; ``scratch`` are its blocks."""
     input_gradient = t.tensor(x.numel, x.dtype)
     saves = [input_gradient]
     gradients = [Gradient.SAVED, Gradient.NONE]
@@ -386,10 +421,10 @@ def _gradients_in_forward(
         gradients[1] = Gradient.SAVED
     loss = t.tensor(1, DType.FP32)
     t.record(
-        kind, (x, weight), (loss, *saves, *cached), saves=saves, gradients=gradients,
+        kind, (x, weight), (loss, *saves), saves=saves, gradients=gradients,
         forward_scratch_bytes=scratch, flops=6 * x.numel * weight.shape[0],
     )  # fmt: skip
-    for tensor in (*saves, *cached):
+    for tensor in saves:
         tensor.requires_grad = False
     return loss
 

@@ -74,11 +74,19 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)
     tape.declared = model.declared
+    if model.transposed_linear:
+        _mark_transposed(tape)
     if options.compile is not Compilation.NONE:
         from memplan.graph.compiled import compile_tape  # only with torch.compile
 
         compile_tape(tape)
     return tape
+
+
+def _mark_transposed(tape: Tape) -> None:
+    for segment in tape.segments:
+        for weight in segment.parameters if segment.is_layer else ():
+            weight.in_conv1d = len(weight.matrix_shape) == 2 and not weight.of_adapter
 
 
 @lru_cache(maxsize=64)

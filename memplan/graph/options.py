@@ -59,6 +59,8 @@ class TapeOptions(HashedOnce):
     multiprocessors: int = 132
     """Of the GPU: how a sum over rows is split between thread blocks."""
     threads_per_multiprocessor: int = 2048
+    is_ampere: bool = True
+    """The GPU has compute capability 8 or a later one, which some packages ask for."""
     sdpa: SdpaSupport = DEFAULT_SUPPORT
     """Which attention kernels the GPU has."""
     checkpointed_layers: float | CheckpointedLayers = 0.0
@@ -123,6 +125,8 @@ class TapeOptions(HashedOnce):
     """Tokens at the end of each sequence that have logits; None: all."""
     without_gradients: bool = False
     """The pass runs under ``torch.no_grad()``: nothing is kept."""
+    of_trained: bool = False
+    """Such a pass is one of the trained model: its weights are leaves that want gradients all the same."""
     quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
     norms: DType | None = None

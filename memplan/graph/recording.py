@@ -29,8 +29,11 @@ class Recording:
         self.compute = options.compute
         self.kernels = options.kernels
         self.decomposed = options.decomposed
-        self.frozen = options.without_gradients
+        self.frozen = options.without_gradients and not options.of_trained
         """Parameters declared from here on are not trained."""
+        self.trained_leaves: set[Parameter] = set()
+        """Of a pass without gradients, weights that are trained in others: autocast keeps their copies
+        (aten/src/ATen/autocast_mode.cpp, ``cached_cast``, asks whether they are leaves that want one)."""
         self.hooks: Hooks | None = None
         """What takes tensors that operations keep to CPU RAM."""
         if options.offload.hooks:
@@ -57,6 +60,8 @@ class Recording:
         """What torch's dispatcher was asked, and the kernel it took."""
         self.flash_grids: dict[FlashGrid, int] = {}
         """How flash attention was launched, and over how many thread blocks the keys are shared."""
+        self.asked_generation = False
+        """Something on it depends on whether the card is of Ampere's generation or a later one."""
         self.asked_multiprocessors = False
         """Something on it depends on how many multiprocessors the card has."""
         self.buffers: list[Buffer] = []
@@ -65,6 +70,8 @@ class Recording:
         """Sizes to which Megatron's global memory buffer grows in the first pass, one after another."""
         self.returned: list[Tensor] = []
         """What the model returns beside the loss: logits."""
+        self.outputs: Storage | None = None
+        """What of it the loop holds, where it does: logits, or their copy in fp32."""
         self.loss_apart = False
         """torch.compile breaks its graph before the loss."""
         self.compiled_before: int | None = None
@@ -79,6 +86,11 @@ class Recording:
         """Keys and values that the outputs hold, with the segment each repetition of which does."""
 
     @property
+    def outputs_bytes(self) -> int:
+        """What the loop holds of what the model returns [bytes]."""
+        return 0 if self.outputs is None else self.outputs.num_bytes
+
+    @property
     def num_multiprocessors(self) -> int:
         """Of the card, where kernels go by it."""
         self.asked_multiprocessors = True
@@ -89,10 +101,18 @@ class Recording:
         found = self.flash_grids[grid] = num_flash_splits(grid, self.options.multiprocessors)
         return found
 
-    def splits_keys_as_with(self, multiprocessors: int) -> bool:
-        """Whether a card with so many shares keys between thread blocks as this one does."""
+    @property
+    def is_ampere(self) -> bool:
+        """Whether the card is of that generation or a later one, where a package asks."""
+        self.asked_generation = True
+        return self.options.is_ampere
+
+    def runs_alike_on(self, options: TapeOptions) -> bool:
+        """Whether kernels that go by the card itself do there as they do on this one."""
+        if self.asked_generation and options.is_ampere is not self.options.is_ampere:
+            return False
         return all(
-            num_flash_splits(grid, multiprocessors) == splits
+            num_flash_splits(grid, options.multiprocessors) == splits
             for grid, splits in self.flash_grids.items()
         )
 
@@ -103,7 +123,7 @@ class Recording:
         for call, kernel in self.sdpa_calls.items():
             if choose_sdpa_kernel(call, options.sdpa) is not kernel:
                 return None
-        if not self.splits_keys_as_with(options.multiprocessors):
+        if not self.runs_alike_on(options):
             return None
         made = copy(self)
         made.options = options
@@ -126,7 +146,7 @@ class Recording:
         With ``again`` it owns no parameters but runs with those of that segment (ALBERT).
         """
         self._again = again
-        self.frozen = frozen or self.options.without_gradients
+        self.frozen = frozen or (self.options.without_gradients and not self.options.of_trained)
         self.segment = Segment(
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
@@ -221,6 +241,7 @@ class Recording:
             elif storage.segment >= 0 and storage not in given:
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
+        outside: list[Storage] = []
         pinned: list[Storage] = []
         saves_output = keeps_weight = False
         handed: Handed = ()
@@ -247,6 +268,7 @@ class Recording:
                         saves_output = True
                 else:
                     _note(segment.external_saves, storage)
+                    _note(outside, storage)
             for tensor in pins:
                 storage = tensor.storage
                 if storage.segment == index or storage in given:
@@ -260,7 +282,7 @@ class Recording:
                 backward_scratch=_blocks(backward_scratch_bytes) if backward_scratch_bytes else (),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned, handed=handed, tiles=tiles, sends=sends,
+                pinned=pinned, outside=outside, handed=handed, tiles=tiles, sends=sends,
             )
         )  # fmt: skip
 

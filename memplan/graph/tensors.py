@@ -52,7 +52,9 @@ class Storage:
 class Tensor:
     """A number of elements and a dtype, on a storage."""
 
-    __slots__ = ("by_column", "by_head", "dtype", "is_flat", "numel", "requires_grad", "storage")
+    __slots__ = (
+        "by_channel", "by_column", "by_head", "dtype", "is_flat", "numel", "requires_grad", "storage",
+    )  # fmt: skip
 
     def __init__(
         self, numel: int, dtype: DType, storage: Storage, *, requires_grad: bool = False
@@ -61,6 +63,9 @@ class Tensor:
         self.dtype = dtype
         self.storage = storage
         self.requires_grad = requires_grad
+        self.by_channel = False
+        """Hidden states that lie channel by channel in memory, as a convolution gives them, and not
+        token by token. What is computed of them element by element lies so too."""
         self.by_column = False
         """A weight, or what was made of one: each of its elements belongs to a column of activations."""
         self.by_head = False
@@ -114,6 +119,7 @@ class Parameter(Tensor):
         "experts",
         "gathered_as",
         "gradient_numel",
+        "in_conv1d",
         "is_distributed",
         "module",
         "name",
@@ -176,6 +182,8 @@ class Parameter(Tensor):
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
         self.of_linear = False
         """The matrix of a ``torch.nn.Linear`` whose product is not written down."""
+        self.in_conv1d = False
+        """The matrix of transformers' ``Conv1D``: it has columns for outputs, and is no ``torch.nn.Linear``'s."""
         self.packed = packed
         """Set where it holds the codes of a quantized matrix."""
 

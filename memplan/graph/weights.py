@@ -64,14 +64,25 @@ class Weights(Lifetimes):
             shape,
             dtype or self._usual_dtype(role),
             module=module,
-            trainable=trainable,
+            trainable=trainable and not self.options.without_gradients,
             experts=experts,
             of_adapter=of_adapter,
             role=role,
             block=self.block,
         )
-        self.segment.parameters.append(made)
+        self._declare(made, is_trained=trainable)
         return self._trained_copy(made) if copied else made
+
+    @property
+    def _has_gradients(self) -> bool:
+        """Of weights that are trained whatever else is."""
+        return not (self.frozen or self.options.without_gradients)
+
+    def _declare(self, made: Parameter, *, is_trained: bool) -> None:
+        """It is one of the present segment; trained elsewhere, where the pass is without gradients."""
+        self.segment.parameters.append(made)
+        if is_trained and not made.requires_grad:
+            self.trained_leaves.add(made)
 
     @contextmanager
     def declared_weights(self, owner: Segment | None = None) -> Iterator[None]:
@@ -88,10 +99,10 @@ class Weights(Lifetimes):
             return weight
         made = Parameter(
             f"{module}.modules_to_save.default.weight", weight.shape, weight.dtype,
-            module=f"{module}.modules_to_save.default", trainable=not self.frozen, of_adapter=True,
-            role=WeightRole.OUTPUT, block=self.block,
+            module=f"{module}.modules_to_save.default", trainable=self._has_gradients,
+            of_adapter=True, role=WeightRole.OUTPUT, block=self.block,
         )  # fmt: skip
-        self.segment.parameters.append(made)
+        self._declare(made, is_trained=not self.frozen)
         return made
 
     def tie(self, weight: Parameter, module: str) -> None:
@@ -155,8 +166,8 @@ class Weights(Lifetimes):
         module = f"{original.module.removesuffix(ORIGINAL)}.modules_to_save.default"
         made = Parameter(
             f"{module}.{original.name.rpartition('.')[2]}", original.shape, original.dtype,
-            module=module, trainable=not self.frozen, experts=original.experts, of_adapter=True,
-            role=original.role, block=original.block,
+            module=module, trainable=self._has_gradients, experts=original.experts,
+            of_adapter=True, role=original.role, block=original.block,
         )  # fmt: skip
-        self.segment.parameters.append(made)
+        self._declare(made, is_trained=not self.frozen)
         return made

@@ -207,6 +207,12 @@ def threads_per_multiprocessor(gpu: GpuSpec | None) -> int:
     return 1024 if capability[0] == 7 else 1536
 
 
+def is_ampere(gpu: GpuSpec | None) -> bool:
+    """Whether its compute capability is 8 or later; AMD's count as such (``get_device_capability``)."""
+    capability = gpu.compute_capability if gpu is not None else None
+    return capability is None or capability >= FLASH_ATTENTION_COMPUTE_CAPABILITY
+
+
 def gpu_from_memory(total_bytes: int) -> GpuSpec:
     """Describe an unlisted card by its memory alone [bytes]; the figure is its capacity.
 

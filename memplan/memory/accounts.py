@@ -249,6 +249,8 @@ def _outlined(question: "_Question") -> _Outlined:
     num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
     program.start()
     program.settle(num_micro_batches=num_micro_batches)
+    # What evaluation leaves gathered is there when a later step begins.
+    program.evaluate(0)
     ledger.end_first_step()
     program.train(1, num_micro_batches=num_micro_batches)
     program.evaluate(1)
@@ -331,7 +333,7 @@ _SAID_OTHERWISE = {
 _SAID_BY_THE_TAPE = {
     "micro_batch_size", "seq_len", "target_seq_len", "checkpointing", "kernels", "attention", "norm",
     "mlp", "rotary", "loss", "packing", "dropout", "freeze", "adapter", "outputs_held",
-    "upcast_outputs", "job", "ema", "lengths", "left_out", "fp8", "images_per_sample", "image_size",
+    "upcast_outputs", "job", "ema", "evaluation", "lengths", "left_out", "fp8", "images_per_sample", "image_size",
     "image_width", "num_frames", "audio_seconds",
 }  # fmt: skip
 """Settings of the model alone: its segments and its gradients show what they change."""

@@ -69,3 +69,9 @@ class BackwardProfile:
     """Keys of what has when it ends."""
     streams: Mapping[object, int] = field(default_factory=dict)
     """Of the blocks that are not of the main stream's memory."""
+    first_sum: tuple[GradientBuffer, GradientBuffer] | None = None
+    """The gradient that it begins with, and the first one that is added to it in place: in a tensor of
+    its own where what was handed over is a view."""
+    handed: Mapping[object, GradientBuffer] = field(default_factory=dict)
+    """What was kept and became a gradient as it lay: its end and the gradient's beginning, which stand
+    among the events, are one block's."""

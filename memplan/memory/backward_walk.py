@@ -51,6 +51,7 @@ class BackwardWalk(GradientFlow):
         device: Multiprocessors | None = None,
         hooked: bool = False,
         lent: bool = False,
+        dying: frozenset[Storage] = frozenset(),
     ) -> None:
         super().__init__(
             in_place_sums=in_place_sums,
@@ -67,11 +68,18 @@ class BackwardWalk(GradientFlow):
         """The forward pass that a checkpointed segment runs again when something kept is asked for."""
         self.shared = shared
         """Gradients of earlier segments' tensors that exist already, with their sizes."""
-        self.handed_over: set[Storage] = set()
+        self.handed_over: dict[Storage, GradientBuffer] = {}
         self.across: set[GradientBuffer] = set()
         """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.read: list[Operation] = []
         """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
+        self.dying = dying
+        """What earlier segments made, and goes with the last operation of this one that keeps it."""
+        self.outside: dict[Storage, int] = {}
+        """What earlier segments made, and how many operations still keep it."""
+        for operation in segment.operations:
+            for storage in operation.outside:
+                self.outside[storage] = self.outside.get(storage, 0) + 1
         self.holders = 0
         """Operations that still hold what a checkpointed segment's recomputation is given."""
         self.unpacks = segment.checkpointed and not segment.nested
@@ -94,7 +102,8 @@ class BackwardWalk(GradientFlow):
             # Of a view, the gradient is no larger than what is seen.
             whole = allocated_bytes(segment.output.numel, segment.output.dtype)
             size = 0 if self.lent else whole
-            self.buffers[segment.output] = GradientBuffer(size, is_view=is_foreign)
+            self.first = GradientBuffer(size, is_view=is_foreign)
+            self.buffers[segment.output] = self.first
         for tensor, size in self.shared.items():
             self.buffers[tensor] = GradientBuffer(size)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
@@ -123,7 +132,19 @@ class BackwardWalk(GradientFlow):
         )
         end.passed_bytes = passed
         end.other_bytes -= passed
-        return BackwardProfile(intervals=self.intervals, end=end, given=given, left=left)
+        handed: dict[object, GradientBuffer] = {
+            storage: buffer
+            for storage, buffer in self.handed_over.items()
+            if storage.num_bytes == buffer.num_bytes
+        }
+        return BackwardProfile(
+            intervals=self.intervals,
+            end=end,
+            given=given,
+            left=left,
+            first_sum=self.first_sum,
+            handed=handed,
+        )
 
     def _run_operations(self, segment: Segment) -> None:
         """Every operation, the last one first, and the regions that are computed again on their own."""
@@ -160,6 +181,10 @@ class BackwardWalk(GradientFlow):
             saves[storage] = left
             if not left:
                 self._let_storage_go(storage)
+        for storage in operation.outside if not self.unpacks else ():
+            self.outside[storage] -= 1
+            if not self.outside[storage] and storage in self.dying:
+                self._free_kept(storage, is_own=False)
 
     def _unkeep(self, storage: Storage) -> None:
         left = self.saves[storage] - 1
@@ -314,11 +339,15 @@ class BackwardWalk(GradientFlow):
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
             products.sort(key=lambda each: operation.inputs.index(each[1]))
         for product, tensor, buffer in products:
-            self._allocate(buffer, buffer.num_bytes)
+            summed = self._summed(operation.outputs[0], tensor, buffer)
+            self._allocate(summed, summed.num_bytes)
             if tensor.by_column and not product.in_columns:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
+            if summed is not buffer:
+                self._allocate(buffer, buffer.num_bytes)
+                self._free(summed, summed.num_bytes)
         if operation.handed or self.segment.input_away is not None:
             self._end_formula(operation)
         for buffer in incoming:
@@ -339,6 +368,13 @@ class BackwardWalk(GradientFlow):
                 made.sort(key=lambda each: not isinstance(each[0], Parameter))
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
+
+    def _summed(self, out: Tensor, tensor: Tensor, buffer: GradientBuffer) -> GradientBuffer:
+        """What is summed to a tensor's shape: in the result's dtype, and cast only then, where the
+        tensor has another (torch/csrc/autograd/engine.cpp, ``validate_outputs``)."""
+        if self.is_compiled or tensor.dtype is out.dtype or tensor.numel == out.numel:
+            return buffer
+        return GradientBuffer(allocated_bytes(tensor.numel, out.dtype))
 
     def _incoming(self, operation: Operation) -> list[GradientBuffer]:
         """The gradients of what it made, as it takes them."""
@@ -382,6 +418,7 @@ class BackwardWalk(GradientFlow):
                     made.append((tensor, reused))
                     continue
                 kind = _FRESH
+            kept = None
             if kind == _SAVED:
                 kept = next(handed_over, None)
                 if kept is not None:  # else it has come back for this formula
@@ -392,6 +429,8 @@ class BackwardWalk(GradientFlow):
             size = _whole_bytes(tensor) if kind == _WHOLE else gradient_bytes_of(tensor)
             buffer = GradientBuffer(size, is_view=kind == _VIEW)
             made.append((tensor, buffer))
+            if kept is not None:
+                self.handed_over[kept] = buffer
             if kind == _SUMMED:
                 products.append((incoming, tensor, buffer))
             elif kind > 0:
@@ -435,7 +474,6 @@ class BackwardWalk(GradientFlow):
 
     def _hand_over(self, storage: Storage) -> None:
         """A gradient made in the forward pass: what was kept becomes the gradient itself."""
-        self.handed_over.add(storage)
         self.saved -= storage.num_bytes
         self._free(storage, storage.num_bytes)
 

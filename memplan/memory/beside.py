@@ -16,6 +16,7 @@ from memplan.graph.tape import Tape
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.training.evaluation import Evaluation
 from memplan.training.exchange import ALONE as ALONE_RANKS
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.setup import TrainingSetup
@@ -57,8 +58,8 @@ class SideModel:
     kept_bytes: int = 0
     """What stays of it while it runs: a cache of keys and values, logits of earlier batches."""
     kept_words: str = ""
-    copied_bytes: int = 0
-    """Of that, what is there twice when the pass is over: logits joined to earlier ones."""
+    evaluation: Evaluation | None = None
+    """Of a pass between steps: how many batches, and what of them stays."""
 
     @property
     def is_trained(self) -> bool:
@@ -91,7 +92,7 @@ class Beside:
     def structure(self) -> tuple[object, ...]:
         """What an outline depends on, but for the models' tapes."""
         return (
-            *((each.role, each.when, each.owns_weights, each.is_sharded, each.is_one_unit, each.setup, each.kept_bytes)
+            *((each.role, each.when, each.owns_weights, each.is_sharded, each.is_one_unit, each.setup, each.kept_bytes, each.evaluation)
               for each in self.models),
             self.shares, self.averaged_bytes, self.averaged_host_bytes,
         )  # fmt: skip

@@ -37,6 +37,10 @@ class GradientFlow:
         self.events: list[Event] = []
         self.marks: list[tuple[int, int]] = []
         self.buffers: dict[Tensor, GradientBuffer] = {}
+        self.first: GradientBuffer | None = None
+        """The gradient of what the segment returns."""
+        self.first_sum: tuple[GradientBuffer, GradientBuffer] | None = None
+        """It, and the first one that was added to it in place."""
         self.finished: list[tuple[Parameter, int, GradientBuffer | None]] = []
         """Gradients that a compiled region hands over when it returns."""
 
@@ -116,6 +120,8 @@ class GradientFlow:
             self.buffers[tensor] = both
             return
         if self.in_place_sums and present.references == 1 and not present.is_view:
+            if present is self.first and self.first_sum is None:
+                self.first_sum = (present, buffer)
             self._release(buffer)
         else:
             total = GradientBuffer(gradient_bytes_of(tensor))

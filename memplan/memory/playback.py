@@ -41,6 +41,8 @@ class Playback(ForwardPlayback):
         super().__init__(tape, passes, ledger, engine, workspace_bytes=workspace_bytes)
         self.parked: dict[int, _Parked] = {}
         """Micro-batches whose backward pass is to come."""
+        self.flow_is_view = False
+        """The gradient on its way down is a view of what a formula returned."""
         self.sent: dict[int, tuple[list[tuple[Frame, object, int]], Block | None]] = {}
         """What of them is in CPU RAM, and what is left of a block that went in part."""
 
@@ -116,6 +118,7 @@ class Playback(ForwardPlayback):
 
     def _seed(self) -> None:
         """The gradient that a backward pass begins with, where it is of its own."""
+        self.gone: set[Storage] = set()
         seed = seed_of(self.tape)
         # A model whose operations are not written down has a loss without bytes.
         if seed is not None and seed.num_bytes:
@@ -157,6 +160,14 @@ class Playback(ForwardPlayback):
                 self.ledger.free(block)
         self.frames.clear()
 
+    def hand_outputs_over(self, name: str) -> Block:  # noqa: ARG002
+        """The model's outputs, which somebody else holds from here on; everything else goes."""
+        held = self.tape.outputs
+        assert held is not None
+        block = next(frame.pop(held) for frame in self.frames.values() if held in frame)
+        self.let_go()
+        return block
+
     def _backward(self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         ledger.reach(segment, repetition)
@@ -173,11 +184,19 @@ class Playback(ForwardPlayback):
                 block = self.shared.pop(tensor, None)
             if block is not None:
                 frame[buffer] = block
+        begun_with, added = each.profile.first_sum or (None, None)
+        summed = False
+        if not self.flow_is_view:
+            added = None
         frame.update(zip(each.profile.arriving, self.transit, strict=True))
+        handed = each.profile.handed
+        taken = set(handed.values())
         for number, interval in enumerate(each.intervals):
             for events, acts in pieces(interval.events, cuts[number] if cuts else ()):
                 for key, size in events:
                     if size:
+                        if key in taken and key in frame:
+                            continue
                         if key in frame:
                             # Made again while the first one is still held by other segments.
                             frame[repetition, key] = frame[key]
@@ -185,11 +204,25 @@ class Playback(ForwardPlayback):
                     elif key is WORKSPACE:
                         self._need_workspace(forward=False)
                     elif key in frame:
-                        ledger.free(frame.pop(key))
+                        block = frame.pop(key)
+                        if added is not None and key is added and begun_with in frame:
+                            # Nothing is added to a view in place.
+                            size = added.num_bytes
+                            total = ledger.allocate(size, each.profile.streams.get(begun_with, 0))
+                            ledger.free(frame[begun_with])
+                            frame[begun_with] = total
+                            added, summed = None, True
+                        if key in handed:
+                            frame[handed[key]] = block
+                        else:
+                            ledger.free(block)
                     elif key in sources:
                         if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
                         self._free(sources[key])
+                    elif isinstance(key, Storage) and key in self.keepers:
+                        self.gone.add(key)
+                        self._free_any(key)
                 if acts:
                     engine.reach(segment, repetition, acts)
             parameter = interval.parameter
@@ -204,6 +237,10 @@ class Playback(ForwardPlayback):
                 continue
             if tensor is segment.input:
                 self.flow = block
+                passes = segment.output is not None and buffer is each.profile.given.get(
+                    segment.output
+                )
+                self.flow_is_view = buffer.is_view or (passes and self.flow_is_view and not summed)
             else:
                 self.shared[tensor] = block
         if repetition:
@@ -232,12 +269,15 @@ class Playback(ForwardPlayback):
             self.engine.gradient_ready(weight, present)
 
     def _free_shared(self, segment: Segment) -> None:
-        for storage in kept_by(segment):
+        """A segment lets go of what earlier ones made; of a tuple of arguments the last one goes first."""
+        for storage in reversed(kept_by(segment)):
             self.keepers[storage] -= 1
-            if storage in self.leaves or self.keepers[storage]:
-                continue
-            if not self._kept_nearby(storage):
-                self._free_any(storage)
+            if storage not in self.gone and not self.keepers[storage]:
+                self._free_unless_kept(storage)
+
+    def _free_unless_kept(self, storage: Storage) -> None:
+        if storage not in self.leaves and not self._kept_nearby(storage):
+            self._free_any(storage)
 
 
 def kept_blocks(

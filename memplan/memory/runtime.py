@@ -22,11 +22,6 @@ NCCL_GIB = (0.5, 2.0)
 (``tests/measured/sent``)."""
 NCCL_FURTHER_GIB = (0.0, 0.65)
 """Of each further communicator [GiB] (RCCL: 1 GiB, and 0.65 for each further one)."""
-LEAST_OVER_REQUESTED = (1.0, 1.35)
-"""Between what a run asks for at its peak and the least memory for segments with which it completes,
-where the run is not replayed: 1.002-1.28 in 68 runs on one GPU of PyTorch's CUDA build, up to 1.30
-under FSDP2, 1.32 under DeepSpeed (62 runs of engines)."""
-
 WORKSPACE_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 """cuBLAS workspace of one handle and stream (torch 2.13, CublasHandlePool.cpp)."""
 HOPPER_WORKSPACE_BYTES = 32 * MIB
@@ -78,9 +73,3 @@ def overhead_range(
             total += NCCL_GIB[end] + (num_communicators - 1) * NCCL_FURTHER_GIB[end]
         ends.append(int(total * GIB))
     return ByteRange(ends[0], ends[1])
-
-
-def bounded_range(requested_bytes: int, overhead: ByteRange) -> ByteRange:
-    """What a run needs of a card, where it is not replayed [bytes]."""
-    low, high = (int(requested_bytes * factor) for factor in LEAST_OVER_REQUESTED)
-    return ByteRange(low + overhead.low, high + overhead.high)

@@ -469,6 +469,12 @@ class TallyPlayback:
         """The loss goes, and with it all that is left of the model's."""
         self.ledger.rest(self.spots.between)
 
+    def hand_outputs_over(self, name: str) -> Block:
+        """The model's outputs, which somebody else holds from here on; everything else goes."""
+        self.let_go()
+        size = self.tape.outputs_bytes
+        return self.ledger.allocate(size, 0, ComponentKind.LOGITS_AND_LOSS, name)
+
     def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
         segment, ledger, engine = each.segment, self.ledger, self.engine
         ledger.place = segment.index

@@ -59,6 +59,8 @@ class ModelSpec(Displayed, HashedOnce):
     tying: Tying = Tying.CLEAR
     checkpoint_dtype: DType = DType.FP32
     """What the config says the published weights are held in."""
+    transposed_linear: bool = False
+    """Its layers' matrices are in transformers' ``Conv1D`` modules, which are no ``torch.nn.Linear``."""
     recomputes: bool = True
     """The class can checkpoint its activations."""
     declared: tuple[tuple[str, ...], ...] = ()

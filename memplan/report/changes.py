@@ -137,8 +137,20 @@ def degrees_label(setup: TrainingSetup) -> str:
 
 
 def checkpointing_label(setup: TrainingSetup) -> str:
-    """``none``, ``full``, ``selective``, a share of layers or their numbers."""
-    return checkpointing_text(setup.checkpointing)
+    """``none``, ``full``, ``selective``, a share of layers or their numbers; Megatron's own option too.
+
+    >>> from memplan.training.setup import TrainingSetup
+    >>> own = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 4}
+    >>> checkpointing_label(TrainingSetup(num_gpus=8, engine="megatron", engine_options=own))
+    'full (block 4)'
+    """
+    own = dict(setup.engine_options)
+    granularity = str(own.get("recompute_granularity", Recomputation.NONE.value))
+    if setup.checkpointing is not Recomputation.NONE or granularity == Recomputation.NONE.value:
+        return checkpointing_text(setup.checkpointing)
+    names = ("recompute_method", "recompute_num_layers", "recompute_modules")
+    said = " ".join(str(own[name]) for name in names if name in own)
+    return f"{granularity} ({said})" if said else granularity
 
 
 def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
@@ -314,11 +326,10 @@ def advice_text(advice: Advice) -> str:
         return (
             "no change of batch, checkpointing, engine, split, offload or GPUs needs less CPU RAM"
         )
-    at_least = "at least " if advice.is_bounded else ""
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
-            f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, split, offload or "
+            f"{missing} more needed: no change of batch, checkpointing, engine, split, offload or "
             "GPUs gives that"
         )
     from memplan.report.times import factor_text, time_factor  # which most answers do without
@@ -331,7 +342,7 @@ def advice_text(advice: Advice) -> str:
             f"{after} instead of {before})"
         )
     saving = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
-    text = f"{at_least}{saving}"
+    text = saving
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
     factor = time_factor(advice.answer, better)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, expandable_note
+from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.answer import Rows, print_answer
@@ -35,7 +35,6 @@ def print_comparison(
     rows: Rows,
     hints: "Hints | None" = None,
     *,
-    exact: bool = False,
     legend: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
@@ -45,9 +44,9 @@ def print_comparison(
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
     """
-    print_answer(console, rows, hints, exact=exact)
+    print_answer(console, rows, hints)
     console.print()
-    label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
+    label, *others = comparison_columns(rows, hints, reserved=reserved)
     if question is not None:
         others += times_by_card(_answers_by_card(rows), len(label.cells), question)
     if lifetimes:
@@ -82,7 +81,7 @@ def print_account(
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
-    print_answer(console, [estimates], hints, exact=True)
+    print_answer(console, [estimates], hints)
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
@@ -203,25 +202,23 @@ def notes(rows: Rows) -> list[str]:
     lines: list[str] = []
     for row in rows:
         for each in row:
-            lines += each.notes
+            lines += each.all_notes
             lines += each.left_out_notes
     return list(dict.fromkeys(lines))
 
 
 def _print_notes(console: "Console", rows: Rows) -> None:
-    """Print the notes but for what stands in the answer already."""
-    said = {expandable_note(each) for each in rows[0]} if len(rows) == 1 else set()
+    """Print the notes."""
     for line in notes(rows):
-        if line not in said:
-            _print_dim(console, line)
+        _print_dim(console, line)
 
 
 def comparison_columns(
-    rows: Rows, hints: "Hints | None" = None, *, exact: bool = False, reserved: bool = False
+    rows: Rows, hints: "Hints | None" = None, *, reserved: bool = False
 ) -> list[Column]:
     """A column of setups, what each allocates, where and on the host, and one for each GPU.
 
-    ``reserved``: and what the allocator reserves on a card with room, where runs were replayed.
+    ``reserved``: and what the allocator reserves on a card with room.
     """
     lines = list(setup_lines(rows))
     largest = hints.largest if hints is not None else {}
@@ -229,9 +226,7 @@ def comparison_columns(
     if len(largest) < sum(len(row) for row in rows):
         largest = {}
     cards = [
-        card_column(each.gpu, lines, exact=exact, largest=largest)
-        for each in rows[0]
-        if each.gpu is not None
+        card_column(each.gpu, lines, largest=largest) for each in rows[0] if each.gpu is not None
     ]
     return [
         Column(header=("setup",), cells=tuple(line.label for line in lines)),
@@ -319,7 +314,7 @@ def host_reason(answer: Estimate) -> tuple[str, str]:
 
 def deciding_text(answer: Estimate) -> str:
     """``load 87.0``, in GiB, where loading or saving decides the verdict; else nothing."""
-    if answer.verdict is answer.step_verdict:
+    if answer.worst_bytes == answer.peak_bytes or answer.verdict is Verdict.FITS:
         return ""
     return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
 
@@ -369,8 +364,8 @@ LEGEND = (
     ),
     (
         "needs: what its caching allocator must have of the card to complete the run, with NCCL and the "
-        "CUDA context, as a range. Where bounds decide, runs are not replayed, and the range is wide: "
-        "--exact replays them all."
+        "CUDA context, as a range. The run is played out, and replayed through the allocator's rules until "
+        "a step leaves it as the one before did."
     ),
     (
         "fits: the card holds the high end, tight: its memory is inside the range, OOM: it does not hold "

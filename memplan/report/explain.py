@@ -35,7 +35,7 @@ def print_explanation(
     """
     from rich.text import Text
 
-    print_answer(console, [[found]], hints, exact=True)
+    print_answer(console, [[found]], hints)
     print_assumptions(console, found.model.assumptions, found.assumptions)
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
     console.print()
@@ -70,7 +70,7 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
     return (
         summed,
         "What an operation keeps, and why: memplan explain --operation NAME.",
-        *found.notes,
+        *found.all_notes,
         *found.left_out_notes,
     )
 
@@ -149,6 +149,11 @@ def _kind_table(kind: LayerKind) -> "Table":
         total = sum(tensor.num_bytes for tensor in small)
         names = ", ".join(dict.fromkeys(tensor.name for tensor in small))
         table.add_row(size_text(total), f"{names}: together", "", "", style="dim")
+    if kind.modules:
+        table.add_section()
+    for name, num_bytes in sorted(kind.modules, key=lambda each: -each[1]):
+        share = f"{num_bytes / kind.kept_bytes:.1%} of the layer's"
+        table.add_row(size_text(num_bytes), f"{name}, together", share, "", style="bold")
     return table
 
 

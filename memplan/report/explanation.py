@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
@@ -14,6 +15,7 @@ from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
+from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.spec import ModelSpec
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
@@ -49,6 +51,8 @@ class LayerKind:
     """What one keeps, largest first."""
     kept_bytes: int
     """All of it, for one layer."""
+    modules: tuple[tuple[str, int], ...] = ()
+    """Its attention, its feed-forward network, its norms, and what each keeps of it [bytes]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,7 +256,71 @@ def layer_kinds(tape: Tape, model: ModelSpec) -> Iterator[LayerKind]:
                 in_head=segment.component is SegmentComponent.LOGITS_AND_LOSS,
                 tensors=tensors,
                 kept_bytes=sum(node.num_bytes for node in tensors),
+                modules=module_bytes(segment),
             )
+
+
+ATTENTION, FEED_FORWARD, NORMS = "attention", "feed-forward", "norms"
+
+
+def module_bytes(segment: Segment) -> tuple[tuple[str, int], ...]:
+    """What a layer's modules keep: a tensor is its who keeps it first, as papers count them.
+
+    Nothing for a checkpointed layer, which keeps its input, and for what is no layer.
+    """
+    if segment.checkpointed or not segment.is_layer:
+        return ()
+    modules = _modules(segment)
+    found: dict[str, int] = {}
+    for storage, users in _kept_storages(segment).items():
+        if users:
+            name = modules[users[0]]
+            found[name] = found.get(name, 0) + storage.num_bytes
+    return tuple(found.items()) if len(found) > 1 else ()
+
+
+def _modules(segment: Segment) -> dict[Operation, str]:
+    """The module of each operation, by the weights that it or its neighbours read.
+
+    What stands before a norm's weight is the norm's, but for the dropout and the sum that end a block.
+    """
+    weights: dict[Tensor, Parameter] = {}
+    found: dict[Operation, str] = {}
+    waiting: list[Operation] = []
+    last = ""
+    for operation in segment.operations:
+        weight = _weight_of(operation, weights)
+        if operation.kind is OperationKind.TO and weight is not None:
+            weights[operation.outputs[0]] = weight
+            waiting.append(operation)
+            continue
+        if weight is None:
+            waiting.append(operation)
+            continue
+        module = NORMS if weight.role is WeightRole.NORM else _MODULES[weight.block]
+        is_ending = module != last and last not in ("", NORMS)
+        for each in waiting:
+            is_ending = is_ending and (module != NORMS or each.kind in _ENDS_OF_BLOCKS)
+            found[each] = last if is_ending else module
+        found[operation] = module
+        waiting, last = [], module
+    return found | dict.fromkeys(waiting, last)
+
+
+def _weight_of(operation: Operation, copies: dict[Tensor, Parameter]) -> Parameter | None:
+    for tensor in operation.inputs:
+        weight = tensor if isinstance(tensor, Parameter) else copies.get(tensor)
+        if weight is not None:
+            return weight
+    return None
+
+
+_ENDS_OF_BLOCKS = frozenset({OperationKind.DROPOUT, OperationKind.ADD})
+_MODULES = {
+    LayerBlock.ATTENTION: ATTENTION, LayerBlock.CROSS_ATTENTION: "cross-attention",
+    LayerBlock.MIXER: "token mixing", LayerBlock.NETWORK: FEED_FORWARD,
+    LayerBlock.EXPERTS: "experts", LayerBlock.SHARED_EXPERT: "shared experts",
+}  # fmt: skip
 
 
 def kept_tensors(segment: Segment, names: "_SizeNames") -> tuple[Node, ...]:
@@ -295,7 +363,7 @@ def shared_tensors(tape: Tape, names: "_SizeNames") -> tuple[Node, ...]:
         Node(
             name=_made_by(*makers[storage]),
             num_bytes=storage.num_bytes,
-            formula=names.formula(makers[storage][0]),
+            formula=names.formula(makers[storage][0], _copied_weight(makers[storage][1])),
             source="kept by " + ", ".join(dict.fromkeys(names_of)),
         )
         for storage, names_of in users.items()
@@ -326,27 +394,32 @@ def _kept_storages(segment: Segment) -> dict[Storage, list[Operation]]:
 def _kept_node(
     storage: Storage, users: list[Operation], segment: Segment, names: "_SizeNames"
 ) -> Node:
-    tensor, name = _maker(storage, segment)
+    tensor, name, weight = _maker(storage, segment)
     keepers = Counter(operation.name for operation in users)
     because = ", ".join(_times(each, count) for each, count in keepers.items())
     return Node(
         name=name,
         num_bytes=storage.num_bytes,
-        formula=names.formula(tensor) if tensor is not None else "",
+        formula=names.formula(tensor, weight) if tensor is not None else "",
         source=f"kept by {because}" if because else "the policy does not recompute it",
     )
 
 
-def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str]:
-    """The tensor on a storage, and what to call it."""
+def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str, Parameter | None]:
+    """The tensor on a storage, what to call it, and the weight that it is a copy of."""
     for given in (segment.input, *segment.further_inputs):
         if given is not None and given.storage is storage:
-            return given, "its input"
+            return given, "its input", None
     for operation in segment.operations:
         for tensor in operation.outputs:
             if tensor.storage is storage:
-                return tensor, _made_by(tensor, operation)
-    return None, "an earlier segment's"
+                return tensor, _made_by(tensor, operation), _copied_weight(operation)
+    return None, "an earlier segment's", None
+
+
+def _copied_weight(operation: Operation) -> Parameter | None:
+    weight = operation.inputs[0] if operation.kind is OperationKind.TO else None
+    return weight if isinstance(weight, Parameter) else None
 
 
 def _made_by(tensor: Tensor, operation: Operation) -> str:
@@ -430,9 +503,13 @@ class _SizeNames:
     def _name(self, width: int, name: str) -> None:
         self.widths.setdefault(width, name)
 
-    def formula(self, tensor: Tensor) -> str:
-        """``2048 tokens x 4096 (hidden) x 2 B (bf16)``."""
+    def formula(self, tensor: Tensor, weight: Parameter | None = None) -> str:
+        """``2048 tokens x 4096 (hidden) x 2 B (bf16)``; of a ``weight``'s copy the weight's own sizes."""
         size = f"{tensor.dtype.num_bytes} B ({tensor.dtype.label})"
+        if weight is not None:
+            whole = prod(weight.shape) == tensor.numel
+            sizes = " x ".join(map(str, weight.shape)) if whole else f"{tensor.numel:,}"
+            return f"{sizes} x {size}"
         if self.share is not None and tensor.numel == self.share[1]:
             tokens, hidden = self.share
             return f"{tokens} tokens x {hidden // tokens} (hidden) x {size}"
@@ -482,6 +559,11 @@ def explanation_rows(explained: Explanation) -> list[dict[str, object]]:
     for kind in explained.layers:
         for tensor in kind.tensors:
             rows.append(_node_row("kept", [_times(kind.name, kind.count), tensor.name], tensor))
+        for name, num_bytes in kind.modules:
+            node = Node(
+                name=name, num_bytes=num_bytes, formula="", source="what it keeps, together"
+            )
+            rows.append(_node_row("module", [_times(kind.name, kind.count), name], node))
     return rows
 
 

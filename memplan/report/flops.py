@@ -9,6 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.formulas.flops import (
     FormulaShape,
     kaplan_flops,
+    layer_flops_letters,
     llm_foundry_flops,
     megatron_flops,
     narayanan_flops,
@@ -23,7 +24,7 @@ from memplan.report.estimate import print_assumptions
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
-from memplan.training.choices import Recomputation
+from memplan.training.choices import Recomputation, checkpointing_text
 from memplan.training.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.setup import TrainingSetup
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FLOPS_SCHEMA_VERSION = 1
+FLOPS_SCHEMA_VERSION = 2
 """Raised when a key of a row changes its name or its meaning."""
 TERA = 10**12
 CONVENTIONS = {
@@ -191,7 +192,7 @@ def write_flops(
 
 def flops_assumptions(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) -> tuple[str, ...]:
     """What the figures are of."""
-    checkpointing, steps = setup.checkpointing, global_micro_batches(setup)
+    steps = global_micro_batches(setup)
     return (
         *model.assumptions,
         f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len} tokens",
@@ -203,12 +204,7 @@ def flops_assumptions(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) 
             if isinstance(setup.kernels, KernelPreset) and setup.kernels is not KernelPreset.HF
             else []
         ),
-        "checkpointing "
-        + (
-            checkpointing.value
-            if isinstance(checkpointing, Recomputation)
-            else f"{checkpointing:.0%}"
-        ),
+        f"checkpointing {checkpointing_text(setup.checkpointing)}",
     )
 
 
@@ -295,8 +291,23 @@ def flops_footnotes(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) ->
         )
     if flops.left_out:
         lines.append(f"Not counted: {flops.left_out}, whose operations are not written down.")
+    letters = layer_letters(model)
+    if letters:
+        lines.append(letters)
     lines += [f"In the formulas, {note}." for note in shape_notes(model)]
     return tuple(lines)
+
+
+def layer_letters(model: ModelSpec) -> str:
+    """A layer's products in letters, for a decoder of equal layers; nothing for another model."""
+    try:
+        shape = formula_shape(model)
+    except UnsupportedOperationError:
+        return ""
+    if len(model.stacks) > 1:
+        return ""
+    parts = ", ".join(f"{name} {letters}" for name, letters in layer_flops_letters(shape))
+    return f"A layer forward, in letters (backward twice as much): {parts}."
 
 
 def _cells(forward: int, backward: int, recomputation: int) -> list[str]:

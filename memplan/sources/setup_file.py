@@ -212,6 +212,7 @@ _MAPPINGS = frozenset(
         "adapter",
         "quantize",
         "job",
+        "evaluation",
         "lengths",
         "layers_per_stage",
     }

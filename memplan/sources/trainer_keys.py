@@ -96,7 +96,10 @@ def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
 
 _READ = frozenset({
     "activation_offloading", "auto_find_batch_size", "beta", "ddp_broadcast_buffers",
-    "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout", "loss_type",
+    "batch_eval_metrics", "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout",
+    "eval_accumulation_steps", "eval_on_start", "eval_strategy", "evaluate_during_training",
+    "evaluation_strategy", "loss_type", "per_device_eval_batch_size", "per_gpu_eval_batch_size",
+    "prediction_loss_only",
     "liger_kernel_config", "max_completion_length", "model_init_kwargs", "num_generations",
     "packing_strategy", "padding_free", "optim_args", "optim_target_modules",
     "parallelism_config", "precompute_ref_log_probs", "torch_compile_backend",
@@ -131,9 +134,6 @@ _UPPER = "which is not modelled: the figures are upper bounds"
 
 REMARKS: Mapping[str, Remark] = {
     "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
-    "eval_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
-    "evaluation_strategy": Remark(text="evaluation between steps is not counted", off=(None, "no")),
-    "eval_on_start": Remark(text="evaluation is not counted"),
     "pad_to_multiple_of": Remark(
         text="may make sequences a little longer", off=(None, "auto", 0, 1)
     ),

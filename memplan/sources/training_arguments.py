@@ -33,6 +33,7 @@ from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import Recomputation
 from memplan.training.coercion import coerce_enum
 from memplan.training.compilation import Compilation
+from memplan.training.evaluation import Evaluation
 from memplan.training.kernels import (
     AttentionKernel,
     FeedForwardKernel,
@@ -89,6 +90,12 @@ _ATTENTIONS = {
 """``attn_implementation`` in memplan's words."""
 _BEST_FIT = ("bfd", "bfd_split")
 """``packing_strategy`` under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
+_EVALUATION_KEYS = (
+    "eval_strategy", "evaluation_strategy", "evaluate_during_training", "eval_on_start",
+)  # fmt: skip
+"""Arguments, today's and older ones, that ask for evaluation while the model is trained."""
+USUAL_EVAL_BATCH = 8
+"""``per_device_eval_batch_size`` where it is not given (transformers 5.23, ``TrainingArguments``)."""
 _ACCUMULATION_OPTIONS = (
     "num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch",
 )  # fmt: skip
@@ -223,6 +230,8 @@ class _Arguments(ArgumentValues):
             "gradient_accumulation_steps": self._accumulation(),
         }
         found["checkpointing"] = self._checkpointing()
+        if self.given.get("evaluation") is None:
+            found["evaluation"] = self._evaluation()
         found |= self._offloading()
         found |= read_optimizer(self)
         found |= self._liger()
@@ -242,6 +251,34 @@ class _Arguments(ArgumentValues):
         if self.nested("fsdp_config"):
             self.notes.append("fsdp_config does nothing without fsdp")
         return self._alone(found)
+
+    def _evaluation(self) -> Evaluation | None:
+        """Batches between steps, where ``eval_strategy`` asks for them; ``do_eval`` alone runs none of these.
+
+        Without ``compute_metrics``, which no file says, the loss alone is kept (``Trainer.evaluate``).
+        """
+        asked = [self.values.get(key) for key in _EVALUATION_KEYS]
+        if all(value in (None, False, "no", "IntervalStrategy.NO") for value in asked):
+            return None
+        older = "per_gpu_eval_batch_size"
+        key = older if older in self.values else "per_device_eval_batch_size"
+        batch_size = self.count(key, default=USUAL_EVAL_BATCH)
+        metrics = self.flag("batch_eval_metrics")
+        steps = self.values.get("eval_accumulation_steps")
+        if metrics:
+            steps = 1
+        elif steps is not None:
+            steps = self.count("eval_accumulation_steps", default=1)
+        kept = steps if not self.flag("prediction_loss_only") else None
+        said = f"evaluation in batches of {batch_size}"
+        if key not in self.values:
+            said += " (the Trainer's default)"
+        if kept is not None:
+            said += f", logits of {kept} kept at once, as compute_metrics would have them"
+        elif not self.flag("prediction_loss_only"):
+            said += ", of which the loss is kept; with compute_metrics give --eval-batches-kept too"
+        self.notes.append(said)
+        return Evaluation(batch_size=batch_size, batches_kept=kept or 0, accumulation_steps=steps)
 
     def _liger(self) -> dict[str, object]:
         """Liger's kernels, and which of them ``liger_kernel_config`` leaves out.

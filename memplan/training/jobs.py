@@ -140,11 +140,6 @@ class Job:
     sleep: int = 0
     """Level at which it sleeps while the model is trained: 0 never, 1 its weights on the CPU, 2 dropped.
     Asleep it holds nothing of the card."""
-    eval_batch_size: int | None = None
-    """Sequences of an evaluation batch; None: no evaluation."""
-    eval_batches_kept: int = 0
-    """Batches whose logits are kept on the GPU, for metrics (``eval_accumulation_steps``, or where that
-    is not set all of them)."""
     generate_batch_size: int | None = None
     """Sequences generated at once in evaluation (``predict_with_generate``); None: none."""
 
@@ -192,9 +187,6 @@ class Job:
                 if getattr(self, name):
                     msg = f"job: {name}: only a colocated rollout engine has it: rollout=vllm or sglang"
                     raise SetupError(msg)
-        if self.eval_batches_kept and self.eval_batch_size is None:
-            msg = "job: eval_batches_kept: means nothing without eval_batch_size: give that too"
-            raise SetupError(msg)
 
     @classmethod
     def read(cls, value: object) -> "Job":
@@ -213,6 +205,12 @@ class Job:
             raise SetupError(msg)
         names = [each.name for each in fields(cls)]
         for name in given:
+            if name in ("eval_batch_size", "eval_batches_kept"):
+                msg = (
+                    f"job: {name}: evaluation is a setting of its own: evaluation={shown(given[name])}, or "
+                    f"--eval-batch-size {shown(given[name])}"
+                )
+                raise SetupError(msg)
             if name not in names:
                 hint = did_you_mean(str(name), names)
                 msg = f"job: {shown(name)}: no such setting.{hint} There are: {', '.join(names)}"
@@ -296,6 +294,8 @@ class Job:
         return f"{self.kind}:{','.join(parts)}" if parts else str(self.kind)
 
 
+EVALUATED_ALONE = frozenset({JobKind.SFT, JobKind.ORPO, JobKind.CPO, JobKind.SIMPO, JobKind.REWARD})
+"""Kinds whose evaluation runs the trained model alone."""
 DEFAULT_SHARE = 0.3
 """Of the card, for a colocated vLLM (TRL 1.16, ``GRPOConfig.vllm_gpu_memory_utilization``)."""
 _FUSIBLE = (JobKind.DPO, JobKind.KTO, JobKind.SIMPO, JobKind.PPO, JobKind.GRPO)
@@ -333,10 +333,9 @@ _MEMBERS: Mapping[str, type[Enum]] = {
     "kind": JobKind, "log_probabilities": LogProbabilities, "rollout": Rollout, "frozen_units": FrozenUnits,
 }  # fmt: skip
 _COUNTS = (
-    "completion_length", "rollout_batch_size", "sleep", "eval_batch_size", "eval_batches_kept",
-    "generate_batch_size",
+    "completion_length", "rollout_batch_size", "sleep", "generate_batch_size",
 )  # fmt: skip
-_FROM_ZERO = frozenset({"sleep", "eval_batches_kept"})
+_FROM_ZERO = frozenset({"sleep"})
 MAX_COUNT = 2**31
 
 _Kind = TypeVar("_Kind", bound=Enum)

@@ -81,6 +81,10 @@ class TrainingSetup(DerivedSetup):
             from memplan.training.averaging import Ema  # only where weights are averaged
 
             object.__setattr__(self, "ema", Ema.read(self.ema))
+        if self.evaluation is not None:
+            from memplan.training.evaluation import Evaluation  # only where there is one
+
+            object.__setattr__(self, "evaluation", Evaluation.read(self.evaluation))
         if self.lengths is not None:
             from memplan.training.lengths import Lengths  # only where they are unequal
 

@@ -7,7 +7,8 @@ from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
-from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, WHOLE, Kernels
+from memplan.training.jobs import EVALUATED_ALONE, PLAIN
+from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, TILED_LOSSES, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
     PipelineRuntime,
@@ -114,6 +115,27 @@ class DerivedSetup(SetupFields):
         if engine is Engine.DEEPSPEED:
             return "ZeRO-3" if self.zero_stage is ZeroStage.PARAMETERS else ""
         return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether evaluation is laid out: under the engines and splits in which a pass of the model alone is."""
+        return self.evaluation is not None and not self.evaluates_elsewhere
+
+    @property
+    def evaluates_elsewhere(self) -> bool:
+        """Whether it is asked for where only a step's own passes are laid out."""
+        return self.evaluation is not None and (
+            self.chosen_engine is Engine.MEGATRON
+            or self.tensor_parallel * self.pipeline_parallel * self.context_parallel > 1
+            or self.expert_parallel > 1
+            or self.chosen_kernels.loss in TILED_LOSSES
+            or self.job.kind not in EVALUATED_ALONE
+        )
+
+    @property
+    def has_company(self) -> bool:
+        """Whether anything is laid out beside the steps of the model that is trained."""
+        return self.job != PLAIN or self.ema is not None or self.evaluates
 
     @property
     def is_split(self) -> bool:

@@ -39,6 +39,7 @@ from memplan.training.precision import Engine, Precision
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
     from memplan.training.averaging import Ema
+    from memplan.training.evaluation import Evaluation
     from memplan.training.lengths import Lengths
     from memplan.training.quantization import Quantization
 
@@ -153,6 +154,8 @@ class SetupFields(HashedOnce):
     """What is trained for, and which other models take part: ``dpo``, ``grpo:rollout=vllm``, …"""
     ema: "Ema | None" = None
     """An exponential average of the weights beside them: ``weights``, ``fp32``, ``bf16@cpu``."""
+    evaluation: "Evaluation | None" = None
+    """Batches without gradients between steps: how many sequences, whose logits are kept. None: none."""
     lengths: "Lengths | None" = None
     """Sequences of unequal lengths: the figures are those of the worst batch. ``seq_len`` is then what
     longer ones are cut to, or the length of a packed row."""

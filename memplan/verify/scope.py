@@ -101,6 +101,7 @@ RUN: dict[str, Check] = {
     ),
     "job": _is("job", PLAIN),
     "ema": _is("ema", None),
+    "evaluation": _is("evaluation", None),
     "lengths": _is("lengths", None),
     "quantize": _is("quantize", None, "none"),
     "outputs_held": _any,

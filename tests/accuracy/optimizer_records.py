@@ -70,9 +70,6 @@ def setup_of(record: dict[str, Any]) -> TrainingSetup:
     settings = record["settings"]
     name = settings["opt"]
     fields = dict(OPTIMIZERS.get(name) or {"optimizer": name.replace("_", "-")})
-    if "galore" in name and record["config"]["model_type"] == "gpt2":
-        # GPT-2's matrices are in Conv1D modules, which are no linear layers to GaLore.
-        fields["optimizer_options"] = {**_RANK, "target_modules": "none"}
     return TrainingSetup(
         micro_batch_size=settings["b"],
         seq_len=settings["s"],
@@ -116,7 +113,7 @@ class Marked(Ledger):
     def enter(self, part: Part, step: int = 0) -> None:
         self.marks.append((len(self.events), part, step))
 
-    def repeat(self, start: int) -> bool:  # noqa: ARG002
+    def recurs(self) -> bool:
         """No: each step has marks of its own."""
         return False
 

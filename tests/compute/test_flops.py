@@ -15,7 +15,7 @@ from memplan.model.spec import ModelSpec
 from memplan.report.shape import formula_shape
 from memplan.sources.models import load_model
 from memplan.training.freezing import FrozenParts
-from memplan.training.kernels import KERNEL_PRESETS, KernelPreset
+from memplan.training.kernels import KERNEL_PRESETS, AttentionKernel, KernelPreset
 
 GPT = {
     "model_type": "gpt2", "n_embd": 1024, "n_head": 16, "n_layer": 24, "n_positions": 2048,
@@ -79,13 +79,15 @@ def test_gpt(share: float, kernels: KernelPreset, autocast: DType | None) -> Non
 
 
 def test_gpt_components() -> None:
-    """QKV ``6bsh²``, scores and values ``4bs²h``, projection ``2bsh²``, network ``16bsh²``."""
+    """QKV ``6bsh²``, scores ``2bs²h``, values ``2bs²h``, projection ``2bsh²``, up and down ``8bsh²`` each."""
     b, s, h, layers, v = BATCH, LENGTH, 1024, 24, 51200
     forward = {
         FlopsComponent.PROJECTIONS: layers * 6 * b * s * h**2,
-        FlopsComponent.SCORES: layers * 4 * b * s**2 * h,
+        FlopsComponent.SCORES: layers * 2 * b * s**2 * h,
+        FlopsComponent.VALUES: layers * 2 * b * s**2 * h,
         FlopsComponent.OUTPUT_PROJECTION: layers * 2 * b * s * h**2,
-        FlopsComponent.FEED_FORWARD: layers * 16 * b * s * h**2,
+        FlopsComponent.FEED_FORWARD_UP: layers * 8 * b * s * h**2,
+        FlopsComponent.FEED_FORWARD_DOWN: layers * 8 * b * s * h**2,
         FlopsComponent.LOGITS: 2 * b * s * h * v,
     }
 
@@ -94,11 +96,33 @@ def test_gpt_components() -> None:
     }
 
 
+@pytest.mark.parametrize("attention", AttentionKernel)
+@pytest.mark.parametrize("config", [GPT, LLAMA], ids=lambda config: config["model_type"])
+def test_the_parts_are_the_same_whatever_the_kernel(
+    config: dict[str, Any], attention: AttentionKernel
+) -> None:
+    found = parts(
+        flops_of(config, kernels=replace(KERNEL_PRESETS[KernelPreset.HF], attention=attention))
+    )
+    assert found == parts(flops_of(config))
+
+
+def test_what_mixes_tokens_without_a_softmax_is_a_part_of_its_own() -> None:
+    found = parts(flops_of({"model_type": "qwen3_next", "num_hidden_layers": 4}, seq_len=128))
+    assert found[FlopsComponent.TOKEN_MIXING][0] > 0
+    attended = flops_of(
+        {"model_type": "qwen3_next", "num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
+        seq_len=128,
+    )
+    scores = parts(attended)[FlopsComponent.SCORES][0]
+    assert found[FlopsComponent.SCORES][0] * 4 == scores
+
+
 def test_causal_halves_the_scores_only() -> None:
     full, causal = parts(flops_of(GPT)), parts(flops_of(GPT, scores=ScoreCount.CAUSAL))
 
     for component, (forward, backward, _) in full.items():
-        half = 2 if component is FlopsComponent.SCORES else 1
+        half = 2 if component in (FlopsComponent.SCORES, FlopsComponent.VALUES) else 1
         assert causal[component] == (forward // half, backward // half, 0)
 
 
@@ -150,7 +174,8 @@ def test_encoder_decoder() -> None:
     assert found[FlopsComponent.CROSS_SCORES][0] == layers * 4 * b * source * target * h
     assert found[FlopsComponent.CROSS_PROJECTIONS][0] == layers * 4 * b * (source + target) * h**2
     encoder, decoder = source**2, target**2 // 2
-    assert found[FlopsComponent.SCORES][0] == layers * 4 * b * (encoder + decoder) * h
+    for each in (FlopsComponent.SCORES, FlopsComponent.VALUES):
+        assert found[each][0] == layers * 2 * b * (encoder + decoder) * h
     assert found[FlopsComponent.LOGITS][0] == 2 * b * target * h * 32128
 
 
@@ -161,7 +186,8 @@ def test_window() -> None:
     found = parts(flops_of(model, scores=ScoreCount.CAUSAL))
 
     area = LENGTH * window - window**2 // 2
-    assert found[FlopsComponent.SCORES][0] == 4 * BATCH * area * 1024 * 4
+    for each in (FlopsComponent.SCORES, FlopsComponent.VALUES):
+        assert found[each][0] == 2 * BATCH * area * 1024 * 4
 
 
 def test_encoders_are_never_halved() -> None:
@@ -182,34 +208,40 @@ def test_latent_attention_has_value_heads_of_their_own() -> None:
         }
     )  # fmt: skip
 
-    found = parts(flops_of(model))[FlopsComponent.SCORES]
+    found, pairs = parts(flops_of(model)), 2 * BATCH * LENGTH**2 * 8
 
-    assert found[:2] == (2 * BATCH * LENGTH**2 * 8 * (96 + 48), 4 * BATCH * LENGTH**2 * 8 * 144)
+    assert found[FlopsComponent.SCORES][:2] == (pairs * 96, 2 * pairs * 96)
+    assert found[FlopsComponent.VALUES][:2] == (pairs * 48, 2 * pairs * 48)
 
 
 def test_frozen_layers_need_half_of_backward() -> None:
     """Weights of the last layer alone: the others before it need no backward pass at all."""
     trained = parts(flops_of(LLAMA, freeze=FrozenParts.parse("embeddings,layers.0-2")))
 
-    network = parts(flops_of(LLAMA))[FlopsComponent.FEED_FORWARD]
-    assert trained[FlopsComponent.FEED_FORWARD] == (network[0], network[1] // 4, 0)
+    whole = parts(flops_of(LLAMA))
+    for each in (FlopsComponent.FEED_FORWARD_UP, FlopsComponent.FEED_FORWARD_DOWN):
+        assert trained[each] == (whole[each][0], whole[each][1] // 4, 0)
+    assert (
+        whole[FlopsComponent.FEED_FORWARD_UP][0] == 2 * whole[FlopsComponent.FEED_FORWARD_DOWN][0]
+    )
 
 
 def test_frozen_layers_above_a_trained_embedding_pass_gradients_through() -> None:
     frozen = parts(flops_of(LLAMA, freeze=FrozenParts.parse("layers.0-3")))
 
-    network = parts(flops_of(LLAMA))[FlopsComponent.FEED_FORWARD]
-    assert frozen[FlopsComponent.FEED_FORWARD] == (network[0], network[0], 0)
-    scores = frozen[FlopsComponent.SCORES]
-    assert scores[1] == 2 * scores[0]  # no weights in it
+    whole = parts(flops_of(LLAMA))
+    for each in (FlopsComponent.FEED_FORWARD_UP, FlopsComponent.FEED_FORWARD_DOWN):
+        assert frozen[each] == (whole[each][0], whole[each][0], 0)
+    for each in (FlopsComponent.SCORES, FlopsComponent.VALUES):
+        assert frozen[each][1] == 2 * frozen[each][0]  # no weights in it
 
 
 def test_megatron_selective_recomputes_core_attention() -> None:
     found = parts(flops_of(GPT, kernels=KERNEL_PRESETS[KernelPreset.MEGATRON], selective=True))
 
     again = {component for component, figures in found.items() if figures[2]}
-    assert again == {FlopsComponent.SCORES}
-    assert found[FlopsComponent.SCORES][2] == found[FlopsComponent.SCORES][0]
+    assert again == {FlopsComponent.SCORES, FlopsComponent.VALUES}
+    assert all(found[each][2] == found[each][0] for each in again)
 
 
 def test_torchtitan_selective_recomputes_every_other_product() -> None:
@@ -226,7 +258,8 @@ def test_torchtitan_selective_recomputes_every_other_product() -> None:
 
     assert found[FlopsComponent.PROJECTIONS][2] == 4 * 2 * tokens * h * kv
     assert found[FlopsComponent.OUTPUT_PROJECTION][2] == 4 * 2 * tokens * h * h
-    assert found[FlopsComponent.FEED_FORWARD][2] == 4 * 2 * tokens * h * inner
+    assert found[FlopsComponent.FEED_FORWARD_UP][2] == 4 * 2 * tokens * h * inner
+    assert found[FlopsComponent.FEED_FORWARD_DOWN][2] == 0
     assert found[FlopsComponent.SCORES][2] == 0
 
 
@@ -288,7 +321,7 @@ def test_every_matrix_is_multiplied_once_by_every_token(name: str) -> None:
 
     found = count_flops(tape, model)
 
-    scores = parts(found)[FlopsComponent.SCORES][0]
+    scores = sum(parts(found)[each][0] for each in (FlopsComponent.SCORES, FlopsComponent.VALUES))
     logits = 2 * 64 * model.hidden_size * model.vocab_size
     assert found.forward - scores == 2 * 64 * matrices + logits
     assert found.backward == 2 * found.forward

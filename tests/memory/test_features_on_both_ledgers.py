@@ -62,7 +62,7 @@ ADAPTERS = (
 JOBS = (
     "dpo", "dpo:log_probabilities=fused", "orpo", "kto", "reward", "distillation",
     "grpo:reference=same", "grpo:rollout=server,log_probabilities=fused", "ppo",
-    "sft:eval_batch_size=4,eval_batches_kept=3", "sft:generate_batch_size=4",
+    "sft:generate_batch_size=4",
 )  # fmt: skip
 FIELDS: tuple[tuple[str, float, Iterable[Any]], ...] = (
     ("adapter", 0.5, ADAPTERS),
@@ -71,6 +71,7 @@ FIELDS: tuple[tuple[str, float, Iterable[Any]], ...] = (
     ("compile", 0.3, ("layer", "model")),
     ("checkpointing", 0.4, ("full", "selective", 0.5, "0-1")),
     ("job", 0.4, JOBS),
+    ("evaluation", 0.2, (4, "4:batches_kept=3", "2:batches_kept=9,accumulation_steps=5")),
     ("ema", 0.15, ("weights", "fp32", "fp32@cpu")),
     ("fp8", 0.1, ("torchao-tensorwise", "te-delayed", "te-mxfp8")),
     ("kernels", 0.3, ("liger", "unsloth", "torchtitan", "megatron")),

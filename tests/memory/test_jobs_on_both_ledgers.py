@@ -23,7 +23,7 @@ MODEL = {
 JOBS = (
     "dpo", "dpo:reference=precomputed", "dpo:log_probabilities=fused", "orpo", "simpo", "cpo", "kto",
     "reward", "distillation", "grpo:reference=same", "grpo:rollout=server", "ppo",
-    "sft:eval_batch_size=4,eval_batches_kept=3", "sft:generate_batch_size=4",
+    "sft", "sft:generate_batch_size=4",
 )  # fmt: skip
 COMPARED = (
     "one GPU", "ddp views", "fsdp", "fsdp1 offloaded", "bf16 optimizer", "zero2", "zero3",
@@ -35,6 +35,8 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"checkpointing": "full", "gradient_accumulation_steps": 2, "micro_batch_size": 2},
     {"adapter": {"lora": {"rank": 4, "targets": "all-linear"}}},
     {"ema": "fp32"},
+    {"evaluation": "4:batches_kept=3"},
+    {"evaluation": "3:batches_kept=9,accumulation_steps=5", "gradient_accumulation_steps": 2},
 )
 
 

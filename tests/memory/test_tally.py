@@ -167,7 +167,8 @@ def heights(ledger: MarkedLedger) -> dict[str, int]:
                 alive -= sizes.pop(~event)
         name = part.value if part is Part.LOAD or step == 1 else Part.FIRST_STEP.value
         found[name] = max(found.get(name, 0), highest)
-    found["held"] = alive
+        if part is not Part.EVALUATION:
+            found["held"] = alive
     return found
 
 

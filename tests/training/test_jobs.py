@@ -46,7 +46,7 @@ def test_a_job_is_written_as_it_is_read(text: str) -> None:
         ("grpo:rollout=vllm,gpu_memory_utilization=30", "above 0 and below 1"),
         ("grpo:rollout=vllm,sleep=3", "sleep: must be 0, 1 or 2"),
         ("dpo:beta", "not KEY=VALUE"),
-        ("sft:eval_batches_kept=3", "eval_batch_size"),
+        ("sft:eval_batch_size=3", "evaluation=3, or --eval-batch-size 3"),
         (7, "expected a kind"),
     ],
 )
@@ -111,8 +111,8 @@ def test_generation_caches_keys_and_values() -> None:
 
 
 def test_evaluation_keeps_logits() -> None:
-    few = estimate(job="sft:eval_batch_size=4").phases["evaluation"].peak_bytes
-    many = estimate(job="sft:eval_batch_size=4,eval_batches_kept=100").phases["evaluation"]
+    few = estimate(evaluation=4).phases["evaluation"].peak_bytes
+    many = estimate(evaluation="4:batches_kept=100").phases["evaluation"]
     logits = 100 * 4 * 256 * 3000 * 2
     assert many.peak_bytes >= 2 * logits > few
 

@@ -294,6 +294,19 @@ def test_stepping_in_backward_never_holds_all_gradients() -> None:
     assert parts.held_bytes == whole.held_bytes
 
 
+@pytest.mark.parametrize("optimizer", ["galore-adamw", "apollo-adamw"])
+def test_what_looks_for_linear_layers_finds_none_in_gpt2(optimizer: str) -> None:
+    """GPT-2's are transformers' ``Conv1D``: every state is as large as its weight, as without targets."""
+    fields: dict[str, object] = {"engine": "ddp", "optimizer": optimizer, "precision": "bf16"}
+    model = load_model("gpt2")
+    found = estimate(model, TrainingSetup(**fields), None)  # type: ignore[arg-type]
+    whole = TrainingSetup(optimizer_options={"target_modules": "none"}, **fields)  # type: ignore[arg-type]
+    assert found.held_bytes == estimate(model, whole, None).held_bytes
+    assert any("finds none in the layers of gpt2" in each for each in found.assumptions)
+    other = estimate(load_model("llama-3.2-1b"), TrainingSetup(**fields), None)  # type: ignore[arg-type]
+    assert not any("finds none" in each for each in other.assumptions)
+
+
 def test_targets_that_no_layer_is_called_by_are_refused() -> None:
     setup = TrainingSetup(
         engine="ddp",  # type: ignore[arg-type]

@@ -124,8 +124,8 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     query_groups, key_groups = (
         (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
     )
-    # Of every head's columns in one projection a third is taken: no rows.
-    strided = spec.projection is Projection.FUSED_SELECTED
+    # Of every head's columns in one projection a third is taken: no rows, unless autocast copies them.
+    strided = spec.projection is Projection.FUSED_SELECTED and t.autocast is None
     query = norm(
         t, query, kind, "self_attn.q_norm", query_width, groups=query_groups, strided=strided
     )

@@ -95,6 +95,12 @@ class Fsdp1Options:
             reentrant_checkpointing=read.boolean("reentrant_checkpointing", default=False),
         )
         _check(setup, made)
+        if made.init_device is InitDevice.TO_EMPTY:
+            msg = (
+                "engine_options: init_device: to_empty is how FSDP2's shards are made; "
+                "for fsdp1 write cpu, meta or cuda"
+            )
+            raise SetupError(msg)
         return made
 
     def shard_degree(self, setup: TrainingSetup) -> int:

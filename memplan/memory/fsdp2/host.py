@@ -31,6 +31,7 @@ def host_memory(
     load = {
         InitDevice.CPU: whole,
         InitDevice.META: node_share,
+        InitDevice.TO_EMPTY: 0,
         InitDevice.CUDA: 0,
     }[init_device]
     saved = node_share if state_dict_type is StateDictType.FULL else 0

@@ -45,8 +45,10 @@ class InitDevice(Enum):
     CPU = "cpu"
     """Each rank loads all of it into CPU RAM, and its units pass over the GPU one by one."""
     META = "meta"
-    """Nowhere: shards are filled from a checkpoint (torchtitan; accelerate's
-    ``cpu_ram_efficient_loading``, with which one rank of the job reads it)."""
+    """Nowhere: each tensor comes to the GPU whole, and is cut there (accelerate's
+    ``cpu_ram_efficient_loading``, with which one rank of the job reads them all; torchtune)."""
+    TO_EMPTY = "to_empty"
+    """Nowhere: ``to_empty`` makes the shards on the GPU, where they are filled (torchtitan, prime-rl)."""
     CUDA = "cuda"
     """On the GPU."""
 

@@ -46,7 +46,7 @@ def program_of(
     if given.beside is not ALONE:
         from memplan.memory.programs.others import OtherModels  # only for jobs of several models
 
-        program.company = OtherModels(given.beside, ledger)
+        program.company = OtherModels(given.beside, ledger, program)
     return program
 
 

@@ -4,6 +4,7 @@
 bucket and no gradients.
 """
 
+from memplan.memory.programs.program import Program
 from memplan.memory.programs.zero3 import ShardedParametersProgram
 
 
@@ -23,15 +24,31 @@ class FrozenShardsProgram(ShardedParametersProgram):
         if self.gathers and self.keeps_small:
             self.coordinator.keep(self.persistent)
 
+    shares_coordinator = False
+    """It gathers with the trained model's own coordinator, in a pass between its steps."""
+
+    def take_over(self, other: Program) -> None:
+        """The trained model's pass without gradients: the hooks are its own, and so is the order of modules.
+
+        That goes on behind a forward pass with the backward one: what this would read stays gathered, as far
+        as ``max_reuse_distance`` lets it (``parameter_offload.py``, ``_end_of_forward_hook``, sets the
+        coordinator back, and lets go of nothing).
+        """
+        if isinstance(other, ShardedParametersProgram) and self.gathers:
+            self.coordinator = other.coordinator
+            self.shares_coordinator = True
+
     def begin_pass(self) -> None:
         """The coordinator starts anew, with the order of modules that a first pass would record."""
-        if self.gathers:
+        if self.shares_coordinator:
+            self.coordinator.restart()
+        elif self.gathers:
             if not self.coordinator.recorded:
                 self.coordinator.recorded = list(self._order_of_modules())
             self.coordinator.restart()
 
     def end_pass(self) -> None:
         """All that was gathered goes, but for what stays."""
-        if self.gathers:
+        if self.gathers and not self.shares_coordinator:
             self.coordinator.let_go(range(len(self.numels)))
             self._keep_small()

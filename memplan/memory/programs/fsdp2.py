@@ -23,12 +23,13 @@ from memplan.memory.fsdp2.units import (
     UnitFormats,
     cut_dimension,
     find_units,
+    is_tied,
     own_shape,
     own_states,
     shard_numel,
 )
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Weight, is_trained
+from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _TAIL_HOOK = (0, 0)
+_TIED = "the tied output matrix's own, until it is tied again"
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
@@ -106,26 +108,59 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     # -- loading and stepping --------------------------------------------------------------------
 
     def load(self) -> None:
-        """Each unit whole before its shards; shards that are filled later, tensor by tensor.
+        """Each unit whole before its shards; or tensor by tensor; or the shards as they are.
 
-        (accelerate 1.15, ``fsdp2_load_full_state_dict``)
+        (torch 2.13, ``FSDPParam._init_sharded_param``; accelerate 1.15, ``fsdp2_load_full_state_dict``, and
+        torchtune 0.6, ``load_from_full_model_state_dict``; ``torch.nn.Module.to_empty``)
         """
-        ledger = self.ledger
-        if self.options.init_device is not InitDevice.META:
-            self._load_units()
-            return
-        for weight in self.weights:
-            size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
-            whole = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-            self.load_shard(weight)
-            ledger.free(whole)
-        self.load_buffers()
+        match self.options.init_device:
+            case InitDevice.TO_EMPTY:
+                self._load_empty()
+            case InitDevice.META:
+                self._load_whole()
+            case InitDevice.CPU | InitDevice.CUDA:
+                self._load_units()
 
-    def load_shard(self, weight: Weight) -> None:
+    def _load_empty(self) -> None:
+        """Shards and tables in the order of the modules; a tied one has its own, until it is tied again."""
+        for weight in self.weights:
+            self.load_shard(weight)
+        self.load_buffers()
+        if is_tied(self.given.tape):
+            self._free_shard(self.load_shard(self._table, name=_TIED))
+
+    def _load_whole(self) -> None:
+        """Each tensor whole, then its shard; accelerate's state dict has a tied one under both names."""
+        for weight in self.weights:
+            self._cut(weight, name=weight)
+        tied = None
+        if is_tied(self.given.tape) and self.options.wrapping is Wrapping.ACCELERATE:
+            tied = self._cut(self._table, name=_TIED)
+        self.load_buffers()
+        self._free_shard(tied)
+
+    @property
+    def _table(self) -> Weight:
+        """The token table, which a tied output matrix is."""
+        return self.given.tape.segments[0].parameters[0], 0
+
+    def _cut(self, weight: Weight, *, name: object) -> Block | None:
+        size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
+        whole = self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, name)
+        shard = self.load_shard(weight, name=name)
+        self.ledger.free(whole)
+        return shard
+
+    def _free_shard(self, shard: Block | None) -> None:
+        if shard is not None:
+            self.ledger.free(shard)
+
+    def load_shard(self, weight: Weight, *, name: object = None) -> Block | None:
         """One weight's, where it is kept on the GPU."""
-        if not self.offloaded:
-            size = self._shard_bytes(weight[0])
-            self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+        if self.offloaded:
+            return None
+        size = self._shard_bytes(weight[0])
+        return self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, name or weight)
 
     def _load_units(self) -> None:
         """Layer by layer, the root last: moved to the GPU whole, then cut (``_init_sharded_param``)."""
@@ -360,6 +395,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     def end_pass(self) -> None:
         """Without a backward pass the order of this one is of no use."""
         self.order.clear()
+
+    def take_over(self, other: Program) -> None:
+        """What a unit's last forward pass left gathered is there for the next, whoever's it is."""
+        assert isinstance(other, Fsdp2Program)
+        for mine, theirs in zip(self._uses(), other._uses(), strict=True):
+            if theirs.gathered:
+                mine.gathered, theirs.gathered = theirs.gathered, []
 
     def kept_numel(self, parameter: Parameter) -> int:
         """A chunk of each."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import Beside, Share, SideLedger, SideModel, When
 from memplan.memory.ledger import Block, Ledger, Part
-from memplan.memory.programs.program import Program
+from memplan.memory.programs.program import Program, RankProgram
 from memplan.memory.rank import RankInput
 from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine
@@ -49,12 +49,16 @@ class OtherProgram:
         program.playback.return_loss()
         program.end_pass()
         program.playback.let_go()
-        if self.side.copied_bytes:
-            self.ledger.use(
-                self.side.copied_bytes, kind=_CACHE, name="logits joined to earlier ones"
-            )
         if kept is not None:
             self.ledger.free(kept)
+
+
+def _other_program(side: SideModel, ledger: Ledger, trained: RankProgram) -> OtherProgram:
+    if side.evaluation is None:
+        return OtherProgram(side, ledger)
+    from memplan.memory.programs.evaluation import EvaluationProgram  # only where there is one
+
+    return EvaluationProgram(side, side.evaluation, ledger, trained)
 
 
 def _program(side: SideModel, ledger: SideLedger) -> Program:
@@ -94,10 +98,10 @@ def shards_frozen_models(engine: Engine, stage: ZeroStage | None, num_ranks: int
 class OtherModels:
     """All of a job's other models, and its shares of the card."""
 
-    def __init__(self, beside: Beside, ledger: Ledger) -> None:
+    def __init__(self, beside: Beside, ledger: Ledger, trained: RankProgram) -> None:
         self.ledger = ledger
         self.shares = beside.shares
-        self.others = [OtherProgram(each, ledger) for each in beside.models]
+        self.others = [_other_program(each, ledger, trained) for each in beside.models]
 
     def load(self) -> None:
         """Everything that stays."""

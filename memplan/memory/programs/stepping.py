@@ -64,12 +64,19 @@ class Stepper:
             self._make(tensors, of)
 
     def _check_targets(self, tensors: Sequence[Stepped]) -> None:
-        """Raise ``SetupError`` where the names of what is projected are no layer's."""
+        """Raise ``SetupError`` where the names of what is projected are no layer's.
+
+        A layer of that name that is none to torch is passed over, as in a loop that looks for linear ones.
+        """
         targets = str(dict(self.options).get("target_modules", NO_TARGETS))
         script = Script(self.options, first=True)
         if targets == NO_TARGETS or any(self.row.group(script, each) for each in tensors):
             return
-        linear = (TensorRole.LINEAR, TensorRole.QUERY_KEY)
+        from memplan.training.optimizers.low_rank import is_named  # only where names decide
+
+        if any(each.role is TensorRole.CONV1D and is_named(script, each) for each in tensors):
+            return
+        linear = (TensorRole.LINEAR, TensorRole.QUERY_KEY, TensorRole.CONV1D)
         names = dict.fromkeys(each.module for each in tensors if each.role in linear)
         msg = (
             f"optimizer_options: target_modules: no linear layer's name has {targets}; "
@@ -252,6 +259,8 @@ def role_of(parameter: Parameter) -> TensorRole:
     """What a parameter is to an optimizer, by its role in its module."""
     if len(parameter.shape) != 2:
         return TensorRole.OTHER
+    if parameter.in_conv1d:
+        return TensorRole.CONV1D
     return _ROLES.get(parameter.role, TensorRole.LINEAR)
 
 

@@ -55,6 +55,7 @@ def emit(setup: TrainingSetup) -> Emitted:
         **_precision(setup),
     }
     values |= _kernels(setup)
+    values |= _evaluation(setup)
     if setup.compile is Compilation.LAYER:
         msg = "the Trainer compiles the whole model; choose `compile='model'`"
         raise refuse(msg)
@@ -85,6 +86,26 @@ def emit(setup: TrainingSetup) -> Emitted:
     else:
         setup = replace(setup, upcast_outputs=setup.chosen_precision is not Precision.FP32)
     return Emitted(values=values, setup=setup, notes=tuple(notes))
+
+
+def _evaluation(setup: TrainingSetup) -> dict[str, object]:
+    """Batches between steps, and when what is kept of them goes to the CPU."""
+    how = setup.evaluation
+    if how is None:
+        return {}
+    if how.num_kept and how.num_kept != how.accumulation_steps:
+        msg = (
+            "the Trainer's arguments do not say how many batches an evaluation has: give "
+            f"accumulation_steps={how.num_kept} too, after which their logits go to the CPU"
+        )
+        raise refuse(msg)
+    values: dict[str, object] = {
+        "eval_strategy": "epoch", "per_device_eval_batch_size": how.batch_size,
+        "prediction_loss_only": not how.num_kept,
+    }  # fmt: skip
+    if how.accumulation_steps is not None:
+        values["eval_accumulation_steps"] = how.accumulation_steps
+    return values
 
 
 def _kernels(setup: TrainingSetup) -> dict[str, object]:

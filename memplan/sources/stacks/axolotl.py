@@ -61,6 +61,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_tuning(keys, found)
     _read_engine(keys, found)
     _read_job(keys, found)
+    _read_evaluation(keys, found)
     add_optimizer(keys, "optimizer", found, given)
     keys.used |= {"optim_args", "optim_target_modules", "batch_size", "plugins"}
     rank = keys.take("dion_rank_fraction"), keys.take("qgalore_rank")
@@ -239,6 +240,24 @@ def _targets(keys: Keys, names: object) -> tuple[str, ...] | str | None:
     return keys.names("lora_target_modules") or None
 
 
+def _read_evaluation(keys: Keys, found: Found) -> None:
+    """As axolotl makes arguments of it, without ``compute_metrics`` (``core/builders/base.py``, ``causal.py``).
+
+    Where nothing says how often, there is none; the cache is emptied after as many batches as are added up.
+    """
+    has_set = keys.on("val_set_size") or keys.on("test_datasets")
+    asked = [keys.on(key) for key in ("eval_steps", "evals_per_epoch", "eval_strategy")]
+    size = keys.count("eval_batch_size") or found.arguments["per_device_train_batch_size"]
+    if not has_set or not any(asked):
+        return
+    found.arguments |= {
+        "eval_strategy": "steps",
+        "per_device_eval_batch_size": size,
+        "eval_accumulation_steps": found.arguments["gradient_accumulation_steps"],
+        "prediction_loss_only": True,
+    }
+
+
 def _layers(keys: Keys) -> tuple[int, ...]:
     """Numbers of the layers that are adapted."""
     value = keys.take("peft_layers_to_transform")
@@ -286,8 +305,6 @@ def _read_job(keys: Keys, found: Found) -> None:
         )
     for key in ("max_prompt_len", "precompute_ref_log_probs"):
         keys.take(key)
-    if keys.on("val_set_size"):
-        found.notes.append("val_set_size: evaluation between steps is not counted")
     trl = keys.section("trl")
     if trl:
         found.notes.append(f"trl: {', '.join(trl)}: are not read; job says what is generated")

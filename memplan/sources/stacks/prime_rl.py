@@ -98,7 +98,7 @@ def _read_sizes(keys: Keys, found: Found, *, is_rl: bool) -> None:
 
 
 def _read_engine(keys: Keys, found: Found) -> None:
-    found.options["init_device"] = "meta"
+    found.options["init_device"] = "to_empty"
     weights = keys.text("model.optimization_dtype") or "float32"
     found.fields["precision"] = "bf16-mixed" if weights == "float32" else "bf16"
     found.options["reduce_dtype"] = keys.choice("model.reduce_dtype", _DTYPES)

@@ -65,7 +65,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_compilation(keys, found)
     _read_fp8(keys, found)
     found.fields["engine"] = "fsdp"
-    found.options["init_device"] = "meta"
+    found.options["init_device"] = "to_empty"
     found.options["wrapping"] = "torchtitan"
 
 

@@ -49,6 +49,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         _read_model(keys, found, component)
     found.fields["micro_batch_size"] = keys.count("batch_size") or 1
     found.fields["gradient_accumulation_steps"] = keys.count("gradient_accumulation_steps") or 1
+    _read_evaluation(keys, found)
     _read_lengths(keys, found, given)
     found.fields["precision"] = keys.choice("dtype", _PRECISIONS)
     _read_engine(keys, found, given)
@@ -121,6 +122,13 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.options["init_device"] = "meta"
     if {*layers} == {"tok_embeddings", "output"}:
         found.options["wrapping"] = "torchtitan"
+
+
+def _read_evaluation(keys: Keys, found: Found) -> None:
+    """Of a batch the loss alone is kept (``full_finetune_single_device.py``, ``validate``)."""
+    every, size = keys.count("run_val_every_n_steps"), keys.count("batch_size_val")
+    if every is not None and keys.has("dataset_val"):
+        found.fields["evaluation"] = size or found.fields["micro_batch_size"]
 
 
 def _read_checkpointing(keys: Keys, found: Found) -> None:

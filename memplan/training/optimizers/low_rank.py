@@ -37,8 +37,11 @@ def is_targeted(script: Script, tensor: Stepped) -> bool:
     """
     if tensor.role not in (TensorRole.LINEAR, TensorRole.QUERY_KEY, TensorRole.HEAD):
         return False
-    if len(tensor.shape) != 2:
-        return False
+    return len(tensor.shape) == 2 and is_named(script, tensor)
+
+
+def is_named(script: Script, tensor: Stepped) -> bool:
+    """Whether the targets name its module."""
     targets = script.text("target_modules")
     if targets.replace("_", "-") == "all-linear":
         return True

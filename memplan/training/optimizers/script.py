@@ -33,6 +33,8 @@ class TensorRole(Enum):
     """The output matrix, where it is not the embedding."""
     QUERY_KEY = "query-key"
     """The matrix of a linear layer that makes queries or keys."""
+    CONV1D = "conv1d"
+    """The matrix of a module that does as a linear layer does and is none (GPT-2)."""
     OTHER = "other"
     """Norms, biases, stacked experts; and any flat shard."""
 

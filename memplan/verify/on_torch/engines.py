@@ -153,14 +153,14 @@ def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
         "mp_policy": policy,
         "reshard_after_forward": options.reshard_after_forward,
     }
-    if options.init_device is not InitDevice.META:
+    if options.init_device not in (InitDevice.META, InitDevice.TO_EMPTY):
         # A fake tensor cannot be moved where it stands: it begins on the card.
         to_device(model, options.init_device.value if has_gpu else "cuda", fill=False)
     for layers in layer_lists(model):
         for layer in layers:
             fully_shard(layer, **choices)
     fully_shard(model, **choices)
-    if options.init_device is InitDevice.META:
+    if options.init_device in (InitDevice.META, InitDevice.TO_EMPTY):
         model.to_empty(device="cuda")
         model.tie_weights()
     if has_gpu:

@@ -1,0 +1,68 @@
+"""Evaluation between steps, against runs of PyTorch's CUDA build that evaluate as transformers' Trainer does.
+
+``tests/data/evaluation.json`` holds 20 of them: one GPU, DDP, FSDP2, ZeRO-2 and ZeRO-3, with the loss alone or
+with logits kept, in batches of once to eight times the micro-batch.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan.estimator import Estimate, estimate
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+DATA: dict[str, Any] = json.loads(
+    (Path(__file__).parent.parent / "data" / "evaluation.json").read_text()
+)
+TOLERANCE = 1e-4
+"""The runs count what was asked for; memplan rounds each tensor up to the allocator's 512 bytes."""
+RESERVED = 5e-4
+"""Equal to the byte in 19; in one a small segment more."""
+LEAST = 2.5e-3
+"""The runs' own is found to 1/512 of the peak."""
+
+
+def answer_to(case: dict[str, Any], **fields: Any) -> Estimate:
+    model = load_model(DATA["models"][case["model"]], "causal-lm")
+    setup = TrainingSetup(**{**case["setup"], **fields})
+    return estimate(model, setup, load_gpu("a100-80gb"), rank=0)
+
+
+@pytest.mark.parametrize("case", [pytest.param(each, id=each["id"]) for each in DATA["cases"]])
+def test_as_the_real_run(case: dict[str, Any]) -> None:
+    answer, truth = answer_to(case), case["truth"]
+    for name in ("forward", "backward", "evaluation"):
+        assert answer.phases[name].peak_bytes == pytest.approx(truth[name], rel=TOLERANCE), name
+    assert answer.reserved_bytes == pytest.approx(truth["reserved"], rel=RESERVED)
+    assert answer.run.required_bytes == pytest.approx(truth["least_capacity"], rel=LEAST)
+
+
+@pytest.mark.parametrize("case", [DATA["cases"][1]], ids=["one-bf16-b8"])
+def test_it_takes_part_in_every_figure(case: dict[str, Any]) -> None:
+    answer, without = answer_to(case), answer_to(case, evaluation=None)
+    assert answer.deciding_phase == "evaluation"
+    assert answer.worst_bytes == answer.phases["evaluation"].peak_bytes > without.worst_bytes
+    assert answer.total_bytes.low > without.total_bytes.high
+    assert answer.peak_bytes == without.peak_bytes, "a training step is what it was"
+    assert "evaluation" not in without.phases
+    assert any("evaluation between steps in batches of 8" in text for text in answer.assumptions)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_gpus": 8, "engine": "fsdp", "tensor_parallel": 2},
+        {"num_gpus": 2, "pipeline_parallel": 2, "gradient_accumulation_steps": 4},
+        {"job": "dpo"},
+    ],
+)
+def test_where_it_is_not_laid_out_no_verdict_says_fits(fields: dict[str, Any]) -> None:
+    model = load_model(DATA["models"]["llama 1024 x4"], "causal-lm")
+    answer = estimate(model, TrainingSetup(seq_len=128, evaluation=4, **fields), load_gpu("h200"))
+    assert "evaluation" not in answer.phases
+    assert answer.verdict == "states fit"
+    assert any("evaluation between steps" in text for text in answer.unmodelled)
