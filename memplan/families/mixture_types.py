@@ -293,9 +293,7 @@ MIXTURES: dict[str, Mixture] = {
             cast_weights=True,
         ),
         bias_key="use_bias",
-        rotary=RotarySpec(
-            dim=0, upcast_apart=True, expanded_tables=True, full_tables=True
-        ),
+        rotary=RotarySpec(dim=0, upcast_apart=True, expanded_tables=True, full_tables=True),
         normalizes=True,
         shared_count="moe_num_shared_experts",
         shared_first=True,
