@@ -52,7 +52,7 @@ def estimate(
 
         asked = looked_up(asked)
     answer = estimate_memory(spec, asked, card, rank=rank)
-    answer = replace(answer, is_replayed=True, node_memory_bytes=_size(cpu_memory))
+    answer = replace(answer, node_memory_bytes=_size(cpu_memory))
     if asked.lengths is None:
         return answer
     from memplan.search.lengths import with_batches
@@ -66,12 +66,10 @@ def sweep(
     *,
     gpus: Sequence[str | GpuSpec] = (),
     cpu_memory: str | int | None = None,
-    exact: bool = False,
     num_jobs: int = 1,
 ) -> "Sweep":
     """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
 
-    ``exact`` replays every run through the allocator; without it verdicts rest on bounds.
     ``cpu_memory`` is that of a node, as ``estimate`` takes it. The work is spread over ``num_jobs``
     processes; that changes no result.
 
@@ -99,7 +97,6 @@ def sweep(
         load_model(model),
         made,
         cards,
-        exact=exact,
         num_jobs=num_jobs,
         node_memory_bytes=_size(cpu_memory),
     )

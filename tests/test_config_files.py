@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import memplan
-from memplan.memory.allocator import AllocatorPeaks
+from memplan.memory.replay import OnCard
 
 pytestmark = pytest.mark.long
 
@@ -43,7 +43,7 @@ def test_the_command_at_its_top_runs(
     path: Path, run: Callable[..., Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That it is read and answered: how much less memory would do as well is not looked for here."""
-    monkeypatch.setattr("memplan.memory.allocator.bisect_capacity", as_reserved)
+    monkeypatch.setattr("memplan.memory.replay.floor_bytes", as_reserved)
     monkeypatch.chdir(checkout)
     command = command_of(path)
     assert f"configs/{path.parent.name}/{path.name}" in command
@@ -52,9 +52,9 @@ def test_the_command_at_its_top_runs(
     assert "GiB" in outcome.stdout
 
 
-def as_reserved(completes: object, peaks: AllocatorPeaks, **bounds: object) -> int:  # noqa: ARG001
+def as_reserved(on_card: OnCard, *, caution: int) -> int:  # noqa: ARG001
     """What stands for the search of the least capacity: one with which a run completes."""
-    return peaks.reserved_bytes
+    return on_card(None).reserved_bytes
 
 
 def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

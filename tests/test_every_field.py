@@ -276,7 +276,6 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "deepspeed_formula": (JOB, ("--deepspeed-formula", "current")),
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
-        "exact": ((*JOB, "--zero", "2"), ("--exact",)),
         "legend": (JOB, ("--legend",)),
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "lifetimes": (JOB, ("--lifetimes",)),
@@ -297,7 +296,6 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "sequence_parallel": (SPLIT, ("--sequence-parallel", "true")),
         "offload": (JOB, ("--offload", "cpu")),
         "setup_file": (MODEL, ("--setup", "setup.yaml")),
-        "exact": ((*MODEL, "--gpu-memory", "1.5GiB"), ("--exact",)),
         "jobs": (MODEL, ("--jobs", "-1")),
     },
     "plan": {
@@ -316,7 +314,6 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "time": ((*JOB, "--maximize", "batch"), ("--time",)),
         "limit": (JOB, ("--limit", "1")),
         "maximize": (JOB, ("--maximize", "seq-len")),
-        "exact": (JOB, ("--exact",)),
         "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
     },
     "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},

@@ -9,7 +9,7 @@ const report = document.querySelector("#report");
 const state = document.querySelector("#state");
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const NARROWEST = 40, WIDEST = 160;
-const ONLY_ESTIMATE = ["--exact", "--reserved", "--least", "--check", "--fail-on", "--cpu-memory"];
+const ONLY_ESTIMATE = ["--reserved", "--least", "--check", "--fail-on", "--cpu-memory"];
 
 let files = {};
 let asked = null; // the words of the question shown

@@ -37,7 +37,6 @@ from memplan.cli.sweep_options import (
     BaselineOption,
     CheckOption,
     EmitOption,
-    ExactOption,
     FailOnOption,
     GlobalBatchOption,
     OutputOption,
@@ -140,7 +139,6 @@ def estimate(
         ),
     ] = False,
     times: Values = NO_TIMES,
-    exact: ExactOption = False,
     lifetimes: Annotated[
         bool,
         typer.Option(
@@ -154,7 +152,7 @@ def estimate(
         typer.Option(
             "--reserved",
             help="Show what PyTorch's allocator reserves too (nvidia-smi's figure without the "
-            "context); replays every run.",
+            "context).",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
@@ -274,7 +272,6 @@ def estimate(
         setups = _with_global_batch(ctx, setups, global_batch_size)
     first = setups[0]
     gpus = chosen_gpus(gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first)
-    exact = exact or reserved or len(setups) == 1
     from memplan import cli
     from memplan.search import together
     from memplan.search.cores import usable_cores
@@ -288,14 +285,12 @@ def estimate(
         gpus=gpus,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
         notes=base.notes,
-        exact=exact,
-        says_least=exact or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
     rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)
     if any(each.lengths is not None for each in setups):
         from memplan.search.lengths import with_batches
 
-        rows = [[with_batches(each, exact=exact) for each in row] for row in rows]
+        rows = [[with_batches(each) for each in row] for row in rows]
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -308,7 +303,6 @@ def estimate(
             rows,
             output_format,
             everywhere=everywhere,
-            exact=exact,
             legend=legend,
             reserved=reserved,
             lifetimes=lifetimes,
@@ -338,7 +332,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"exact", "legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"legend", "lifetimes", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 
 

@@ -67,7 +67,6 @@ def show(
     output_format: OutputFormat,
     *,
     everywhere: bool,
-    exact: bool,
     legend: bool,
     reserved: bool,
     lifetimes: bool = False,
@@ -79,7 +78,7 @@ def show(
     """
     if output_format is not OutputFormat.TABLE:
         if output_format is OutputFormat.MARKDOWN:
-            _show_markdown(rows, everywhere=everywhere, exact=exact, question=question)
+            _show_markdown(rows, everywhere=everywhere, question=question)
             if lifetimes:
                 _say_lifetimes(rows)
             return
@@ -117,7 +116,7 @@ def show(
         )  # fmt: skip
     else:
         print_comparison(
-            console, rows, hints, exact=exact, legend=legend, reserved=reserved,
+            console, rows, hints, legend=legend, reserved=reserved,
             lifetimes=lifetimes, question=question,
         )  # fmt: skip
 
@@ -139,7 +138,6 @@ def _show_markdown(
     rows: "Sequence[Sequence[Estimate]]",
     *,
     everywhere: bool,
-    exact: bool,
     question: "TimeQuestion | None",
 ) -> None:
     """Write the answer for people who read it elsewhere."""
@@ -150,4 +148,4 @@ def _show_markdown(
 
     rows = simplest_first(rows)
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
-    say(estimate_markdown(rows, hints, exact=exact, version=__version__, question=question))
+    say(estimate_markdown(rows, hints, version=__version__, question=question))

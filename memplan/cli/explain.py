@@ -173,7 +173,6 @@ def explain(
     from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
-    from memplan.estimator import settled
     from memplan.sources.models import load_model
     from memplan.training.setup import TrainingSetup
 
@@ -209,10 +208,7 @@ def explain(
         (only,) = chosen_gpus(names, gpu_memory)
         print_lanes(TerminalConsole(), estimate_memory(spec, setup, only))
         return
-    found = [
-        settled(estimate_memory(spec, setup, each), always=True)
-        for each in chosen_gpus(names, gpu_memory)
-    ]
+    found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
     if output is not None:
         _write(found, output)
         return
@@ -225,7 +221,7 @@ def explain(
     if versus is not None:
         other, cards = _versus_setup(ctx, versus, base, engine_words)
         card = cards[0] if cards else found[0].gpu
-        answer = settled(estimate_memory(spec, other, card), always=True)
+        answer = estimate_memory(spec, other, card)
         _show_versus(found[0], answer, versus, output_format)
         return
     _show(found[0], output_format)

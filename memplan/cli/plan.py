@@ -31,7 +31,6 @@ from memplan.cli.sweep_options import (
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
-    ExactOption,
     GlobalBatchOption,
     GpuNames,
     GpusAxis,
@@ -141,7 +140,6 @@ def plan(
             "--limit", metavar="N", min=1, help="Setups to show.", rich_help_panel=PLAN_PANEL
         ),
     ] = 10,
-    exact: ExactOption = False,
     global_batch_size: GlobalBatchOption = None,
     seq_len: Annotated[
         int | None,
@@ -248,7 +246,6 @@ def plan(
         allow=_concessions(allow),
         limit=limit,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
-        exact=exact,
     )
     spec = load_model(
         model,

@@ -32,7 +32,6 @@ from memplan.cli.sweep_options import (
     BaselineOption,
     CheckOption,
     EngineAxis,
-    ExactOption,
     FailOnOption,
     FsdpStrategyAxis,
     GlobalBatchOption,
@@ -123,7 +122,6 @@ def sweep(
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
     times: Values = NO_TIMES,
-    exact: ExactOption = False,
     jobs: JobsOption = 1,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
@@ -182,7 +180,7 @@ def sweep(
     node = node_memory(cpu_memory) if cpu_memory is not None else None
     if node is None and file is not None:
         node = file.node_memory_bytes
-    made = Sweep(spec, grid, gpus, exact=exact, num_jobs=_processes(jobs), node_memory_bytes=node)
+    made = Sweep(spec, grid, gpus, num_jobs=_processes(jobs), node_memory_bytes=node)
     _show(made, output_format, matrix, checks, question)
 
 

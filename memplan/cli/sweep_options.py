@@ -181,16 +181,6 @@ def parse_share(text: str, *, option: str) -> float:
     return share
 
 
-ExactOption = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Replay every run through torch's allocator, where bounds decide too: slower.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-
-
 JobsOption = Annotated[
     int,
     typer.Option(

@@ -2,15 +2,13 @@
 
 from memplan.estimator.estimate import Estimate, Verdict
 from memplan.estimator.estimation import estimate, least_bytes, walked_bytes
-from memplan.estimator.settling import expandable_note, settled, without_run
+from memplan.estimator.handing_over import without_run
 
 __all__ = [
     "Estimate",
     "Verdict",
     "estimate",
-    "expandable_note",
     "least_bytes",
-    "settled",
     "walked_bytes",
     "without_run",
 ]

@@ -4,14 +4,13 @@ from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass, replace
+from memplan.estimator.overhead import nccl_of, overhead_of
+from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource
-from memplan.memory.runtime import ByteRange, bounded_range, overhead_range
+from memplan.memory.runtime import ByteRange, context_range
 from memplan.model.spec import ModelSpec
-from memplan.training.choices import FsdpStrategy
-from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
 from memplan.upward import Displayed
@@ -25,6 +24,10 @@ SCHEMA_VERSION = 1
 """Of ``Estimate.to_dict`` and of the JSON that reports write."""
 
 
+FLUSHES_NOTE = (
+    "on {gpu} the allocator gives cached memory back and takes it again in every step, which is slow: "
+    "it holds what is needed, not what would be reserved"
+)
 NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
@@ -78,9 +81,6 @@ class Estimate(Displayed):
     ranges and verdicts, whose low end this is. None: it is none."""
     node_memory_bytes: int | None = None
     """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
-    is_replayed: bool = False
-    """The verdict and the range rest on a replay of the run through torch's allocator; else on
-    bounds, within which *tight* means undecided."""
 
     def __repr__(self) -> str:
         card = self.gpu.short_name if self.gpu is not None else "GPU"
@@ -180,123 +180,102 @@ class Estimate(Displayed):
 
     @property
     def required_bytes(self) -> int:
-        """Least memory for the allocator's segments with which loading and steps complete [bytes]."""
-        return self.run.required_on(self.segment_rooms)
+        """Least memory for the allocator's segments from which on every larger one is enough for loading
+        and all steps [bytes].
 
-    @property
-    def segment_rooms(self) -> tuple[int, ...]:
-        """What context and NCCL leave of the card for segments, at least and at most [bytes]."""
+        What of this card is left for segments is looked at too, be it between two that are enough.
+        """
+        required = self.run.required_bytes
         if self.gpu is None:
-            return ()
+            return required
         capacity, overhead = self.gpu.capacity_bytes, self.overhead_bytes
-        return capacity - overhead.high, capacity - overhead.low
+        for room in (capacity - overhead.high, capacity - overhead.low):
+            while required <= room:
+                found = self.run.on_card(room)
+                if found.died_at is None:
+                    break
+                assert found.lacked_bytes is not None, "a run dies for want of something"
+                required = found.lacked_bytes
+        return required
 
     @property
     def overhead_bytes(self) -> ByteRange:
         """CUDA context and NCCL, which lie beside the allocator's segments [bytes]."""
-        return overhead_range(
-            self.gpu.compute_capability if self.gpu is not None else None,
-            num_communicators=num_communicators(self.setup),
-        )
+        return overhead_of(self.setup, self.gpu)
 
     @property
-    def bounded_bytes(self) -> ByteRange:
-        """What it needs of a card by what it allocates, without a replay [bytes]."""
-        found = bounded_range(self.worst_bytes, self.overhead_bytes)
-        return found if self.crowded is None else found.up_to(self.crowded.bounded_bytes)
+    def context_bytes(self) -> ByteRange:
+        """CUDA context alone [bytes]."""
+        return context_range(self.gpu.compute_capability if self.gpu is not None else None)
+
+    @property
+    def nccl_bytes(self) -> ByteRange:
+        """NCCL's buffers alone; nothing where no GPUs exchange anything [bytes]."""
+        return nccl_of(self.setup)
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """What the allocator must have beyond what is asked of it at the fullest moment [bytes]."""
+        return max(0, self.required_bytes - self.run.peaks.requested_bytes)
+
+    @property
+    def all_gpus_bytes(self) -> ByteRange:
+        """What all GPUs of the job need together, each counted as the fullest [bytes]."""
+        total, num_gpus = self.total_bytes, self.setup.num_gpus
+        return ByteRange(num_gpus * total.low, num_gpus * total.high)
 
     @property
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
-        if not self.is_replayed:
-            return self.bounded_bytes
-        overhead = self.overhead_bytes
-        required = self.required_bytes
+        overhead, required = self.overhead_bytes, self.required_bytes
         found = ByteRange(required + overhead.low, required + overhead.high)
-        most = self._at_most
-        return found if most is None else found.up_to(most.total_bytes)
-
-    @property
-    def _at_most(self) -> "Estimate | None":
-        """Its high end, replayed where this is."""
-        if self.crowded is None or self.crowded.is_replayed is self.is_replayed:
-            return self.crowded
-        return replace(self.crowded, is_replayed=self.is_replayed)
-
-    @property
-    def judged_bytes(self) -> ByteRange:
-        """What the verdict rests on, the bounds where these decide it [bytes].
-
-        Of a run that completes in a replay on this card, what it reserves there is the high end; only
-        where it does not is the least memory looked for.
-        """
-        if not self.is_replayed or self.gpu is None:
-            return self.total_bytes
-        most = self._at_most
-        if most is not None:
-            return replace(self, crowded=None).judged_bytes.up_to(most.judged_bytes)
-        bounds, overhead = self.bounded_bytes, self.overhead_bytes
-        if self._verdict_of(self.worst_bytes) is not Verdict.TIGHT or self.account.unsaved:
-            return bounds
-        if self.verdict is Verdict.OOM:
-            return self.total_bytes
-        capacity, low = self.gpu.capacity_bytes, bounds.low
-        room = capacity - overhead.high
-        if self.verdict is Verdict.TIGHT:
-            low = max(low, room + overhead.low)
-            room = capacity - overhead.low
-        high = self.run.on_card(room).reserved_bytes + overhead.high
-        return ByteRange(low, min(high, bounds.high))
+        return found if self.crowded is None else found.up_to(self.crowded.total_bytes)
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether it fits; None without a GPU."""
-        most = self._at_most
-        if most is not None:
-            return _between(replace(self, crowded=None).verdict, most.verdict)
-        found = self._verdict_of(self.worst_bytes)
-        if found is Verdict.TIGHT and self.is_replayed and not self.account.unsaved:
-            return self._replayed_verdict()
-        return found
-
-    def _replayed_verdict(self) -> Verdict:
-        """What becomes of the run on this card."""
-        least, most = self.segment_rooms
-        if self.run.on_card(least).died_at is None:
-            return Verdict.FITS
-        return Verdict.TIGHT if self.run.on_card(most).died_at is None else Verdict.OOM
-
-    @property
-    def num_flushes(self) -> int:
-        """How often the allocator gives its free segments back on this card, in the steps played.
-
-        0 where it does not, where nothing is replayed, and without a GPU. Each is a synchronisation.
-        """
-        if not self.is_replayed or self.gpu is None:
-            return 0
-        return self.run.on_card(self.gpu.capacity_bytes - self.overhead_bytes.high).num_flushes
-
-    @property
-    def step_verdict(self) -> Verdict | None:
-        """Whether a training step alone would fit, loading and saving aside.
-
-        Where these need more than it, and the whole run does not fit, by bounds.
-        """
-        found = self.verdict
-        if found is Verdict.FITS or self.worst_bytes == self.peak_bytes:
-            return found
-        return self._verdict_of(self.peak_bytes)
-
-    def _verdict_of(self, num_bytes: int) -> Verdict | None:
+        """Whether it fits: what ``total_bytes`` says of the card; None without a GPU."""
         if self.gpu is None:
             return None
-        total = bounded_range(num_bytes, self.overhead_bytes)
         capacity = self.gpu.capacity_bytes
-        if total.low > capacity:
+        if self.is_beyond(capacity):
             return Verdict.TIGHT if self.account.unsaved else Verdict.OOM
         if self.unmodelled:
             return Verdict.STATES_FIT
-        return Verdict.FITS if total.high <= capacity else Verdict.TIGHT
+        return Verdict.FITS if self.fits_within(capacity) else Verdict.TIGHT
+
+    def is_beyond(self, capacity_bytes: int) -> bool:
+        """Whether even the low end of what is needed is more than so much of a card.
+
+        It is where what is allocated at once is, for which nothing has to be replayed.
+        """
+        low = self.overhead_bytes.low
+        if self.worst_bytes + low > capacity_bytes:
+            return True
+        return not self.run.is_enough(capacity_bytes - low)
+
+    def fits_within(self, capacity_bytes: int) -> bool:
+        """Whether so much of a card holds the high end of what is needed.
+
+        It does not where it does not hold what is allocated at once, for which nothing has to be replayed.
+        """
+        if self.crowded is not None and not self.crowded.fits_within(capacity_bytes):
+            return False
+        high = self.overhead_bytes.high
+        if self.worst_bytes + high > capacity_bytes:
+            return False
+        return self.run.is_enough(capacity_bytes - high)
+
+    @property
+    def flushes_every_step(self) -> bool:
+        """Whether the allocator gives its free segments back in every step on this card.
+
+        Each time it waits for the GPU. It does where the card holds what is needed, but not what would be
+        reserved; False without a GPU.
+        """
+        if self.gpu is None:
+            return False
+        room = self.gpu.capacity_bytes - self.overhead_bytes.high
+        return self.reserved_bytes > room and self.run.on_card(room).flushes_recur
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
@@ -310,6 +289,14 @@ class Estimate(Displayed):
         if self.setup.evaluates_elsewhere:
             return (*found, NO_EVALUATION)
         return found
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """What the reader should know, what the allocator does on this card included."""
+        if self.verdict is not Verdict.FITS or not self.flushes_every_step:
+            return self.notes
+        assert self.gpu is not None
+        return (*self.notes, FLUSHES_NOTE.format(gpu=self.gpu.short_name))
 
     @property
     def left_out_notes(self) -> tuple[str, ...]:
@@ -367,10 +354,15 @@ class Estimate(Displayed):
             "held_bytes": self.held_bytes,
             "kept_after_forward_bytes": self.activations_bytes,
             "host_bytes": self.host_bytes,
-            "reserved_bytes": self.reserved_bytes if self.is_replayed else None,
-            "required_bytes": self.required_bytes if self.is_replayed else None,
+            "reserved_bytes": self.reserved_bytes,
+            "required_bytes": self.required_bytes,
+            "fragmentation_bytes": self.fragmentation_bytes,
+            "context_bytes": self.context_bytes.high,
+            "nccl_bytes": self.nccl_bytes.high,
             "total_low_bytes": total.low,
             "total_high_bytes": total.high,
+            "all_gpus_low_bytes": setup.num_gpus * total.low,
+            "all_gpus_high_bytes": setup.num_gpus * total.high,
             "verdict": self.verdict.value if self.verdict is not None else None,
         }
         for name in PHASE_NAMES:
@@ -394,25 +386,6 @@ class Estimate(Displayed):
             row["node_memory_bytes"] = self.node_memory_bytes
             row["host_verdict"] = self.host_verdict.value
         return row
-
-
-def _between(least: Verdict | None, most: Verdict | None) -> Verdict | None:
-    """The verdict on a range by those on its ends."""
-    if least in (None, most, Verdict.OOM, Verdict.STATES_FIT):
-        return least
-    return Verdict.TIGHT
-
-
-def num_communicators(setup: TrainingSetup) -> int:
-    """NCCL's communicators: one of several GPUs, and one more where shards are replicated, layers split, or
-    sequences shared, too. DeepSpeed has one of a single GPU, over which it broadcasts the weights."""
-    if setup.num_gpus == 1:
-        return int(setup.chosen_engine is Engine.DEEPSPEED)
-    splits_too = setup.tensor_parallel > 1 and setup.gradient_ranks > 1
-    shares_too = setup.context_parallel > 1
-    # Where experts are spread, those who have the same ones are a group too.
-    spreads_too = 2 * (setup.expert_parallel > 1)
-    return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too + spreads_too
 
 
 PHASE_NAMES = (

@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memplan.errors import SetupError
+from memplan.estimator.overhead import overhead_of
 from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
@@ -22,7 +23,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
-from memplan.memory.programs import rank_kinds
+from memplan.memory.programs import loads_by_capacity, rank_kinds
 from memplan.memory.rank import RankInput, Stage, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
@@ -116,8 +117,9 @@ class Job:
         else:
             account = rank_account(self.given, rank=rank)
         gpu = self.gpu
-        if gpu is not None and account.phases[0].peak_bytes > gpu.capacity_bytes:
-            account = rank_account(self.given, rank=account.rank, capacity_bytes=gpu.capacity_bytes)
+        if self.load_capacity_bytes is not None:
+            room = self.load_capacity_bytes
+            account = rank_account(self.given, rank=account.rank, capacity_bytes=room)
         if _multiplies(self.given, account.rank):
             account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
         left_out = [*filter(None, (self.walked.model.activations_left_out,))]
@@ -136,15 +138,21 @@ class Job:
             setup=self.setup,
             rank=account.rank,
             workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
-            capacity_bytes=self._tight_capacity(account),
+            capacity_bytes=self.load_capacity_bytes,
         )
 
-    def _tight_capacity(self, account: RankAccount) -> int | None:
-        """The card's, where loading has to go by it; None where there is room."""
-        gpu = self.gpu
-        if gpu is None or account.phases[0].peak_bytes <= gpu.capacity_bytes:
+    @property
+    def load_capacity_bytes(self) -> int | None:
+        """What an engine that loads by the room there is has of this card [bytes]; None: it has enough.
+
+        Beside context and NCCL, each at the most that it may be.
+        """
+        gpu, setup = self.gpu, self.setup
+        if gpu is None or not loads_by_capacity(setup):
             return None
-        return gpu.capacity_bytes
+        room = gpu.capacity_bytes - overhead_of(setup, gpu).high
+        loading = worst_account(_Given(self.given), setup).phases[0].peak_bytes
+        return room if loading > room else None
 
 
 REMEMBERED_JOBS = 64

@@ -133,6 +133,7 @@ def read_stack(reader: ConfigReader, variation: Variation, name: str, *, tied: b
         ),
         embedding=read_embedding(reader, variation, name, tied=tied),
         final_norm=_NORM if variation.placement is NormPlacement.PRE else None,
+        padded_mask=name == "decoder",
     )
 
 

@@ -162,7 +162,7 @@ def declare_stem(table: ParameterTable, name: str, reader: ConfigReader, hidden:
         module="conv1", kernel=3, stride=1, padding=1, activation=Activation.GELU, channels=bins,
         length=2 * rows,
     )  # fmt: skip
-    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    second = replace(first, module="conv2", stride=2, channels=0, length=0, last=True)
     drop = reader.number("dropout", default=0.0)
     frames = FramesBody(size=hidden, positions="embed_positions", dropout=drop)
     body = ChainBody(parts=(first, second, frames))
@@ -185,7 +185,7 @@ def _whisper_layer(reader: ConfigReader, stack: Stack) -> LayerBody:
     attention = AttentionSpec(
         num_heads=heads, num_kv_heads=heads, head_dim=stack.hidden_size // heads, query_bias=True,
         value_bias=True, output_bias=True, causal=decoder, fp32_softmax=False,
-        dropout=reader.number("attention_dropout", default=0.0), names_weights=False,
+        dropout=reader.number("attention_dropout", default=0.0),
     )  # fmt: skip
     return LayerBody(
         size=stack.hidden_size, inner_size=stack.inner_size, attention=attention,
@@ -193,7 +193,7 @@ def _whisper_layer(reader: ConfigReader, stack: Stack) -> LayerBody:
         dropout=reader.number("dropout", default=0.0),
         activation_dropout=reader.number("activation_dropout", default=0.0),
         cross_attention=replace(attention, causal=False) if decoder else None,
-        memory="encoder" if decoder else "", copies_heads=True, names=_WHISPER_NAMES,
+        inline_network=True, memory="encoder" if decoder else "", copies_heads=True, names=_WHISPER_NAMES,
     )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ SECONDS = 30
 def _plain_layer(reader: ConfigReader, stack: Stack) -> LayerBody:
     """BART's, norms before: keys have a bias, and heads are not copied."""
     whole = _whisper_layer(reader, stack)
-    special = replace(whole.attention, key_bias=True, names_weights=True)
+    special = replace(whole.attention, key_bias=True)
     crossed = None if whole.cross_attention is None else replace(special, causal=False)
     return replace(whole, attention=special, cross_attention=crossed, copies_heads=False)
 
@@ -265,7 +265,7 @@ def _moonshine(table: ParameterTable, reader: ConfigReader, task: Task) -> None:
         first,
         GroupNormBody(module="groupnorm", groups=1),
         second,
-        replace(second, module="conv3", kernel=3, stride=2),
+        replace(second, module="conv3", kernel=3, stride=2, last=True),
         TurningTablesBody(dim=_turned_numbers(reader, hidden)),
     )
     with table.block("encoder.embed", body=ChainBody(parts=parts)):

@@ -83,7 +83,8 @@ def _layer(reader: ConfigReader, size: int) -> LayerBody:
         dropout=reader.number("attention_probs_dropout_prob", default=0.0),
     )  # fmt: skip
     return LayerBody(
-        size=size, inner_size=reader.integer("intermediate_size"), attention=attention,
+        size=size, inner_size=reader.integer("intermediate_size"),
+        attention=replace(attention, names_weights=False),
         activation=tower_activation(reader, "hidden_act"), names=NAMES,
         dropout=reader.number("hidden_dropout_prob", default=0.0),
     )  # fmt: skip

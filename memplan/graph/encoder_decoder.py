@@ -5,11 +5,17 @@ outlive the segments that make and sum them. Its length is ``TapeOptions.target_
 the labels, which the class shifts right into the decoder's ids.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from memplan.dtypes import DType, promote
-from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.head_layout import (
+    Shape,
+    as_heads,
+    keys_as_heads,
+    splits_heads,
+)
 from memplan.graph.attention.masks import attention_masks, spare_mask
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.position_bias import learned_bias, zero_bias
@@ -154,12 +160,7 @@ def record_stack(
     spec = stack.embedding or model.stacks[0].embedding
     spec = spec or EmbeddingSpec(embedding_size=model.hidden_size)
     own = embedded(t, stack, spec, context, table, ids)
-    if own is None:
-        seen = model if ids is None else None
-        x = embed(t, spec, context, table, ids, seen)
-        context.mask, _ = attention_masks(t, model, stack, context)
-    else:
-        x = own
+    x = embed(t, spec, context, table, ids, model=model, stack=stack) if own is None else own
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
     share(t, stack, context)
@@ -192,21 +193,25 @@ def embed(
     context: StackContext,
     table: Parameter,
     ids: Tensor | None,
-    model: ModelSpec | None = None,
+    *,
+    model: ModelSpec,
+    stack: StackSpec,
 ) -> Tensor:
     """Tokens, scaled, and positions; their sum, norm and dropout.
 
-    What the towers of ``model`` give, if it has such, is written over the tokens before.
+    What the towers of ``model`` give an encoder, if it has such, is written over the tokens before.
+    Masks are made once the tokens are there (``BartDecoder.forward``, ``T5Stack.forward``).
     """
     x = _tokens(t, context, table, ids)
     if spec.scaled:
         x = t.scale(x)
     t.embedded(x, table)
     t.hold(x)
-    if model is not None and model.join is not None:
+    if ids is None and model.join is not None:
         from memplan.graph.towers.joining import joined_embeddings  # only for Florence-2
 
         x = joined_embeddings(t, model, counted_parts(model), x, model.join)
+    context.mask, _ = attention_masks(t, model, stack, context)
     if spec.num_positions or spec.computed_positions:
         x = t.add(x, positions(t, spec, context))
     if spec.norm is not None:
@@ -295,12 +300,10 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     x = attention_sublayer(t, x, spec, context, cross=False)
     x = clamped(t, x) if each else x
     if spec.cross_attention is not None:
-        # The same name takes both attentions' weights: the first ones go when the second come.
         weights: list[Tensor] = []
         if not spec.names_parts and not spec.returns_weights:
             weights, t.segment.lingering = t.segment.lingering, []
-        x = attention_sublayer(t, x, spec, context, cross=True)
-        t.touch(*weights)
+        x = attention_sublayer(t, x, spec, context, cross=True, named_weights=weights)
         if spec.returns_weights:
             t.carry(*t.segment.lingering)
         x = clamped(t, x) if each else x
@@ -322,9 +325,20 @@ def clamped(t: Tape, x: Tensor) -> Tensor:
 
 
 def attention_sublayer(
-    t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool
+    t: Tape,
+    x: Tensor,
+    spec: LayerSpec,
+    context: StackContext,
+    *,
+    cross: bool,
+    named_weights: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Attention with its norm before (T5, mBART) or after (BART) the residual sum."""
+    """Attention with its norm before (T5, mBART) or after (BART) the residual sum.
+
+    One name takes both attentions' weights: ``named_weights``, of the first one, go when the second
+    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``), or where each part is a
+    module when that returns (models/t5, ``T5Block.forward``).
+    """
     name = "cross_attn_layer_norm" if cross else "self_attn_layer_norm"
     before = spec.placement is NormPlacement.PRE
     if spec.own_modules:
@@ -332,6 +346,8 @@ def attention_sublayer(
     normed = norm(t, x, spec.norm, name, context.hidden_size) if before else x
     attended = attention(t, normed, spec, context, cross=cross)
     t.touch(normed)
+    if not spec.own_modules:
+        t.touch(*named_weights)
     dropped = dropout(t, attended, spec.dropout, module=_dropout_name(spec))
     if spec.names_parts:
         t.touch(*context.attention_frame)
@@ -341,6 +357,9 @@ def attention_sublayer(
     if spec.own_modules:
         t.touch(normed, attended)
         t.leave(name)
+        t.touch(x, *named_weights)
+    else:
+        t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, name, context)
 
 
@@ -358,16 +377,17 @@ def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackCon
     if spec.own_modules:
         t.touch(fed)
         t.leave("feed_forward")
+    else:
+        t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, "final_layer_norm", context)
 
 
 def _norm_behind(
     t: Tape, x: Tensor, summed: Tensor, spec: LayerSpec, name: str, context: StackContext
 ) -> Tensor:
-    """The norm of a sum; where parts are named, so is what entered the sum, until it is there."""
+    """The norm of a sum; what entered the sum is named ``residual`` until the next one is."""
     out = norm(t, summed, spec.norm, name, context.hidden_size)
-    if spec.names_parts:
-        t.touch(x)
+    t.touch(x)
     return out
 
 
@@ -393,10 +413,17 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     contracted = kind.form is AttentionForm.CONTRACTED
     if kind.query_scaling is QueryScaling.AT_ONCE:
         query = t.scale(query, OperationKind.DIV if contracted else OperationKind.MUL_SCALAR)
+    written_out = kind.form is AttentionForm.INTERFACE and splits_heads(t, kind)
+    shape = Shape(context.batch, context.seq_len, length, kind, heads_split=written_out)
+    if written_out:
+        query = as_heads(t, query, kind.num_heads)
     key = product(t, read, f"{name}.k_proj", hidden, width, bias=kind.key_bias, role=matched)
+    if written_out:
+        key = keys_as_heads(t, key, context.batch)
     value = product(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
+    if written_out:
+        value = as_heads(t, value, kind.num_heads)
     bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
-    shape = Shape(context.batch, context.seq_len, length, kind)
     mask = None if cross else context.mask
     held: tuple[Tensor, ...] = (query, key, value, *(() if bias is None else (bias,)))
     if kind.form in FOLDED_FORMS:

@@ -241,6 +241,7 @@ class Recording:
             elif storage.segment >= 0 and storage not in given:
                 _note(segment.external_reads, storage)
         saved: list[Storage] = []
+        outside: list[Storage] = []
         pinned: list[Storage] = []
         saves_output = keeps_weight = False
         handed: Handed = ()
@@ -267,6 +268,7 @@ class Recording:
                         saves_output = True
                 else:
                     _note(segment.external_saves, storage)
+                    _note(outside, storage)
             for tensor in pins:
                 storage = tensor.storage
                 if storage.segment == index or storage in given:
@@ -280,7 +282,7 @@ class Recording:
                 backward_scratch=_blocks(backward_scratch_bytes) if backward_scratch_bytes else (),
                 flops=flops, keeps_weight=keeps_weight,
                 saves_output=saves_output, in_python=in_python,
-                pinned=pinned, handed=handed, tiles=tiles, sends=sends,
+                pinned=pinned, outside=outside, handed=handed, tiles=tiles, sends=sends,
             )
         )  # fmt: skip
 

@@ -105,6 +105,7 @@ class Operation:
         "kind",
         "multiplies",
         "outputs",
+        "outside",
         "pinned",
         "saved",
         "saves_output",
@@ -128,6 +129,7 @@ class Operation:
         saves_output: bool = False,
         in_python: bool = False,
         pinned: Sequence[Storage] = (),
+        outside: Sequence[Storage] = (),
         handed: "Handed" = (),
         tiles: "Tiles | None" = None,
         sends: Sends = NO_SENDS,
@@ -161,6 +163,8 @@ class Operation:
         self.pinned = pinned
         """Storages that its context holds by itself, past ``save_for_backward``: no checkpointing drops
         them, and they go with the graph, when backward is over."""
+        self.outside = outside
+        """Storages of earlier segments that it keeps, the segment's own input left out."""
         self.handed = handed
         """What hooks took of all that it keeps; what went is not in ``saved``."""
         self.tiles = tiles
@@ -173,6 +177,7 @@ class Operation:
     def forget(self) -> None:
         """Take back all that it keeps: nothing that it leads to is ever differentiated."""
         self.gradients, self.saved, self.pinned, self.handed = (), (), (), ()
+        self.outside = ()
         self.keeps = self.keeps_weight = self.saves_output = False
 
     @property

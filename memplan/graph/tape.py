@@ -48,7 +48,7 @@ class Tape(Weights):
         if x.dtype is dtype:
             return x
         out = self.tensor(x.numel, dtype)
-        out.by_head = x.by_head
+        out.by_head, out.by_channel = x.by_head, x.by_channel
         out.by_column = x.by_column
         out.is_flat = x.is_flat
         self.record(OperationKind.TO, (x,), (out,), gradients=(Gradient.FRESH,))
@@ -95,6 +95,7 @@ class Tape(Weights):
         (tools/autograd/derivatives.yaml, ``-0.5 * grad * result.pow(3)``).
         """
         out = self.tensor(x.numel, dtype or x.dtype)
+        out.by_channel = x.by_channel
         saves = (x,) if saves_input else (out,) if saves_output else ()
         size = out.storage.num_bytes
         scratch: int | tuple[int, ...] = decomposed_copies * size if self.decomposed else 0
@@ -107,9 +108,13 @@ class Tape(Weights):
         return out
 
     def add(self, left: Tensor, right: Tensor) -> Tensor:
-        """Sum two tensors of one size; the gradient of both is the output's own."""
+        """Sum two tensors of one size; the gradient of both is the output's own.
+
+        It lies as the first one that is not spread (ATen/TensorIterator.cpp, ``reorder_dimensions``).
+        """
         dtype = left.dtype if left.dtype is right.dtype else DType.FP32
         out = self.tensor(max(left.numel, right.numel), dtype)
+        out.by_channel = (left if left.numel == out.numel else right).by_channel
         self.record(
             OperationKind.ADD,
             (left, right),
@@ -139,6 +144,7 @@ class Tape(Weights):
     def scale(self, x: Tensor, kind: OperationKind = OperationKind.MUL_SCALAR) -> Tensor:
         """Multiply by, divide by or add a number: nothing is kept."""
         out = self.tensor(x.numel, x.dtype)
+        out.by_channel = x.by_channel and kind is not OperationKind.CLONE
         self.record(kind, (x,), (out,), gradients=(Gradient.FRESH,))
         return out
 

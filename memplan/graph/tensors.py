@@ -52,7 +52,9 @@ class Storage:
 class Tensor:
     """A number of elements and a dtype, on a storage."""
 
-    __slots__ = ("by_column", "by_head", "dtype", "is_flat", "numel", "requires_grad", "storage")
+    __slots__ = (
+        "by_channel", "by_column", "by_head", "dtype", "is_flat", "numel", "requires_grad", "storage",
+    )  # fmt: skip
 
     def __init__(
         self, numel: int, dtype: DType, storage: Storage, *, requires_grad: bool = False
@@ -61,6 +63,9 @@ class Tensor:
         self.dtype = dtype
         self.storage = storage
         self.requires_grad = requires_grad
+        self.by_channel = False
+        """Hidden states that lie channel by channel in memory, as a convolution gives them, and not
+        token by token. What is computed of them element by element lies so too."""
         self.by_column = False
         """A weight, or what was made of one: each of its elements belongs to a column of activations."""
         self.by_head = False

@@ -10,10 +10,8 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
-from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.units import MIB, ceil_div
 
@@ -50,31 +48,13 @@ EMPTY_CACHE = 0
 """The event ``torch.cuda.empty_cache()``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllocatorPeaks:
-    """What a replay reached [bytes]."""
-
-    requested_bytes: int
-    """Requests, each rounded up to ``ALLOCATION_ROUNDING``: what is alive at most."""
-    allocated_bytes: int
-    """Blocks handed out, their unsplit rests included: ``max_memory_allocated``."""
-    reserved_bytes: int
-    """Segments: ``max_memory_reserved``."""
-    num_mallocs: int
-    """Calls of ``cudaMalloc``."""
-    num_flushes: int
-    """How often all wholly free segments were given back for want of memory."""
-    died_at: int | None = None
-    """The event at which memory ran out; None: it did not."""
-
-
 class CachingAllocator:
     """The allocator's state; default settings (``expandable_segments:False``)."""
 
     __slots__ = (
         "_allocated", "_at", "_before", "_next", "_pools", "_requested", "_reserved", "_segments",
-        "_sizes", "capacity", "num_flushes", "num_mallocs", "peak_allocated", "peak_requested",
-        "peak_reserved",
+        "_sizes", "capacity", "lacked", "num_flushes", "num_mallocs", "peak_allocated",
+        "peak_requested", "peak_reserved", "pressed",
     )  # fmt: skip
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
@@ -91,42 +71,30 @@ class CachingAllocator:
         self._reserved = self._allocated = self._requested = 0
         self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.num_mallocs = self.num_flushes = 0
+        self.lacked = _ADDRESSES
+        """The least capacity with which something else would have happened."""
+        self.pressed = 0
+        """The most that was reserved with what the cache was given back for."""
 
-    def replay(
-        self,
-        events: Sequence[int],
-        streams: dict[int, int] | None = None,
-        repeats: Sequence[int] = (),
-    ) -> int | None:
+    def replay(self, events: Sequence[int], streams: Mapping[int, int] | None = None) -> int | None:
         """Follow events; return the number of the one at which memory runs out, None if it lasts.
 
         Event number ``n`` allocates that many bytes where it is positive; ``~n``, negative, frees
         what event ``n`` allocated; ``EMPTY_CACHE`` is what it says. ``streams`` names the stream of
-        an allocation where that is not 0. ``repeats`` are the events from which on the same is done
-        as just before, with blocks of its own alone, to the next of them or the end: once that has
-        changed nothing, no more of it is followed.
+        an allocation where that is not 0.
 
         >>> CachingAllocator().replay([512, ~0])
         """
-        blocks = self.blocks_in_use()
-        streams = streams or {}
-        if not repeats:
-            return self._follow(events, 0, streams, blocks)
-        died_at = self._follow(events[: repeats[0]], 0, streams, blocks)
-        for start, stop in pairwise((*repeats, len(events))):
-            if died_at is not None:
-                break
-            # Where no block stays and no segment came or went, all blocks lie where they lay.
-            before = self.num_mallocs, self._reserved, len(blocks)
-            died_at = self._follow(events[start:stop], start, streams, blocks)
-            if before == (self.num_mallocs, self._reserved, len(blocks)):
-                break
-        return died_at
+        return self.follow(events, 0, streams or {}, self.blocks_in_use())
 
-    def _follow(
-        self, events: Sequence[int], start: int, streams: dict[int, int], blocks: "Blocks"
+    def follow(
+        self,
+        events: Sequence[int],
+        start: int,
+        streams: Mapping[int, int],
+        blocks: MutableMapping[int, BlockInUse],
     ) -> int | None:
-        """Follow some of the events, of which the first is number ``start``."""
+        """Follow events of which the first is number ``start``, where ``blocks`` are handed out."""
         pools, at, before = self._pools, self._at, self._before
         asked: dict[int, _Asked] = {}
         requested, allocated = self._requested, self._allocated
@@ -205,13 +173,36 @@ class CachingAllocator:
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
         return {}
 
+    def picture(self, blocks: "Blocks", name: Callable[[int], int]) -> object:
+        """All that later decisions depend on: each pool's blocks in the order of their addresses.
+
+        ``name`` tells blocks in use apart. Where one does not begin where the one before it ends,
+        another segment begins.
+        """
+        places = {id(free): [_place(key) for key in free] for free in self._pools.values()}
+        for number, (address, size, _, free) in blocks.items():
+            places[id(free)].append((address, size, name(number)))
+        return [
+            [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
+            for found in places.values()
+        ]
+
+    def _lacks(self, size: int) -> bool:
+        """Whether so much more is more than there is; if so, with which capacity it would not be."""
+        needed = self._reserved + size
+        if needed <= self.capacity:
+            return False
+        self.lacked = min(self.lacked, needed)
+        return True
+
     def _segment(self, size: int) -> bool:
         """Have a segment from the driver, giving back what is free where it cannot be had."""
-        if self._reserved + size > self.capacity:
+        if self._lacks(size):
             self.num_flushes += 1
             self.release_cached()
-            if self._reserved + size > self.capacity:
+            if self._lacks(size):
                 return False
+            self.pressed = max(self.pressed, self._reserved + size)
         self.num_mallocs += 1
         self._reserved += size
         self._segments[self._next] = size
@@ -233,6 +224,24 @@ class CachingAllocator:
             free[:] = kept
 
 
+FREE = -1
+"""Stands for the name of a free block in a picture."""
+_PlacedBlock = tuple[int, int, int]
+"""Its address, its size, its name."""
+
+
+def _place(key: int) -> _PlacedBlock:
+    return key & _ADDRESSES, key >> _ADDRESS_BITS, FREE
+
+
+def _ends(blocks: list[_PlacedBlock]) -> Iterator[tuple[bool, _PlacedBlock]]:
+    """Each block, and whether it begins where the one before it ends."""
+    end = -1
+    for block in blocks:
+        yield block[0] == end, block
+        end = block[0] + block[1]
+
+
 def _segment_size(request: int) -> int:
     """Of a new segment that a request is served from."""
     if request <= _SMALL:
@@ -240,81 +249,3 @@ def _segment_size(request: int) -> int:
     if request < _MEDIUM_REQUEST:
         return _MEDIUM_SEGMENT
     return ceil_div(request, _ROUNDING) * _ROUNDING
-
-
-def replay(
-    events: Sequence[int],
-    streams: dict[int, int] | None = None,
-    repeats: Sequence[int] = (),
-    *,
-    capacity_bytes: int | None = None,
-) -> AllocatorPeaks:
-    """Replay a run on a card of ``capacity_bytes``, or on one with room.
-
-    >>> replay([3 << 20, ~0]).reserved_bytes // MIB
-    20
-    """
-    allocator = CachingAllocator(capacity_bytes)
-    died_at = allocator.replay(events, streams, repeats)
-    return AllocatorPeaks(
-        requested_bytes=allocator.peak_requested * _UNIT,
-        allocated_bytes=allocator.peak_allocated * _UNIT,
-        reserved_bytes=allocator.peak_reserved * _UNIT,
-        num_mallocs=allocator.num_mallocs,
-        num_flushes=allocator.num_flushes,
-        died_at=died_at,
-    )
-
-
-def least_capacity(
-    events: Sequence[int],
-    streams: dict[int, int] | None = None,
-    repeats: Sequence[int] = (),
-    *,
-    peaks: AllocatorPeaks,
-    above_bytes: int = 0,
-    within_bytes: int | None = None,
-) -> int:
-    """The least capacity for segments with which a run completes [bytes], to 2 MiB.
-
-    ``peaks`` are those on a card with room: with what is reserved there the run completes. With less
-    than what is allocated there it may by luck, since other blocks serve other requests; that is no
-    promise, and is not looked for.
-
-    >>> run = [3 << 20, ~0, 30 << 20]
-    >>> least_capacity(run, peaks=replay(run)) // MIB
-    30
-    """
-
-    def completes(capacity_bytes: int) -> bool:
-        return CachingAllocator(capacity_bytes).replay(events, streams, repeats) is None
-
-    return bisect_capacity(completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes)
-
-
-def bisect_capacity(
-    completes: Callable[[int], bool],
-    peaks: AllocatorPeaks,
-    *,
-    above_bytes: int = 0,
-    within_bytes: int | None = None,
-) -> int:
-    """The least capacity that ``completes`` says a run fits [bytes], to 2 MiB.
-
-    It lies between what is allocated and what is reserved on a card with room (``peaks``). A run may
-    fail with more than what it completes with elsewhere, since less room flushes the cache sooner:
-    ``above_bytes`` is known not to suffice, ``within_bytes`` to suffice, and it lies between them.
-    """
-    low = max(
-        peaks.allocated_bytes // SEGMENT_ROUNDING_BYTES - 2, above_bytes // SEGMENT_ROUNDING_BYTES
-    )
-    high = ceil_div(peaks.reserved_bytes, SEGMENT_ROUNDING_BYTES)
-    if within_bytes is not None:
-        high = min(high, within_bytes // SEGMENT_ROUNDING_BYTES)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if completes(middle * SEGMENT_ROUNDING_BYTES):
-            high = middle
-        else:
-            low = middle
-    return high * SEGMENT_ROUNDING_BYTES

@@ -51,6 +51,7 @@ class BackwardWalk(GradientFlow):
         device: Multiprocessors | None = None,
         hooked: bool = False,
         lent: bool = False,
+        dying: frozenset[Storage] = frozenset(),
     ) -> None:
         super().__init__(
             in_place_sums=in_place_sums,
@@ -72,6 +73,13 @@ class BackwardWalk(GradientFlow):
         """Gradients that lie head by head, since what they are of came back in rows of its heads."""
         self.read: list[Operation] = []
         """Operations of the fused kernel at hand: what they kept goes when all of it has been written."""
+        self.dying = dying
+        """What earlier segments made, and goes with the last operation of this one that keeps it."""
+        self.outside: dict[Storage, int] = {}
+        """What earlier segments made, and how many operations still keep it."""
+        for operation in segment.operations:
+            for storage in operation.outside:
+                self.outside[storage] = self.outside.get(storage, 0) + 1
         self.holders = 0
         """Operations that still hold what a checkpointed segment's recomputation is given."""
         self.unpacks = segment.checkpointed and not segment.nested
@@ -173,6 +181,10 @@ class BackwardWalk(GradientFlow):
             saves[storage] = left
             if not left:
                 self._let_storage_go(storage)
+        for storage in operation.outside if not self.unpacks else ():
+            self.outside[storage] -= 1
+            if not self.outside[storage] and storage in self.dying:
+                self._free_kept(storage, is_own=False)
 
     def _unkeep(self, storage: Storage) -> None:
         left = self.saves[storage] - 1

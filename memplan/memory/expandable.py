@@ -7,16 +7,15 @@ c10/cuda/CUDACachingAllocator.cpp (torch 2.13; ``find_expandable_block``, ``map_
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.allocator import (
     EMPTY_CACHE,
+    FREE,
     MEDIUM_SEGMENT_BYTES,
     SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
-    AllocatorPeaks,
-    bisect_capacity,
 )
 
 _UNIT = ALLOCATION_ROUNDING
@@ -44,11 +43,20 @@ class Range:
     def __init__(self, page: int) -> None:
         self.page = page
         tail = Block(0, _ENDLESS, mapped=False)
+        self.first = tail
+        """The lowest one, into which those after it are joined."""
         self.free: list[_Key] = []
         """Free mapped blocks by size and address."""
         self.at: dict[int, Block] = {}
         """Free mapped blocks by address."""
         self.unmapped: dict[int, Block] = {0: tail}
+
+    def blocks(self) -> Iterator[Block]:
+        """All of it, in the order of addresses."""
+        block: Block | None = self.first
+        while block is not None:
+            yield block
+            block = block.after
 
     def add(self, block: Block) -> None:
         """Note a free block."""
@@ -105,15 +113,38 @@ class ExpandableAllocator:
         self.reserved = self.allocated = 0
         self.peak_allocated = self.peak_reserved = 0
         self.num_mappings = self.num_flushes = 0
+        self.lacked = _ENDLESS
+        """The least capacity with which something else would have happened."""
+        self.pressed = 0
+        """The most that was reserved with what the cache was given back for."""
+        self._pressing = False
 
-    def replay(self, events: Sequence[int], streams: dict[int, int] | None = None) -> int | None:
+    @property
+    def peak_requested(self) -> int:
+        """What is handed out is what was asked for: every rest is split off."""
+        return self.peak_allocated
+
+    @property
+    def num_mallocs(self) -> int:
+        """Pages that were mapped."""
+        return self.num_mappings
+
+    def replay(self, events: Sequence[int], streams: Mapping[int, int] | None = None) -> int | None:
         """Follow events; return the number of the one at which memory runs out, None if it lasts.
 
         >>> ExpandableAllocator().replay([512, ~0])
         """
-        streams = streams or {}
-        blocks = self.blocks_in_use()
-        for number, event in enumerate(events):
+        return self.follow(events, 0, streams or {}, self.blocks_in_use())
+
+    def follow(
+        self,
+        events: Sequence[int],
+        start: int,
+        streams: Mapping[int, int],
+        blocks: MutableMapping[int, tuple[Range, Block]],
+    ) -> int | None:
+        """Follow events of which the first is number ``start``, where ``blocks`` are handed out."""
+        for number, event in enumerate(events, start):
             if event < 0:
                 self._release(*blocks.pop(~event))
             elif event == EMPTY_CACHE:
@@ -131,6 +162,16 @@ class ExpandableAllocator:
                 blocks[number] = found, block
         return None
 
+    def picture(
+        self, blocks: Mapping[int, tuple[Range, Block]], name: Callable[[int], int]
+    ) -> object:
+        """All that later decisions depend on: each range's blocks; ``name`` tells those in use apart."""
+        names = {id(block): name(number) for number, (_, block) in blocks.items()}
+        return [
+            [(block.size, block.mapped, names.get(id(block), FREE)) for block in pool.blocks()]
+            for pool in self.ranges.values()
+        ]
+
     def blocks_in_use(self) -> dict[int, tuple[Range, Block]]:
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
         return {}
@@ -144,7 +185,9 @@ class ExpandableAllocator:
             if block is None:
                 self.num_flushes += 1
                 self.release_cached()
+                self._pressing = True
                 block = self._grow(pool, size)
+                self._pressing = False
             if block is None:
                 return None
         rest = block.size - size
@@ -181,11 +224,15 @@ class ExpandableAllocator:
         page = pool.page
         end = -(-(block.address + size) // page) * page
         size = min(end - block.address, block.size)
-        if self.reserved + size > self.capacity:
+        needed = self.reserved + size
+        if needed > self.capacity:
+            self.lacked = min(self.lacked, needed)
             return None
         self.num_mappings += size // page
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+        if self._pressing:
+            self.pressed = max(self.pressed, self.reserved)
         del pool.unmapped[block.address]
         if size < block.size:
             rest = Block(block.address + size, block.size - size, mapped=False)
@@ -262,45 +309,3 @@ def _absorb(block: Block, following: Block) -> None:
     block.after = following.after
     if following.after is not None:
         following.after.before = block
-
-
-def replay_expandable(
-    events: Sequence[int],
-    streams: dict[int, int] | None = None,
-    repeats: Sequence[int] = (),  # noqa: ARG001
-    *,
-    capacity_bytes: int | None = None,
-) -> AllocatorPeaks:
-    """Replay a run with expandable segments; what ``repeats`` is followed as all else is.
-
-    >>> replay_expandable([3 << 20, ~0]).reserved_bytes >> 20
-    20
-    """
-    allocator = ExpandableAllocator(capacity_bytes)
-    died_at = allocator.replay(events, streams)
-    peak = allocator.peak_allocated * _UNIT
-    return AllocatorPeaks(
-        requested_bytes=peak,
-        allocated_bytes=peak,
-        reserved_bytes=allocator.peak_reserved * _UNIT,
-        num_mallocs=allocator.num_mappings,
-        num_flushes=allocator.num_flushes,
-        died_at=died_at,
-    )
-
-
-def least_expandable_capacity(
-    events: Sequence[int],
-    streams: dict[int, int] | None = None,
-    repeats: Sequence[int] = (),  # noqa: ARG001
-    *,
-    peaks: AllocatorPeaks,
-    above_bytes: int = 0,
-    within_bytes: int | None = None,
-) -> int:
-    """The least capacity with which a run completes [bytes], to 2 MiB."""
-
-    def completes(capacity_bytes: int) -> bool:
-        return ExpandableAllocator(capacity_bytes).replay(events, streams) is None
-
-    return bisect_capacity(completes, peaks, above_bytes=above_bytes, within_bytes=within_bytes)

@@ -5,7 +5,7 @@ bytes, ``~n`` frees what event ``n`` allocated.
 """
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.graph.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -13,7 +13,7 @@ from memplan.memory.allocator import EMPTY_CACHE
 from memplan.training.exchange import ALONE, ExchangeKind, Hiding, Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 Block = int
 """The number of the event that allocated it."""
@@ -39,41 +39,68 @@ class Part(StrEnum):
     """Writing a checkpoint; no step of a run."""
 
 
+class Cycle(NamedTuple):
+    """The last step of a run, which recurs: what it leaves behind, its copy frees."""
+
+    before: int
+    """The event at which the step before it begins."""
+    start: int
+    """The event at which it begins itself."""
+
+
+def cycle_of(
+    events: "Sequence[int]", streams: "Mapping[int, int]", before: int, start: int
+) -> Cycle | None:
+    """The cycle that the step from ``start`` on is; None: later ones are not like it.
+
+    They are where it frees what it made itself, and all that the step before it left of what it leaves
+    too, which is where that step made it.
+
+    >>> cycle_of([512, 512, 512, ~1], {}, 1, 2)
+    Cycle(before=1, start=2)
+    """
+    step = events[start:]
+    freed = [~event for event in step if event < 0]
+    of_others = [number for number in freed if number < start]
+    num_left = sum(event > 0 for event in step) - (len(freed) - len(of_others))
+    if num_left != len(of_others):
+        return None
+    let_go = set(freed)
+    for number in of_others:
+        twin = number - before + start
+        if number < before or twin >= len(events) or twin in let_go:
+            return None
+        if events[twin] != events[number] or streams.get(twin) != streams.get(number):
+            return None
+    return Cycle(before, start)
+
+
 class Ledger:
     """Events of a run, played out."""
 
-    __slots__ = ("events", "repeats", "streams")
+    __slots__ = ("cycle", "events", "steps", "streams")
 
     def __init__(self) -> None:
         self.events: list[int] = []
         self.streams: dict[int, int] = {}
         """Streams of the allocations on another than the main one."""
-        self.repeats: list[int] = []
-        """Events from which on the same is done as just before, up to the next of them."""
+        self.steps: list[int] = []
+        """Where each step begins."""
+        self.cycle: Cycle | None = None
+        """The last step, where all later ones are like it."""
 
     def enter(self, part: Part, step: int = 0) -> None:
         """A part of the run begins; only ``NamedLedger`` takes note."""
 
-    def repeat(self, start: int) -> bool:
-        """Do all once more that was done from an event on; False where that cannot be said.
+    def begin_step(self) -> None:
+        """A step begins."""
+        self.steps.append(len(self.events))
 
-        It cannot where blocks from before that event were given back, which are there no more.
-        """
-        stop = len(self.events)
-        length = stop - start
-        again = []
-        for event in self.events[start:stop]:
-            if event >= 0:
-                again.append(event)
-            elif ~event >= start:
-                again.append(event - length)
-            else:
-                return False
-        self.events += again
-        streams = self.streams.items()
-        self.streams |= {number + length: each for number, each in streams if number >= start}
-        self.repeats.append(stop)
-        return True
+    def recurs(self) -> bool:
+        """Whether the step that has ended is as all later ones will be; if so, it is the ``cycle``."""
+        if len(self.steps) > 1:
+            self.cycle = cycle_of(self.events, self.streams, *self.steps[-2:])
+        return self.cycle is not None
 
     def begin_pass(self, number: int) -> None:
         """A pass of a pipeline's step is next; only ``Tally`` takes note."""

@@ -57,7 +57,7 @@ class NamedLedger(Ledger):
         """A part of the run begins."""
         self.stretches.append(Stretch(len(self.events), part, step))
 
-    def repeat(self, start: int) -> bool:  # noqa: ARG002
+    def recurs(self) -> bool:
         """No: each block has a name of its own."""
         return False
 

@@ -118,6 +118,7 @@ class Playback(ForwardPlayback):
 
     def _seed(self) -> None:
         """The gradient that a backward pass begins with, where it is of its own."""
+        self.gone: set[Storage] = set()
         seed = seed_of(self.tape)
         # A model whose operations are not written down has a loss without bytes.
         if seed is not None and seed.num_bytes:
@@ -201,7 +202,7 @@ class Playback(ForwardPlayback):
                             frame[repetition, key] = frame[key]
                         frame[key] = ledger.allocate(size, each.profile.streams.get(key, 0))
                     elif key is WORKSPACE:
-                        self._need_workspace(forward=False)
+                        self.need_workspace(forward=False)
                     elif key in frame:
                         block = frame.pop(key)
                         if added is not None and key is added and begun_with in frame:
@@ -219,6 +220,9 @@ class Playback(ForwardPlayback):
                         if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
                         self._free(sources[key])
+                    elif isinstance(key, Storage) and key in self.keepers:
+                        self.gone.add(key)
+                        self._free_any(key)
                 if acts:
                     engine.reach(segment, repetition, acts)
             parameter = interval.parameter
@@ -265,12 +269,15 @@ class Playback(ForwardPlayback):
             self.engine.gradient_ready(weight, present)
 
     def _free_shared(self, segment: Segment) -> None:
-        for storage in kept_by(segment):
+        """A segment lets go of what earlier ones made; of a tuple of arguments the last one goes first."""
+        for storage in reversed(kept_by(segment)):
             self.keepers[storage] -= 1
-            if storage in self.leaves or self.keepers[storage]:
-                continue
-            if not self._kept_nearby(storage):
-                self._free_any(storage)
+            if storage not in self.gone and not self.keepers[storage]:
+                self._free_unless_kept(storage)
+
+    def _free_unless_kept(self, storage: Storage) -> None:
+        if storage not in self.leaves and not self._kept_nearby(storage):
+            self._free_any(storage)
 
 
 def kept_blocks(

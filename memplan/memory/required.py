@@ -14,8 +14,7 @@ from memplan.training.setup import TrainingSetup
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memplan.memory.allocator import AllocatorPeaks
-    from memplan.memory.ledger import Ledger
+    from memplan.memory.replay import AllocatorPeaks, Replayer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,21 +72,21 @@ def _played(
     capacity_bytes: int | None,
 ) -> "PlayedRun":
     """The run, and what replays find of it, which outlives its many events."""
-    play = partial(_ledger, walked, setup, rank, workspace_bytes, capacity_bytes)
-    return PlayedRun(play, expandable=setup.allocator is AllocatorKind.EXPANDABLE)
+    return PlayedRun(partial(_replayer, walked, setup, rank, workspace_bytes, capacity_bytes))
 
 
 @lru_cache(maxsize=8)
-def _ledger(
+def _replayer(
     walked: _Walked,
     setup: TrainingSetup,
     rank: int,
     workspace_bytes: int,
     capacity_bytes: int | None,
-) -> "Ledger":
-    """Play loading and as many steps as the engine needs."""
+) -> "Replayer":
+    """Play loading and steps, up to one that all later ones are like."""
     from memplan.memory.ledger import Ledger
     from memplan.memory.programs import program_of
+    from memplan.memory.replay import Replayer
 
     given = replace(walked.given, setup=setup)
     ledger = Ledger()
@@ -95,7 +94,12 @@ def _ledger(
         given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes
     )
     program.run()
-    return ledger
+    return Replayer(
+        ledger.events,
+        ledger.streams,
+        ledger.cycle,
+        expandable=setup.allocator is AllocatorKind.EXPANDABLE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,37 +108,46 @@ class Replays:
 
     source: RunSource
     """From which the run is played out again where something else is asked."""
-    required: dict[tuple[int, ...], int]
-    """The least capacity [bytes], by what it was asked for with."""
-    cards: "dict[int | None, AllocatorPeaks]"
-    """By the capacity that they were made with [bytes]; None: with room."""
+    found: "tuple[AllocatorPeaks, ...]"
+    least_bytes: int | None
+    """The least capacity, where it was looked for [bytes]."""
+
+    @property
+    def required_bytes(self) -> int:
+        """The least capacity from which on every larger one is enough [bytes]."""
+        least = self.least_bytes
+        return least if least is not None else self.source.played.required_bytes
 
     @property
     def peaks(self) -> "AllocatorPeaks":
         """What is reached on a card with room."""
         return self.on_card(None)
 
+    def is_enough(self, capacity_bytes: int) -> bool:
+        """Whether so much room for segments is enough, and all that is more."""
+        if self.peaks.reserved_bytes <= capacity_bytes:
+            return True
+        if self.least_bytes is None:
+            return self.source.played.is_enough(capacity_bytes)
+        return self.least_bytes <= capacity_bytes and self.on_card(capacity_bytes).died_at is None
+
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
-        found = self.cards.get(capacity_bytes)
-        return found if found is not None else self.source.played.on_card(capacity_bytes)
+        from memplan.memory.replay import known_on
 
-    def required_on(self, capacities: tuple[int, ...]) -> int:
-        """The least capacity, for a card that leaves so much for segments [bytes]."""
-        found = self.required.get(capacities)
-        return found if found is not None else self.source.played.required_on(capacities)
+        known = known_on(self.found, capacity_bytes)
+        return known if known is not None else self.source.played.on_card(capacity_bytes)
 
 
 class PlayedRun:
-    """One rank's run in the ledger that ``play`` returns; what a replay finds is kept."""
+    """One rank's run, replayed by the ``Replayer`` that ``play`` returns; what replays find is kept."""
 
-    __slots__ = ("_expandable", "_peaks", "_play", "_required")
+    __slots__ = ("_found", "_play", "_required")
 
-    def __init__(self, play: "Callable[[], Ledger]", *, expandable: bool) -> None:
+    def __init__(self, play: "Callable[[], Replayer]") -> None:
         self._play = play
-        self._expandable = expandable
-        self._peaks: dict[int | None, AllocatorPeaks] = {}
-        self._required: dict[tuple[int, ...], int] = {}
+        self._found: list[AllocatorPeaks] = []
+        self._required: int | None = None
 
     @property
     def peaks(self) -> "AllocatorPeaks":
@@ -143,65 +156,35 @@ class PlayedRun:
 
     @property
     def required_bytes(self) -> int:
-        """The least capacity for the allocator's segments with which the run completes [bytes]."""
-        return self.required_on(())
+        """The least capacity for the allocator's segments from which on every larger one is enough [bytes]."""
+        if self._required is None:
+            from memplan.memory.replay import floor_bytes
 
-    def required_on(self, capacities: tuple[int, ...]) -> int:
-        """The same on a card that leaves so much for segments, at the least and at the most [bytes].
+            self._required = floor_bytes(self.on_card, caution=self._play().caution)
+        return self._required
 
-        It agrees with what becomes of the run there: no more than the first that it completes with,
-        and more than those before.
-        """
-        found = self._required.get(capacities)
-        if found is None:
-            from memplan.memory.allocator import least_capacity
-            from memplan.memory.expandable import least_expandable_capacity
+    def is_enough(self, capacity_bytes: int) -> bool:
+        """Whether so much room for segments is enough, and all that is more."""
+        if self._required is not None:
+            died_at = self.on_card(capacity_bytes).died_at
+            return self._required <= capacity_bytes and died_at is None
+        from memplan.memory.replay import is_enough
 
-            above, within = 0, None
-            for each in capacities:
-                if self.peaks.reserved_bytes <= each or self.on_card(each).died_at is None:
-                    within = each
-                    break
-                above = each
-            search = least_expandable_capacity if self._expandable else least_capacity
-            ledger = self._play()
-            found = self._required[capacities] = search(
-                ledger.events,
-                ledger.streams,
-                ledger.repeats,
-                peaks=self.peaks,
-                above_bytes=above,
-                within_bytes=within,
-            )
-        return found
+        return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
 
     def replays(self, source: RunSource) -> Replays:
         """All that was found so far."""
-        return Replays(source=source, required=dict(self._required), cards=dict(self._peaks))
+        return Replays(source=source, found=tuple(self._found), least_bytes=self._required)
 
-    def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
+    def on_card(
+        self, capacity_bytes: int | None, *, max_cycles: int | None = None
+    ) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
-        found = self._peaks.get(capacity_bytes) or self._unhindered(capacity_bytes)
+        from memplan.memory.replay import MAX_CYCLES, known_on
+
+        most = MAX_CYCLES if max_cycles is None else max_cycles
+        found = known_on(self._found, capacity_bytes, max_cycles=most)
         if found is None:
-            from memplan.memory.allocator import replay
-            from memplan.memory.expandable import replay_expandable
-
-            follow = replay_expandable if self._expandable else replay
-            ledger = self._play()
-            found = follow(
-                ledger.events, ledger.streams, ledger.repeats, capacity_bytes=capacity_bytes
-            )
-            self._peaks[capacity_bytes] = found
+            found = self._play().on_card(capacity_bytes, max_cycles=most)
+            self._found.append(found)
         return found
-
-    def _unhindered(self, capacity_bytes: int | None) -> "AllocatorPeaks | None":
-        """What a replay reached that its card did not hinder: the same is reached where there is room."""
-        for found in self._peaks.values():
-            if (
-                not found.num_flushes
-                and found.died_at is None
-                and (capacity_bytes is None or found.reserved_bytes <= capacity_bytes)
-            ):
-                self._peaks[capacity_bytes] = found
-                return found
-        return None

@@ -372,18 +372,23 @@ class StepWalk:
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
+            last_kept = self._last_kept(segment)
+            dying = _NOTHING
             while remaining:
                 known = len(shared)
                 finished = dict(accumulated)
                 waiting = None if self.transit is None else self.transit.waiting_back
-                profile, change = self._walk_back(segment, finished, shared)
+                # What is run again holds all that it is given to its end.
+                dying = last_kept if remaining == 1 and not segment.checkpointed else _NOTHING
+                profile, change = self._walk_back(segment, finished, shared, dying)
                 is_steady = self.transit is None or self.transit.waiting_back == waiting
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
                 outer = {each: kind for each, kind in finished.items() if each not in own}
                 if outer != accumulated or len(shared) != known or not is_steady:
                     repeats = 1
                 else:
-                    repeats = remaining
+                    # The last one may let go of what they share.
+                    repeats = remaining - 1 if last_kept and remaining > 1 else remaining
                 accumulated = outer
                 made = BackwardPass(segment, repeats, self.level, profile, change)
                 self.passes.backward.append(made)
@@ -393,7 +398,7 @@ class StepWalk:
                     accumulated = finished
                 else:
                     hand_back(segment, shared)
-            released = self._free_shared(segment)
+            released = self._free_shared(segment, dying)
             if segment.keeps_input:
                 self.passes.backward[-1].released_bytes = released
         if self.transit is not None:
@@ -433,10 +438,26 @@ class StepWalk:
             self.level = made.start_of(segment.repeat)
         self.passes.after_weights = self.level
 
+    def _last_kept(self, segment: Segment) -> frozenset[Storage]:
+        """What earlier segments made and this one is the last to keep."""
+        if self.transit is not None:
+            return _NOTHING
+        return frozenset(
+            storage
+            for storage in kept_by(segment)
+            if self.keepers[storage] == 1
+            and storage not in self.leaves
+            and not self._kept_nearby(storage)
+        )
+
     def _walk_back(
-        self, segment: Segment, finished: dict[Parameter, bool], shared: dict[Tensor, int]
+        self,
+        segment: Segment,
+        finished: dict[Parameter, bool],
+        shared: dict[Tensor, int],
+        dying: frozenset[Storage],
     ) -> tuple[BackwardProfile, Level]:
-        walk = self._walk_of(segment, finished, shared, BackwardWalk)
+        walk = self._walk_of(segment, finished, shared, BackwardWalk, dying=dying)
         back = walk.run()
         if self.transit is not None:
             self.transit.went_back(walk)
@@ -450,6 +471,7 @@ class StepWalk:
         kind: type[WalkT],
         *,
         runs_again: bool = True,
+        dying: frozenset[Storage] = frozenset(),
     ) -> WalkT:
         """A walk of some kind; what is checkpointed ``runs_again`` in it."""
         saves, again = self.kept_saves.get(segment), None
@@ -458,7 +480,11 @@ class StepWalk:
             saves = walk.saves
             if segment.checkpointed and runs_again:
                 again = walk.recompute()
-        made = kind if self.transit is None else partial(self.transit.backward, kind)
+        made = (
+            partial(kind, dying=dying)
+            if self.transit is None
+            else partial(self.transit.backward, kind)
+        )
         found = made(
             segment,
             saves,
@@ -481,17 +507,20 @@ class StepWalk:
             end.passed_bytes = 0
         return back, end
 
-    def _free_shared(self, segment: Segment) -> int:
-        """Let go of what no other segment keeps [bytes]."""
+    def _free_shared(self, segment: Segment, gone: Collection[Storage]) -> int:
+        """Let go of what no other segment keeps and is not ``gone`` [bytes]."""
         released = 0
         for storage in kept_by(segment):
             self.keepers[storage] -= 1
-            if storage in self.leaves:
+            if storage in self.leaves or storage in gone:
                 continue
             if not self.keepers[storage] and not self._kept_nearby(storage):
                 released += storage.num_bytes
         self._lower(Level(saved_bytes=-released), loss=False)
         return released
+
+
+_NOTHING: frozenset[Storage] = frozenset()
 
 
 def _total(storages: Collection[Storage], but: Collection[Storage]) -> int:

@@ -418,6 +418,8 @@ class StackSpec:
     """Tokens come before sequences inside, so that the result is turned back (FSMT)."""
     spare_mask: bool = False
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
+    padded_mask: bool = False
+    """The class takes a mask of ones where it is given none, and joins it to the causal one (BART)."""
     chunked_mask: bool = False
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
     streams: StreamsSpec | None = None

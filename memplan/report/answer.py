@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, Verdict, expandable_note
+from memplan.estimator import Estimate, Verdict
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.report.changes import (
@@ -88,11 +88,8 @@ def _chosen(column: Sequence[Estimate]) -> int:
     return min(range(len(column)), key=lambda number: shortage(column[number]))
 
 
-def gpu_answers(rows: Rows, hints: "Hints | None" = None, *, exact: bool) -> list[GpuAnswer]:
-    """What to say of each GPU; rows are the simplest first.
-
-    ``exact``: runs were replayed, so that what they need is known, not bounded.
-    """
+def gpu_answers(rows: Rows, hints: "Hints | None" = None) -> list[GpuAnswer]:
+    """What to say of each GPU; rows are the simplest first."""
     largest = hints.largest if hints is not None else {}
     advice = {
         each.answer.gpu.gpu_id: advice_text(each)
@@ -106,25 +103,17 @@ def gpu_answers(rows: Rows, hints: "Hints | None" = None, *, exact: bool) -> lis
         gpu = chosen.gpu
         if gpu is None:
             continue
-        told = advice.get(gpu.gpu_id, "")
-        if not told and expandable_note(chosen) in chosen.notes:
-            told = "to fit: --allocator expandable (segments that grow)"
         found.append(
             GpuAnswer(
                 chosen=chosen,
                 gpu=gpu,
                 words=_words(column, number),
-                needed=needed_bytes(chosen, exact=exact),
+                needed=chosen.total_bytes,
                 largest=largest.get((number, gpu.gpu_id)),
-                advice=told,
+                advice=advice.get(gpu.gpu_id, ""),
             )
         )
     return found
-
-
-def needed_bytes(answer: Estimate, *, exact: bool) -> "ByteRange":
-    """What a run needs of its card [bytes]; what is known of it where that is not looked for."""
-    return answer.total_bytes if exact else answer.judged_bytes
 
 
 def _words(column: Sequence[Estimate], number: int) -> str:
@@ -178,15 +167,13 @@ def head_parts(rows: Rows) -> list[str]:
     return [*parts, tokens, batch, f"{setup.optimizer.value}, {checkpointing}"]
 
 
-def print_answer(
-    console: "Console", rows: Rows, hints: "Hints | None" = None, *, exact: bool
-) -> None:
+def print_answer(console: "Console", rows: Rows, hints: "Hints | None" = None) -> None:
     """Print the job, and the answer for each GPU."""
     from rich.text import Text
 
     name, _, rest = _DOT.join(head_parts(rows)).partition(" ")
     console.print(Text.assemble((name, "bold"), f" {rest}"))
-    answers = gpu_answers(rows, hints, exact=exact)
+    answers = gpu_answers(rows, hints)
     if not answers:
         return
     names = [each.gpu.short_name for each in answers]

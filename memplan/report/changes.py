@@ -326,11 +326,10 @@ def advice_text(advice: Advice) -> str:
         return (
             "no change of batch, checkpointing, engine, split, offload or GPUs needs less CPU RAM"
         )
-    at_least = "at least " if advice.is_bounded else ""
     if better is None:
         missing = format_gib(advice.missing_bytes, digits=1)
         return (
-            f"{at_least}{missing} more needed: no change of batch, checkpointing, engine, split, offload or "
+            f"{missing} more needed: no change of batch, checkpointing, engine, split, offload or "
             "GPUs gives that"
         )
     from memplan.report.times import factor_text, time_factor  # which most answers do without
@@ -343,7 +342,7 @@ def advice_text(advice: Advice) -> str:
             f"{after} instead of {before})"
         )
     saving = saving_text(change, missing_bytes=advice.missing_bytes, saved_bytes=advice.saved_bytes)
-    text = f"{at_least}{saving}"
+    text = saving
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
     factor = time_factor(advice.answer, better)

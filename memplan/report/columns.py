@@ -9,7 +9,6 @@ from memplan.report.answer import (
     VERDICT_STYLES,
     Rows,
     capacity_text,
-    needed_bytes,
     needed_text,
 )
 from memplan.report.blocks import Column
@@ -75,13 +74,12 @@ def card_column(
     gpu: "GpuSpec",
     lines: Sequence[SetupLine],
     *,
-    exact: bool = False,
     largest: Mapping[tuple[int, str], int | None],
 ) -> Column:
     """The verdict on a GPU and what is needed of it; ``largest``: with the largest micro-batch."""
     held = [line.held.get(gpu.gpu_id) for line in lines]
     verdict_width = max(len(each.verdict or "") for each in held if each is not None)
-    needed = [needed_text(needed_bytes(each, exact=exact)) if each else "" for each in held]
+    needed = [needed_text(each.total_bytes) if each else "" for each in held]
     width = max(map(len, needed))
     cells = []
     for line, each, text in zip(lines, held, needed, strict=True):

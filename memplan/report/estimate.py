@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator import Estimate, expandable_note
+from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.memory.runtime import ByteRange
 from memplan.report.answer import Rows, print_answer
 from memplan.report.blocks import Column, print_blocks
 from memplan.report.changes import engine_name
@@ -35,7 +36,6 @@ def print_comparison(
     rows: Rows,
     hints: "Hints | None" = None,
     *,
-    exact: bool = False,
     legend: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
@@ -45,9 +45,9 @@ def print_comparison(
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
     """
-    print_answer(console, rows, hints, exact=exact)
+    print_answer(console, rows, hints)
     console.print()
-    label, *others = comparison_columns(rows, hints, exact=exact, reserved=reserved)
+    label, *others = comparison_columns(rows, hints, reserved=reserved)
     if question is not None:
         others += times_by_card(_answers_by_card(rows), len(label.cells), question)
     if lifetimes:
@@ -82,7 +82,7 @@ def print_account(
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
-    print_answer(console, [estimates], hints, exact=True)
+    print_answer(console, [estimates], hints)
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
@@ -108,6 +108,9 @@ def print_account(
             _print_plain(console, text)
     _print_assumed(console, [estimates])
     _print_notes(console, [estimates])
+    if reserved or legend:
+        for text in beside_lines(estimates):
+            _print_dim(console, text)
     if reserved:
         for each in estimates:
             if each.gpu is not None:
@@ -203,25 +206,23 @@ def notes(rows: Rows) -> list[str]:
     lines: list[str] = []
     for row in rows:
         for each in row:
-            lines += each.notes
+            lines += each.all_notes
             lines += each.left_out_notes
     return list(dict.fromkeys(lines))
 
 
 def _print_notes(console: "Console", rows: Rows) -> None:
-    """Print the notes but for what stands in the answer already."""
-    said = {expandable_note(each) for each in rows[0]} if len(rows) == 1 else set()
+    """Print the notes."""
     for line in notes(rows):
-        if line not in said:
-            _print_dim(console, line)
+        _print_dim(console, line)
 
 
 def comparison_columns(
-    rows: Rows, hints: "Hints | None" = None, *, exact: bool = False, reserved: bool = False
+    rows: Rows, hints: "Hints | None" = None, *, reserved: bool = False
 ) -> list[Column]:
     """A column of setups, what each allocates, where and on the host, and one for each GPU.
 
-    ``reserved``: and what the allocator reserves on a card with room, where runs were replayed.
+    ``reserved``: and what the allocator reserves on a card with room.
     """
     lines = list(setup_lines(rows))
     largest = hints.largest if hints is not None else {}
@@ -229,9 +230,7 @@ def comparison_columns(
     if len(largest) < sum(len(row) for row in rows):
         largest = {}
     cards = [
-        card_column(each.gpu, lines, exact=exact, largest=largest)
-        for each in rows[0]
-        if each.gpu is not None
+        card_column(each.gpu, lines, largest=largest) for each in rows[0] if each.gpu is not None
     ]
     return [
         Column(header=("setup",), cells=tuple(line.label for line in lines)),
@@ -258,6 +257,28 @@ def host_lines(estimates: Sequence[Estimate]) -> list[str]:
             f"CPU RAM per node: {each.host_bytes / GIB:,.1f}{limit}{shared}, {moment}: {why}"
         )
     return list(dict.fromkeys(lines))
+
+
+def beside_lines(estimates: Sequence[Estimate]) -> list[str]:
+    """What lies beside the allocator's segments, figure by figure, and what all GPUs need together."""
+    lines = []
+    for each in estimates:
+        if each.gpu is None:
+            continue
+        parts = [f"CUDA context {_range_gib(each.context_bytes)}"]
+        if each.nccl_bytes.high:
+            parts.append(f"NCCL {_range_gib(each.nccl_bytes)}")
+        parts.append(f"fragmentation {each.fragmentation_bytes / GIB:,.2f}")
+        text = f"Of what {each.gpu.short_name} needs: {', '.join(parts)} GiB"
+        if each.setup.num_gpus > 1:
+            together = _range_gib(each.all_gpus_bytes)
+            text += f"; {each.setup.num_gpus} GPUs as full as this one: {together} GiB"
+        lines.append(text)
+    return list(dict.fromkeys(lines))
+
+
+def _range_gib(found: ByteRange) -> str:
+    return f"{found.low / GIB:,.1f}-{found.high / GIB:,.1f}"
 
 
 def host_formulas(answer: Estimate) -> list[str]:
@@ -319,7 +340,7 @@ def host_reason(answer: Estimate) -> tuple[str, str]:
 
 def deciding_text(answer: Estimate) -> str:
     """``load 87.0``, in GiB, where loading or saving decides the verdict; else nothing."""
-    if answer.verdict is answer.step_verdict:
+    if answer.worst_bytes == answer.peak_bytes or answer.verdict is Verdict.FITS:
         return ""
     return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
 
@@ -369,8 +390,8 @@ LEGEND = (
     ),
     (
         "needs: what its caching allocator must have of the card to complete the run, with NCCL and the "
-        "CUDA context, as a range. Where bounds decide, runs are not replayed, and the range is wide: "
-        "--exact replays them all."
+        "CUDA context, as a range. The run is played out, and replayed through the allocator's rules until "
+        "a step leaves it as the one before did."
     ),
     (
         "fits: the card holds the high end, tight: its memory is inside the range, OOM: it does not hold "

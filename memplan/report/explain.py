@@ -35,7 +35,7 @@ def print_explanation(
     """
     from rich.text import Text
 
-    print_answer(console, [[found]], hints, exact=True)
+    print_answer(console, [[found]], hints)
     print_assumptions(console, found.model.assumptions, found.assumptions)
     console.print(Text(f"Held as: {states_line(found)}", style="dim"))
     console.print()
@@ -70,7 +70,7 @@ def footnotes(found: Estimate, explained: Explanation) -> tuple[str, ...]:
     return (
         summed,
         "What an operation keeps, and why: memplan explain --operation NAME.",
-        *found.notes,
+        *found.all_notes,
         *found.left_out_notes,
     )
 

@@ -14,7 +14,7 @@ from string import Template
 
 from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
-from memplan.estimator import Estimate, Verdict, estimate, settled
+from memplan.estimator import Estimate, Verdict, estimate
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
 from memplan.report.changes import advice_text, setup_label
@@ -95,7 +95,7 @@ def heat_cells(found: Estimate) -> list[HeatCell]:
             target = length if setup.target_seq_len == setup.seq_len else setup.target_seq_len
             changed = replace(setup, micro_batch_size=batch, seq_len=length, target_seq_len=target)
             try:
-                answer: Estimate | None = settled(estimate(model, changed, found.gpu))
+                answer: Estimate | None = estimate(model, changed, found.gpu)
             except SetupError:
                 answer = None
             cells.append(HeatCell(batch, length, answer))

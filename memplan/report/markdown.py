@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 def estimate_markdown(
-    rows: Rows, hints: Hints, *, exact: bool, version: str, question: "TimeQuestion | None" = None
+    rows: Rows, hints: Hints, *, version: str, question: "TimeQuestion | None" = None
 ) -> str:
     """The whole page; rows are the simplest first. With times where they are asked for."""
-    return "\n".join(_lines(rows, hints, exact=exact, version=version, question=question))
+    return "\n".join(_lines(rows, hints, version=version, question=question))
 
 
 def _lines(
-    rows: Rows, hints: Hints, *, exact: bool, version: str, question: "TimeQuestion | None"
+    rows: Rows, hints: Hints, *, version: str, question: "TimeQuestion | None"
 ) -> Iterator[str]:
     name, *rest = (in_markdown(part) for part in head_parts(rows))
     yield f"## {name}"
     yield ""
     yield " · ".join(rest)
     yield ""
-    for answer in gpu_answers(rows, hints, exact=exact):
+    for answer in gpu_answers(rows, hints):
         yield from _answer_lines(answer)
     yield ""
     if len(rows) > 1:
         yield "### Setups, simplest first"
         yield ""
-        yield from table_lines(comparison_columns(rows, hints, exact=exact))
+        yield from table_lines(comparison_columns(rows, hints))
     else:
         yield "### Where the bytes are"
         for group in kernel_groups(rows[0]):

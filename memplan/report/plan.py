@@ -331,11 +331,7 @@ def footnotes(plan: Plan) -> list[str]:
     kept = ""
     if goal.headroom:
         kept = f", and {100 * goal.headroom:g} % of the GPU stay free besides"
-    if goal.exact:
-        needed = "what it needs, found by a replay where bounds leave it open"
-    else:
-        needed = "the most it can need, by bounds; --exact replays runs, and may find more"
-    fits = f"Fits: {needed}{kept}"
+    fits = f"Fits: what it needs, by a replay of its run{kept}"
     if plan.setups:
         order = (
             f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
@@ -365,7 +361,7 @@ def _notes(setups: Sequence[PlannedSetup]) -> list[str]:
         dict.fromkeys(
             note
             for each in setups
-            for note in each.estimate.notes
+            for note in each.estimate.all_notes
             if note != each.estimate.stage_note
         )
     )

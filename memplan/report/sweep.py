@@ -260,7 +260,7 @@ def _card_column(column: Sequence[Estimate]) -> Column:
     if gpu is None:
         return Column(header=("peak",), cells=tuple(peaks), is_figure=True)
     verdicts = [each.verdict.value if each.verdict is not None else "" for each in column]
-    needed = [needed_text(each.judged_bytes) for each in column]
+    needed = [needed_text(each.total_bytes) for each in column]
     phases = ["" if each.worst_bytes == each.peak_bytes else each.deciding_phase for each in column]
     parts = [_padded(peaks, str.rjust), _padded(verdicts, str.ljust), _padded(needed, str.rjust)]
     second = "peak".ljust(len(parts[0][0]) + len(parts[1][0]) + 2) + "needs"
@@ -315,17 +315,13 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
         "memory is inside the range, OOM: it does not hold the low end."
     )
     lines = [units]
-    if not sweep.exact and any(
-        each.verdict is Verdict.TIGHT for result in results for each in result.estimates
-    ):
-        lines.append("tight is undecided here: runs are not replayed; --exact replays them")
     assumed = [f"Assumed: {text}" for text in sweep.model.assumptions]
     lines += [*assumed, *_precision_notes(results), *_mixed_notes(results), *kernel_notes(results)]
     if any(loads_under_zero_init(result.setup) for result in results):
         lines.append(ZERO_INIT_LINE)
     for result in results:
         for each in result.estimates:
-            lines += [note for note in each.notes if note != each.stage_note]
+            lines += [note for note in each.all_notes if note != each.stage_note]
             lines += each.left_out_notes
     lines += impossible_notes(sweep)
     return list(dict.fromkeys(lines))

@@ -77,7 +77,7 @@ def print_versus(
     from rich.text import Text
 
     for answer, hints in answers:
-        print_answer(console, [[answer]], hints, exact=True)
+        print_answer(console, [[answer]], hints)
     (one, _), (other, _) = answers
     console.print()
     for line in print_blocks(console.width, *versus_columns(one, other, options)):

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import ParamSpec
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, settled, without_run
+from memplan.estimator import Estimate, Verdict, estimate, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
@@ -39,12 +39,12 @@ class Hints:
     largest: dict[Place, int]
     """The largest micro-batch that fits, for each row and GPU; 0: none."""
     advice: tuple["Advice", ...]
-    """For each GPU on which no setup fits, what would make the nearest one fit."""
+    """For each GPU on which no setup fits for certain, what would make the nearest one fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to change in a setup that does not fit; both sides as their verdicts have it."""
+    """What to change in a setup that does not fit."""
 
     answer: Estimate
     """Of the setup that does not fit."""
@@ -53,21 +53,14 @@ class Advice:
 
     @property
     def missing_bytes(self) -> int:
-        """How much the low end of the range exceeds the GPU by [bytes]."""
+        """How much it lacks [bytes]."""
         return missing_bytes(self.answer)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether what is allocated alone says that it does not fit, so that nothing is replayed."""
-        return self.answer.judged_bytes == self.answer.bounded_bytes
 
     @property
     def saved_bytes(self) -> int:
         """What the change saves, at the low end of the range [bytes]."""
         if self.better is None:
             return 0
-        if self.is_bounded:
-            return self.answer.bounded_bytes.low - self.better.bounded_bytes.low
         return self.answer.total_bytes.low - self.better.total_bytes.low
 
 
@@ -78,10 +71,11 @@ def shortage(answer: Estimate) -> tuple[int, int]:
 
 
 def missing_bytes(answer: Estimate) -> int:
-    """How much the low end of the range exceeds the GPU by; 0 where it does not [bytes]."""
+    """How much the low end of the range exceeds the GPU by, or, where it is tight, the high end [bytes]."""
     if answer.gpu is None:
         return 0
-    return max(0, answer.judged_bytes.low - answer.gpu.capacity_bytes)
+    capacity, total = answer.gpu.capacity_bytes, answer.total_bytes
+    return total.low - capacity if total.low > capacity else max(0, total.high - capacity)
 
 
 UNSHARED = (
@@ -102,7 +96,7 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
     ``micro_batch`` is the largest that fits where it is known. A smaller micro-batch keeps the
     global batch by accumulating more. Where nothing fits for certain, what is tight is named.
     """
-    answer, gpu = settled(answer, always=True), answer.gpu
+    gpu = answer.gpu
     if gpu is None:
         return Advice(answer=answer, better=None)
     tight = None
@@ -121,14 +115,14 @@ def advise(model: ModelSpec, answer: Estimate, *, micro_batch: int | None = None
             continue
         tried.add(setup)
         try:
-            better = settled(estimate(model, setup, gpu))
+            better = estimate(model, setup, gpu)
         except SetupError:
             continue
         if unshared_bytes(better) > gpu.capacity_bytes:
             too_large.add(alone)
         better = replace(better, node_memory_bytes=answer.node_memory_bytes)
         if better.job_verdict in (Verdict.FITS, Verdict.STATES_FIT):
-            return Advice(answer=answer, better=settled(better, always=True))
+            return Advice(answer=answer, better=better)
         if better.job_verdict is Verdict.TIGHT and tight is None:
             tight = better
     return Advice(answer=answer, better=tight)
@@ -345,7 +339,7 @@ def hints_for(
     hopeless = [
         min(column, key=shortage)
         for column in zip(*rows, strict=True)
-        if all(each.job_verdict is Verdict.OOM for each in column)
+        if all(each.job_verdict in (Verdict.OOM, Verdict.TIGHT) for each in column)
     ]
     known = list(asked.values())
 

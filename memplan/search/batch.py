@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from memplan.estimator import Estimate, estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import LEAST_OVER_REQUESTED, bounded_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
@@ -23,15 +22,14 @@ def largest_micro_batch(
 ) -> int:
     """The largest ``micro_batch_size`` that fits, everything else being as in ``setup``; 0: none.
 
-    ``known`` is an estimate of ``setup`` itself, where there is one: the search goes as deep as it
-    does. Runs are replayed where bounds leave open whether they fit, unless it rests on bounds too.
-    Raises ``SetupError`` for a setup that cannot be trained.
+    ``known`` is an estimate of ``setup`` itself, where there is one. Raises ``SetupError`` for a setup
+    that cannot be trained.
 
     >>> from memplan.sources.catalog import load_gpu
     >>> from memplan.sources.models import load_model
     >>> setup = TrainingSetup(seq_len=512, checkpointing="full")
     >>> largest_micro_batch(load_model("gpt2"), setup, load_gpu("v100-16gb"))
-    36
+    35
     """
     answers: dict[int, Estimate] = {} if known is None else {setup.micro_batch_size: known}
 
@@ -41,11 +39,8 @@ def largest_micro_batch(
         return answers[size]
 
     search = SizeSearch(ask, gpu.capacity_bytes)
-    if known is None:
-        return search.replayed(limit=limit)
-    first = likely_size(known, gpu.capacity_bytes)
-    run = search.replayed if known.is_replayed else search.bounded
-    return run(limit=limit, first=first, known=known)
+    first = 1 if known is None else likely_size(known, gpu.capacity_bytes)
+    return search.run(limit=limit, first=first, known=known)
 
 
 class SizeSearch:
@@ -59,77 +54,64 @@ class SizeSearch:
         self._looks_beyond = looks_beyond
         """Larger sizes are looked at too, should what is needed not grow with each step."""
 
-    def bounded(
-        self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
-    ) -> int:
-        """The largest that fits by the upper bound: without a replay; 0: none."""
-        return self._search(least_room, limit=limit, first=first, known=known)
-
-    def replayed(
+    def run(
         self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
     ) -> int:
         """The largest that fits; 0: none.
 
-        First the largest that can fit by what it allocates; most often that one does. Only between
-        it and what fits by the bound are runs replayed.
+        First the largest that can fit by what it allocates; most often that one does. Where it does not,
+        sizes below it are replayed, from the one on that fits if it needs as much more than it allocates.
         """
-        largest = self._search(most_room, limit=limit, first=first, known=known)
-        if not largest or self._fits(largest):
+        largest = self._largest(1, 1, limit=limit, first=first, known=known)
+        if not largest:
+            return 0
+        needed = self._ask(largest).fullest
+        if needed.fits_within(self._capacity_bytes):
             return largest
-        likely = int(largest / LEAST_OVER_REQUESTED[1])
-        surely = self.bounded(limit=largest - 1, first=max(1, likely)) if largest > 1 else 0
-        found = largest_of(range(surely + 1, largest), self._fits)
-        return surely if found is None else found
+        low, high = 0, largest
+        guess = 0
+        if largest > 1:
+            guess = self._largest(
+                needed.required_bytes, needed.worst_bytes, limit=largest - 1, first=largest - 1
+            )
+        for size in (guess, guess + 1, guess - 1):
+            low, high = self._narrowed(low, high, size)
+        while high - low > 1:
+            low, high = self._narrowed(low, high, (low + high) // 2)
+        return low
 
-    def _fits(self, size: int) -> bool:
-        return fits_within(self._ask(size), self._capacity_bytes)
+    def _narrowed(self, low: int, high: int, size: int) -> tuple[int, int]:
+        """What fits, and what does not, when one more size between is known."""
+        if not low < size < high:
+            return low, high
+        return (size, high) if self._ask(size).fits_within(self._capacity_bytes) else (low, size)
 
-    def _search(
+    def _largest(
         self,
-        room: Callable[[Estimate, int], int],
+        required_bytes: int,
+        of_bytes: int,
         *,
         limit: int,
         first: int,
-        known: Estimate | None,
+        known: Estimate | None = None,
     ) -> int:
-        search = LargestFit(
-            self._ask,
-            room=lambda answer: room(answer, self._capacity_bytes),
-            limit=limit,
-            first=first,
-        )
+        """The largest that fits if of every ``of_bytes`` that are allocated so many are required."""
+        capacity = self._capacity_bytes
+
+        def room(answer: Estimate) -> int:
+            if answer.unmodelled:
+                return -1
+            required = answer.fullest.worst_bytes * required_bytes // of_bytes
+            return capacity - required - answer.overhead_bytes.high
+
+        search = LargestFit(self._ask, room=room, limit=limit, first=first)
         if known is not None:
             search.tell(known.setup.micro_batch_size, known)
         return search.run_checked() if self._looks_beyond else search.run()
 
 
-def fits_within(answer: Estimate, capacity_bytes: int) -> bool:
-    """Whether a run fits so much of a GPU for certain; replayed where bounds leave it open."""
-    if surely_fits(answer, capacity_bytes):
-        return True
-    if most_room(answer, capacity_bytes) < 0:
-        return False
-    room = capacity_bytes - answer.overhead_bytes.high
-    return answer.fullest.run.on_card(room).died_at is None
-
-
-def surely_fits(answer: Estimate, capacity_bytes: int) -> bool:
-    """Whether the upper bound of what a run needs is within so much of a GPU."""
-    return least_room(answer, capacity_bytes) >= 0
-
-
-def least_room(answer: Estimate, capacity_bytes: int) -> int:
-    """What the upper bound leaves; below zero where that does not fit [bytes]."""
-    if answer.unmodelled:
-        return -1
-    needed = bounded_range(answer.fullest.worst_bytes, answer.overhead_bytes)
-    return capacity_bytes - needed.high
-
-
 def most_room(answer: Estimate, capacity_bytes: int) -> int:
     """What is left where the allocator needs no more than is asked of it [bytes]."""
-    if answer.unmodelled:
-        return -1
     return capacity_bytes - answer.fullest.worst_bytes - answer.overhead_bytes.high
 
 

@@ -138,8 +138,6 @@ class Goal:
     """Setups to return."""
     node_memory_bytes: int | None = None
     """CPU RAM of one node; None: there is enough [bytes]."""
-    exact: bool = False
-    """Replay runs where bounds leave open whether they fit; without, what may fit is no setup."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, int):

@@ -4,7 +4,7 @@ A batch that is padded is as long as the longest of its sequences, so a batch of
 ``L`` with the probability ``F(L)^n``. Each length that a batch can have is estimated once.
 """
 
-from memplan.estimator import Estimate, Verdict, estimate, settled
+from memplan.estimator import Estimate, Verdict, estimate
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
@@ -66,13 +66,10 @@ class BatchPeaks:
         return float(1 - (1 - probability) ** (num_steps * self.batches_of_step))
 
 
-def batch_peaks(
-    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None, *, exact: bool = True
-) -> BatchPeaks:
+def batch_peaks(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None) -> BatchPeaks:
     """Estimate a batch of every length that the setup's ``lengths`` can give.
 
-    ``exact``: verdicts that bounds leave open are settled by a replay. Raises ``SetupError`` as
-    ``estimate`` does.
+    Raises ``SetupError`` as ``estimate`` does.
     """
     lengths = setup.lengths
     assert isinstance(lengths, Lengths), "a setup without lengths has one batch"
@@ -81,8 +78,6 @@ def batch_peaks(
         answer = estimate(
             model, replace(setup, lengths=None, seq_len=seq_len, target_seq_len=None), gpu
         )
-        if exact and gpu is not None:
-            answer = settled(answer)
         found.append(
             BatchPeak(
                 seq_len=seq_len,
@@ -118,12 +113,12 @@ def batch_lengths(model: ModelSpec, setup: TrainingSetup) -> list[tuple[int, flo
     return [(each, probability) for each, probability in found.items() if probability > 0]
 
 
-def with_batches(answer: Estimate, *, num_steps: int = RUN_STEPS, exact: bool = True) -> Estimate:
+def with_batches(answer: Estimate, *, num_steps: int = RUN_STEPS) -> Estimate:
     """An answer for the worst batch, with what is probable noted beside it."""
     lengths = answer.setup.lengths
     if lengths is None or lengths.batching is Batching.PACKED:
         return answer
-    peaks = batch_peaks(answer.model, answer.setup, answer.gpu, exact=exact)
+    peaks = batch_peaks(answer.model, answer.setup, answer.gpu)
     return replace(answer, notes=(*answer.notes, *batch_lines(peaks, num_steps=num_steps)))
 
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, least_bytes, settled
+from memplan.estimator import Estimate, estimate, least_bytes
 from memplan.estimator.run_cost import TimeQuestion
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import LEAST_OVER_REQUESTED, overhead_range
+from memplan.memory.runtime import overhead_range
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, fits_within, largest_of, surely_fits
+from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, largest_of
 from memplan.search.best_first import BestFirst, sized
 from memplan.search.concessions import Concession
 from memplan.search.degrees import Degrees, check_degrees, degrees_of, every_degree
@@ -204,8 +204,7 @@ class Planner:
     def _room_bytes(self, num_gpus: int) -> int:
         """What may be allocated at most of a card [bytes]."""
         overhead = overhead_range(self.gpu.compute_capability, num_communicators=int(num_gpus > 1))
-        left = self.limit_bytes - overhead.high
-        return left if self.goal.exact else int(left / LEAST_OVER_REQUESTED[1])
+        return self.limit_bytes - overhead.high
 
     def _try_smallest(self) -> None:
         """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
@@ -317,8 +316,7 @@ class Planner:
             self.limit_bytes,
             looks_beyond=self.stretches,
         )
-        run = search.replayed if self.goal.exact else search.bounded
-        best = run(first=first or self.largest.get(key, 1), limit=self._limit())
+        best = search.run(first=first or self.largest.get(key, 1), limit=self._limit())
         self.largest[key] = max(best, 1)
         return best or None
 
@@ -391,7 +389,7 @@ class Planner:
 
         Raises ``SetupError`` where the figure is a lower bound that would fit.
         """
-        if answer.verdict is Verdict.STATES_FIT:
+        if answer.unmodelled and not answer.is_beyond(self.limit_bytes):
             msg = (
                 f"{self.model.name}: left out of its figures are {', '.join(answer.unmodelled)}: "
                 "no setup can be said to fit; memplan estimate and sweep give what is counted"
@@ -400,17 +398,11 @@ class Planner:
         return answer
 
     def _fits(self, answer: Estimate) -> bool:
-        fits = fits_within if self.goal.exact else surely_fits
-        return fits(self._known(answer), self.limit_bytes)
-
-    def _shown(self, answer: Estimate) -> Estimate:
-        """As it is told: with what its run really needs, where runs are replayed."""
-        return settled(answer, always=True) if self.goal.exact else answer
+        return self._known(answer).fits_within(self.limit_bytes)
 
     def _told(self, each: PlannedSetup) -> PlannedSetup:
-        shown = self._shown(each.estimate)
         node = self.goal.node_memory_bytes
-        return replace(each, estimate=replace(shown, node_memory_bytes=node))
+        return replace(each, estimate=replace(each.estimate, node_memory_bytes=node))
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -424,11 +416,10 @@ class Planner:
         nearest = min(ranked, key=lambda each: distance(candidate, each), default=None)
         better = None
         if nearest is not None:
-            better = self._shown(self._no_larger(nearest.estimate, answer))
-        shown = self._shown(answer)
+            better = self._no_larger(nearest.estimate, answer)
         return Shortfall(
-            estimate=shown,
-            missing_bytes=max(0, shown.total_bytes.high - self.limit_bytes),
+            estimate=answer,
+            missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
             given_up=candidate.given_up,
             tier=candidate.tier,
             better=better,

@@ -1,8 +1,8 @@
-"""Setups side by side on some GPUs, each as well known as its verdict needs."""
+"""Setups side by side on some GPUs."""
 
 from collections.abc import Callable, Sequence
 
-from memplan.estimator import Estimate, estimate, settled, without_run
+from memplan.estimator import Estimate, estimate, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
@@ -21,10 +21,6 @@ class SideBySide:
     """CPU RAM of a node, where it is judged too."""
     notes: tuple[str, ...] = ()
     """What is to be said of each answer besides."""
-    exact: bool = False
-    """Every run is replayed."""
-    says_least: bool = False
-    """The least memory of a replayed run is looked for, as it will be told."""
 
     def rows(self, *, meanwhile: Callable[[], None] | None = None) -> list[list[Estimate]]:
         """For each setup an answer on each GPU; ``meanwhile`` as in ``all_of``.
@@ -49,7 +45,5 @@ class SideBySide:
         if self.notes:
             found = replace(found, notes=(*found.notes, *self.notes))
         found = replace(found, node_memory_bytes=self.node_memory_bytes)
-        answer = settled(found, always=self.exact)
-        if self.says_least and answer.is_replayed:
-            _ = answer.required_bytes
-        return without_run(answer)
+        _ = found.required_bytes  # which is told of it
+        return without_run(found)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, estimate, settled, without_run
+from memplan.estimator import Estimate, estimate, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
@@ -38,7 +38,6 @@ class Sweep(Displayed):
         grid: Grid,
         gpus: Sequence[GpuSpec] = (),
         *,
-        exact: bool = False,
         num_jobs: int = 1,
         node_memory_bytes: int | None = None,
     ) -> None:
@@ -47,8 +46,6 @@ class Sweep(Displayed):
         """CPU RAM of one node; None: there is no verdict on it [bytes]."""
         self.num_jobs = num_jobs
         """Processes that estimate; 1: this one."""
-        self.exact = exact
-        """Every run is replayed through the allocator, whether bounds leave its verdict open or not."""
         self.grid = grid
         self.gpus = tuple(gpus)
         self.num_combinations = grid.num_combinations
@@ -81,9 +78,7 @@ class Sweep(Displayed):
         tasks, node = self.grid.combinations(), self.node_memory_bytes
         num_jobs = min(self.num_jobs, self.num_combinations)
         if num_jobs <= 1:
-            return (
-                answer_task(each, self.model, self.gpus, node, exact=self.exact) for each in tasks
-            )
+            return (answer_task(each, self.model, self.gpus, node) for each in tasks)
         from memplan.search.parallel import OrderedPool  # which most sweeps do without
 
         work = partial(
@@ -91,7 +86,6 @@ class Sweep(Displayed):
             model=self.model,
             gpus=self.gpus,
             node_memory_bytes=node,
-            exact=self.exact,
         )
         pool: OrderedPool[Task, SweepResult | Impossible | None] = OrderedPool(
             work,
@@ -102,8 +96,7 @@ class Sweep(Displayed):
         return pool.answers(tasks)
 
     def _chunk_size(self, num_jobs: int) -> int:
-        most = MAX_EXACT_CHUNK if self.exact else MAX_CHUNK
-        return min(most, max(1, self.num_combinations // (CHUNKS * num_jobs)))
+        return min(MAX_CHUNK, max(1, self.num_combinations // (CHUNKS * num_jobs)))
 
     def rows(self) -> list[dict[str, object]]:
         """Every setup on every GPU as a flat row, for a table of pandas' or polars'.
@@ -128,8 +121,6 @@ Task = TrainingSetup | Impossible | None
 """One combination of a grid."""
 MAX_CHUNK = 32
 """Combinations that a process is handed at once: neighbours share walks."""
-MAX_EXACT_CHUNK = 2
-"""Where each is replayed, which takes much longer than a walk."""
 CHUNKS = 4
 """Of each process in a small sweep, so that all of them end at about the same time."""
 
@@ -139,8 +130,6 @@ def answer_task(
     model: ModelSpec,
     gpus: Sequence[GpuSpec],
     node_memory_bytes: int | None,
-    *,
-    exact: bool,
 ) -> SweepResult | Impossible | None:
     """What becomes of one combination of a grid."""
     if not isinstance(task, TrainingSetup):
@@ -151,8 +140,6 @@ def answer_task(
         return Impossible(str(error))
     if node_memory_bytes is not None:
         estimates = tuple(replace(each, node_memory_bytes=node_memory_bytes) for each in estimates)
-    if exact:
-        estimates = tuple(settled(each, always=True) for each in estimates)
     return SweepResult(estimates=estimates)
 
 
@@ -161,16 +148,13 @@ def answer_task_elsewhere(
     model: ModelSpec,
     gpus: Sequence[GpuSpec],
     node_memory_bytes: int | None,
-    *,
-    exact: bool,
 ) -> SweepResult | Impossible | None:
     """The same, to be sent to another process: runs stay where they were played."""
-    result = answer_task(task, model, gpus, node_memory_bytes, exact=exact)
+    result = answer_task(task, model, gpus, node_memory_bytes)
     if not isinstance(result, SweepResult):
         return result
     for each in result.estimates:
-        if each.is_replayed:
-            _ = each.required_bytes, each.num_flushes  # which are told of it
+        _ = each.required_bytes, each.all_notes  # which are told of it
     return SweepResult(estimates=tuple(without_run(each) for each in result.estimates))
 
 
@@ -179,14 +163,11 @@ def sweep(
     grid: Grid,
     gpus: Sequence[GpuSpec] = (),
     *,
-    exact: bool = False,
     num_jobs: int = 1,
     node_memory_bytes: int | None = None,
 ) -> Sweep:
     """Estimate every setup of a grid, on every GPU; nothing is computed until it is iterated."""
-    return Sweep(
-        model, grid, gpus, exact=exact, num_jobs=num_jobs, node_memory_bytes=node_memory_bytes
-    )
+    return Sweep(model, grid, gpus, num_jobs=num_jobs, node_memory_bytes=node_memory_bytes)
 
 
 def estimate_on_gpus(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from memplan.estimator import estimate, settled
+from memplan.estimator import estimate
 from memplan.estimator.measured import Measurement
 from memplan.report.verify import Verified
 from memplan.sources.measurement_file import card_of, read_measurement
@@ -15,7 +15,7 @@ def beside(measured: Measurement, source: str = "") -> Verified:
     Raises a ``MemplanError`` for a model or a setup that cannot be estimated.
     """
     model = load_model(dict(measured.model), measured.task)
-    answer = settled(estimate(model, measured.setup, card_of(measured)), always=True)
+    answer = estimate(model, measured.setup, card_of(measured))
     return Verified(measured=measured, estimate=answer, source=source)
 
 

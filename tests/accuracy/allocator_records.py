@@ -21,6 +21,7 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.deepspeed_records import flat_options
+from tests.memory.capacities import bisected, run_of
 
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
 PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
@@ -130,7 +131,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
         num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
     program.run(num_steps=num_steps)
-    return PlayedRun(lambda: ledger, expandable=False)
+    return PlayedRun(lambda: run_of(ledger))
 
 
 def load_empty(program: Program) -> None:
@@ -170,4 +171,4 @@ def searched(record: dict[str, Any]) -> dict[str, int]:
     if run is None:
         msg = "its engine's run cannot be played out yet"
         raise SetupError(msg)
-    return {"reserved_peak": run.peaks.reserved_bytes, "least_capacity": run.required_bytes}
+    return {"reserved_peak": run.peaks.reserved_bytes, "least_capacity": bisected(run.on_card)}

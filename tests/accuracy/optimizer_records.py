@@ -113,7 +113,7 @@ class Marked(Ledger):
     def enter(self, part: Part, step: int = 0) -> None:
         self.marks.append((len(self.events), part, step))
 
-    def repeat(self, start: int) -> bool:  # noqa: ARG002
+    def recurs(self) -> bool:
         """No: each step has marks of its own."""
         return False
 

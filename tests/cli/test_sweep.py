@@ -46,20 +46,10 @@ def test_all_formats_hold_the_same_rows(run: Run) -> None:
 def test_rows_are_those_of_an_estimate(run: Run) -> None:
     named = ("llama-3.2-1b", "--gpus", "8", "--engine", "deepspeed", "--zero", "2", "--gpu", "h100")
     estimates = rows_of(run("estimate", *named, "--offload", "none", "--format", "json").stdout)
-    swept = rows_of(run("sweep", *named, "--exact", "--format", "json").stdout)
+    swept = rows_of(run("sweep", *named, "--format", "json").stdout)
     for row in estimates:
         assert row.pop("largest_micro_batch") > 0
     assert swept == [each for each in estimates if each["offload_optimizer"] == "none"]
-
-
-def test_without_exact_nothing_is_replayed(run: Run) -> None:
-    named = ("sweep", "llama-3.2-1b", "--gpus", "8", "--engine", "fsdp", "--gpu", "h100")
-    (quick,) = rows_of(run(*named, "--format", "json").stdout)
-    (exact,) = rows_of(run(*named, "--exact", "--format", "json").stdout)
-    assert quick["reserved_bytes"] is quick["required_bytes"] is None
-    assert exact["required_bytes"] <= exact["reserved_bytes"]
-    assert quick["total_low_bytes"] <= exact["total_low_bytes"] <= exact["total_high_bytes"]
-    assert exact["total_high_bytes"] <= quick["total_high_bytes"]
 
 
 def test_the_table_has_a_row_for_each_setup_and_a_column_for_each_gpu(run: Run) -> None:
@@ -366,12 +356,9 @@ def test_cards_without_bf16_are_said_to_run_another_precision(
 
 
 @pytest.mark.parametrize("format_", ["table", "csv", "json"])
-@pytest.mark.parametrize("depth", [(), ("--exact",)], ids=["bounds", "replays"])
-def test_several_processes_write_the_same_bytes(
-    run: Run, format_: str, depth: tuple[str, ...]
-) -> None:
+def test_several_processes_write_the_same_bytes(run: Run, format_: str) -> None:
     named = ("sweep", "gpt2", "--gpus", "1,8", "--zero", "2,3", "--gpu", "t4,v100", "--seq-len")
-    command = (*named, "128", "--format", format_, *depth)
+    command = (*named, "128", "--format", format_)
     assert run(*command) == run(*command, "--jobs", "2")
 
 
@@ -379,7 +366,7 @@ def test_several_processes_write_the_same_bytes(
 def test_an_interrupted_sweep_over_processes_ends_quietly() -> None:
     command = (
         "sweep", "gpt2", "--gpus", "1..64", "--batch-size", "1-64", "--gpu", "h100",
-        "--exact", "--jobs", "2", "--format", "csv",
+        "--jobs", "2", "--format", "csv",
     )  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-m", "memplan", *command],

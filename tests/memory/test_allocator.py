@@ -3,15 +3,18 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.memory.allocator import CachingAllocator, least_capacity, replay
-from memplan.memory.expandable import ExpandableAllocator, replay_expandable
+from memplan.memory.allocator import CachingAllocator
+from memplan.memory.expandable import ExpandableAllocator
 from memplan.memory.ledger import Ledger
+from memplan.memory.replay import AllocatorPeaks, Replayer, floor_bytes, replay
 from memplan.units import KIB, MIB
+from tests.memory.capacities import bisected
 
 
 def run(*events: int) -> list[int]:
@@ -67,7 +70,7 @@ class TestCapacity:
         assert replay([3 * MIB, 4 * MIB, ~0, 30 * MIB], capacity_bytes=40 * MIB).died_at == 3
 
     def test_the_least_capacity_is_what_must_be_there_at_once(self):
-        assert least_capacity(self.EVENTS, peaks=replay(self.EVENTS)) == 40 * MIB
+        assert floor_bytes(Replayer(self.EVENTS).on_card) == 40 * MIB
 
     def test_emptying_the_cache_gives_free_segments_back(self):
         ledger = Ledger()
@@ -75,6 +78,10 @@ class TestCapacity:
         ledger.empty_cache()
         ledger.allocate(40 * MIB)
         assert replay(ledger.events).reserved_bytes == 40 * MIB
+
+
+def replay_expandable(events: list[int], **options: Any) -> AllocatorPeaks:
+    return replay(events, expandable=True, **options)
 
 
 class TestExpandable:
@@ -119,12 +126,14 @@ def test_with_what_is_reserved_every_run_completes(events: list[int]):
 
 
 @given(runs())
-def test_the_least_capacity_completes_and_two_mib_less_do_not(events: list[int]):
-    least = least_capacity(events, peaks=replay(events))
-    assert CachingAllocator(least).replay(events) is None
-    peaks = replay(events)
-    if least > peaks.allocated_bytes:
-        assert CachingAllocator(least - 2 * MIB).replay(events) is not None
+def test_the_least_capacity_is_enough_and_any_larger_one_too(events: list[int]):
+    run = Replayer(events)
+    floor = floor_bytes(run.on_card)
+    reserved = replay(events).reserved_bytes
+    for capacity in range(floor, reserved + 1, 2 * MIB):
+        assert CachingAllocator(capacity).replay(events) is None
+    if floor:
+        assert CachingAllocator(floor - 2 * MIB).replay(events) is not None
 
 
 def read_trace(path: Path) -> tuple[list[int], dict[int, int]]:
@@ -132,6 +141,7 @@ def read_trace(path: Path) -> tuple[list[int], dict[int, int]]:
     events: list[int] = []
     numbers: dict[int, int] = {}
     streams: dict[int, int] = {}
+    known: dict[int, int] = {0: 0}
     with gzip.open(path, "rt") as file:
         for event in json.load(file):
             if event == ["empty_cache"]:
@@ -141,7 +151,7 @@ def read_trace(path: Path) -> tuple[list[int], dict[int, int]]:
             else:
                 numbers[event[0]] = len(events)
                 if event[2]:
-                    streams[len(events)] = event[2]
+                    streams[len(events)] = known.setdefault(event[2], len(known))
                 events.append(max(event[1], 1))
     return events, streams
 
@@ -159,10 +169,10 @@ def test_recorded_runs(reference_dir: Path):
         assert peaks.reserved_bytes == real["reserved_peak"], record["id"]
         assert peaks.num_mallocs == real["mallocs"], record["id"]
         if "least_capacity" in real:
-            assert least_capacity(events, streams, peaks=peaks) == real["least_capacity"]
+            assert bisected(Replayer(events, streams).on_card) == real["least_capacity"]
         expandable = record.get("expandable", {}).get("real")
         if expandable:
-            reserved = replay_expandable(events, streams).reserved_bytes
+            reserved = replay(events, streams, expandable=True).reserved_bytes
             assert reserved == pytest.approx(expandable["reserved_peak"], rel=0.0005)
         checked += 1
     assert checked > 10

@@ -9,9 +9,9 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.job import prepared
-from memplan.memory.allocator import replay
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
+from memplan.memory.replay import replay
 from memplan.sources.models import load_model
 from memplan.sources.stacks import read_preset
 from memplan.training.setup import TrainingSetup
@@ -42,7 +42,7 @@ def test_as_the_real_one(case: dict[str, Any]) -> None:
     given = prepared(model, setup.resolve(model.context_length), None).rank_input
     program = program_of(given, ledger, workspace_bytes=0)
     program.load()  # type: ignore[attr-defined]
-    found = replay(ledger.events, ledger.streams, ledger.repeats)
+    found = replay(ledger.events, ledger.streams, ledger.cycle)
     assert found.reserved_bytes == case["truth"]["reserved"]
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.allocator import least_capacity, replay
 from memplan.memory.deepspeed.job import rounded
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.deepspeed import deepspeed_program
@@ -20,6 +19,7 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import round_up
+from tests.memory.capacities import bisected, run_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -156,8 +156,8 @@ def test_as_the_real_run(run: dict[str, Any]) -> None:
     # Four of its micro-batches were run.
     program.num_steps = 1 if steps == 4 else 3
     _, train = played(program)
-    peaks = replay(program.ledger.events, program.ledger.streams)
-    least = least_capacity(program.ledger.events, program.ledger.streams, peaks=peaks)
+    peaks = run_of(program.ledger).on_card(None)
+    least = bisected(run_of(program.ledger).on_card)
     assert train == pytest.approx(run["requested_peak"], rel=1e-4)
     assert peaks.reserved_bytes == pytest.approx(run["reserved_peak"], rel=0.02)
     assert least == pytest.approx(run["least_capacity"], rel=1e-3)

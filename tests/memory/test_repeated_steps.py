@@ -1,12 +1,10 @@
-"""A step that is as the one before is written down again, and not followed where it changes nothing."""
+"""A step that all later ones are like is played out once."""
 
-import random
 from typing import Any
 
 import pytest
 
 from memplan.estimator.job import prepared
-from memplan.memory.allocator import CachingAllocator, replay
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
 from memplan.sources.models import load_model
@@ -27,8 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "evaluated": {"evaluation": "4:batches_kept=3"},
     "moved": {"optimizer": "bnb-adamw-8bit", "adapter": {"lora": 4}},
 }  # fmt: skip
-NOT_REPEATED = ("zero3", "zero3, nothing kept", "zero3 offloaded")
-"""One step leaves a block to the next."""
 
 
 class PlayedOut(Ledger):
@@ -36,7 +32,7 @@ class PlayedOut(Ledger):
 
     __slots__ = ()
 
-    def repeat(self, start: int) -> bool:  # noqa: ARG002
+    def recurs(self) -> bool:
         return False
 
 
@@ -48,106 +44,30 @@ def run_of(fields: dict[str, Any], ledger: Ledger, *, num_steps: int) -> Ledger:
     return ledger
 
 
+def again(ledger: Ledger, num_steps: int) -> tuple[list[int], dict[int, int]]:
+    """The events of a run, with its last step as often as makes up so many steps."""
+    events, streams, cycle = [*ledger.events], {**ledger.streams}, ledger.cycle
+    assert cycle is not None
+    last = cycle.start
+    for _ in range(num_steps - len(ledger.steps)):
+        start = len(events)
+        for number in range(cycle.start, len(ledger.events)):
+            event, place = ledger.events[number], len(events)
+            if event < 0:
+                own = ~event >= cycle.start
+                event = ~(~event - cycle.start + start if own else ~event - cycle.before + last)
+            elif number in ledger.streams:
+                streams[place] = ledger.streams[number]
+            events.append(event)
+        last = start
+    return events, streams
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_are_what_they_would_be(way: str) -> None:
     """In the order and on the streams; nor does it matter to a card with much room or little."""
     found = run_of(WAYS[way], Ledger(), num_steps=NUM_STEPS)
     whole = run_of(WAYS[way], PlayedOut(), num_steps=NUM_STEPS)
-    assert bool(found.repeats) == (way not in NOT_REPEATED)
-    assert found.events == whole.events
-    assert found.streams == whole.streams
-    roomy = replay(whole.events, whole.streams)
-    assert replay(found.events, found.streams, found.repeats) == roomy
-    for share in (0.2, 0.5, 0.8):
-        most, least = roomy.reserved_bytes, roomy.allocated_bytes
-        capacity = int(least + share * (most - least))
-        assert replay(
-            found.events, found.streams, found.repeats, capacity_bytes=capacity
-        ) == replay(whole.events, whole.streams, capacity_bytes=capacity)
-
-
-class Counting(CachingAllocator):
-    """Counts what it follows."""
-
-    __slots__ = ("followed",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.followed = 0
-
-    def _follow(self, events: Any, *others: Any) -> int | None:
-        self.followed += len(events)
-        return super()._follow(events, *others)
-
-
-def step(*sizes: int) -> list[int]:
-    """Blocks that come in this order and go in the same."""
-    return [*sizes, *(~number for number in range(len(sizes)))]
-
-
-def repeated(first: list[int], num_steps: int) -> Ledger:
-    ledger = Ledger()
-    ledger.events += first
-    for number in range(num_steps - 1):
-        assert ledger.repeat(number * len(first))
-    return ledger
-
-
-def test_what_changes_nothing_is_followed_once() -> None:
-    ledger = repeated(step(3 * MIB, 30 * MIB), num_steps=9)
-    allocator = Counting()
-    assert allocator.replay(ledger.events, ledger.streams, ledger.repeats) is None
-    assert allocator.followed == 2 * 4
-    assert allocator.peak_reserved * 512 == 50 * MIB
-
-
-def test_what_leaves_more_behind_each_time_is_followed_to_the_end() -> None:
-    first = [*step(3 * MIB, 30 * MIB), 2 * MIB]
-    ledger = repeated(first, num_steps=30)
-    assert replay(ledger.events, {}, ledger.repeats) == replay(ledger.events)
-    assert replay(ledger.events, {}, ledger.repeats, capacity_bytes=80 * MIB).died_at is not None
-
-
-def drawn(chance: random.Random) -> Ledger:
-    """Something that stays or goes, then steps that are all the same and may leave something behind."""
-    ledger = Ledger()
-    for size in (30, 3, 60):
-        block = ledger.allocate(size * MIB)
-        if chance.random() < 0.7:
-            ledger.free(block)
-    start, there = len(ledger.events), []
-    for _ in range(chance.randrange(2, 14)):
-        if chance.random() < 0.08:
-            ledger.empty_cache()
-        elif there and chance.random() < 0.5:
-            ledger.free(there.pop(chance.randrange(len(there))))
-        else:
-            stream = int(chance.random() < 0.2)
-            there.append(ledger.allocate(chance.choice((1, 2, 3, 12, 25)) * MIB, stream))
-    for block in there[chance.choice((0, 0, 1)) :]:
-        ledger.free(block)
-    for _ in range(6):
-        last, start = start, len(ledger.events)
-        assert ledger.repeat(last)
-    return ledger
-
-
-def test_what_is_not_followed_makes_no_difference() -> None:
-    chance = random.Random(5)
-    for number in range(150):
-        ledger = drawn(chance)
-        found = replay(ledger.events, ledger.streams, ledger.repeats)
-        assert found == replay(ledger.events, ledger.streams), number
-        capacity = chance.randrange(found.allocated_bytes, found.reserved_bytes + 1)
-        found = replay(ledger.events, ledger.streams, ledger.repeats, capacity_bytes=capacity)
-        assert found == replay(ledger.events, ledger.streams, capacity_bytes=capacity), number
-
-
-def test_a_step_that_frees_what_came_before_it_is_not_repeated() -> None:
-    ledger = Ledger()
-    block = ledger.allocate(MIB)
-    ledger.free(block)
-    assert not ledger.repeat(1)
-    assert not ledger.repeats
-    assert ledger.repeat(0)
-    assert ledger.events == [MIB, ~0, MIB, ~2]
+    assert found.cycle is not None
+    assert len(found.steps) < NUM_STEPS
+    assert again(found, NUM_STEPS) == (whole.events, whole.streams)

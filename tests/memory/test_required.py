@@ -5,9 +5,8 @@ from itertools import pairwise
 import pytest
 
 from memplan import TrainingSetup, Verdict, estimate, load_gpu
-from memplan.memory.allocator import replay
-from memplan.memory.expandable import replay_expandable
 from memplan.memory.ledger import Ledger
+from memplan.memory.replay import Replayer, replay
 from memplan.memory.required import PlayedRun
 from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterShape
@@ -31,17 +30,17 @@ def test_the_order_of_questions_makes_no_difference(
     order: tuple[int | None, ...], *, expandable: bool
 ) -> None:
     played = ledger()
-    run = PlayedRun(lambda: played, expandable=expandable)
-    follow = replay_expandable if expandable else replay
+    run = PlayedRun(lambda: Replayer(played.events, expandable=expandable))
     for room in order:
         capacity = None if room is None else room * MIB
         events = played.events
-        assert run.on_card(capacity) == follow(events, capacity_bytes=capacity), room
+        alone = replay(events, capacity_bytes=capacity, expandable=expandable)
+        assert run.on_card(capacity) == alone, room
 
 
 def test_cards_with_room_share_a_replay_and_others_do_not() -> None:
     played = ledger()
-    run = PlayedRun(lambda: played, expandable=False)
+    run = PlayedRun(lambda: Replayer(played.events))
     found = [run.on_card(room * MIB) for room in (200, 150, 90, 89)]
     assert [one is other for one, other in pairwise(found)] == [True, True, False]
 

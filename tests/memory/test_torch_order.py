@@ -8,7 +8,10 @@ from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.graph.segments import RESULT, Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
+from memplan.memory.deepspeed.modules import Act, find_stops
+from memplan.memory.deepspeed.partition import model_weights
 from memplan.memory.ledger import Ledger
+from memplan.memory.named import NamedLedger, block_labels
 from memplan.memory.programs.program import Program, buffers_before, weights_of
 from memplan.memory.rank import RankInput
 from memplan.memory.walk import ForwardWalk
@@ -202,6 +205,98 @@ def test_a_broadcast_summand_is_summed_by_the_engine() -> None:
     assert kinds == {Gradient.SUMMED}
 
 
+def gone_before(order: list[str], first: str, then: str) -> bool:
+    """Whether one thing happens before another in a layer's forward pass."""
+    return order.index(first) < order.index(then)
+
+
+def test_the_first_attentions_weights_go_when_the_second_ones_come() -> None:
+    """``hidden_states, _ = self.encoder_attn(...)`` binds the name again, before dropout and sum."""
+    given = given_for(
+        {**BART, "dropout": 0.1}, "seq2seq-lm", precision="bf16", attention="eager",
+        checkpointing="full",
+    )  # fmt: skip
+    layers = [segment for segment in given.tape.segments if segment.name == "decoder.layers"]
+    operations = layers[0].operations
+    made = {each.outputs[0].storage: index for index, each in enumerate(operations)}
+    first, second = [index for index, each in enumerate(operations) if each.name == "softmax"]
+    weights = operations[first].outputs[0].storage
+    assert made[weights] == first
+    last = operations[weights.last_read]
+    assert second < weights.last_read
+    assert any(
+        isinstance(each, Parameter) and each.module == "cross_attn.o_proj" for each in last.inputs
+    )
+
+
+def test_what_enters_a_residual_sum_stays_until_the_norm_behind_it() -> None:
+    given = given_for(BART, "seq2seq-lm", precision="bf16")
+    layer = next(each for each in given.tape.segments if each.name == "decoder.layers")
+    norms = [each for each in layer.operations if each.name == "layer_norm"]
+    entered = norms[0].outputs[0].storage
+    assert layer.operations[entered.last_read] is norms[1]
+
+
+@pytest.mark.parametrize(("batch", "kind"), [(1, Gradient.ALIAS), (2, Gradient.FRESH)])
+def test_the_gradient_of_keys_is_copied_by_their_projection_alone(batch: int, kind: int) -> None:
+    """It lies dimension by dimension in each head, so that heads are rows again by a view."""
+    model = load_model(BART, "seq2seq-lm")
+    setup = TrainingSetup(
+        seq_len=64, micro_batch_size=batch, precision="bf16", attention="eager",
+        kernel_scratch=False,
+    ).resolve(model.context_length)  # fmt: skip
+    tape, _ = record_and_walk(model, tape_options(setup, None))
+    layer = next(each for each in tape.segments if each.name == "encoder.layers")
+    operations = layer.operations
+    modules = [
+        next((each.module for each in one.inputs if isinstance(each, Parameter)), one.name)
+        for one in operations
+    ]
+    keys = modules.index("self_attn.k_proj")
+    assert modules[keys + 1] == "view"
+    assert operations[keys + 1].gradients == (kind,)
+
+
+def test_masks_are_made_before_what_is_added_to_the_tokens() -> None:
+    """And of every sequence, since the class takes a mask of ones where it is given none."""
+    given = given_for(BART, "seq2seq-lm", precision="bf16", attention="eager")
+    embed = next(each for each in given.tape.segments if each.name == "decoder.embed")
+    names = [operation.name for operation in embed.operations]
+    assert gone_before(names, "where", "arange")
+    assert names.count("bitwise_and") == 2
+
+
+def test_what_an_encoder_returns_goes_with_the_last_that_keeps_it() -> None:
+    """The first decoder layer's keys, whose self-attention is still to come."""
+    mbart = {**BART, "model_type": "mbart"}
+    program = Program(given_for(mbart, "seq2seq-lm", precision="bf16"), NamedLedger())
+    program.run(num_steps=1)
+    ledger = program.ledger
+    assert isinstance(ledger, NamedLedger)
+    labels = block_labels(ledger, program.given.tape, program.given.passes, [])
+    spans = {
+        (label.place, label.name): number
+        for number, label in labels.items()
+        if label.part == "forward"
+    }
+    block = spans["encoder.norm", "layer_norm final_layer_norm"]
+    # The result is the first of the norm's three.
+    block = min(
+        number for number in (block, block - 1, block - 2) if labels[number].place == "encoder.norm"
+    )
+    gone = ledger.events.index(~block)
+    reached = [labels[each].name for each in range(gone) if ledger.events[each] > 0]
+    last = [name for name in reached if name.startswith("backward of linear")][-1]
+    assert last == "backward of linear cross_attn.k_proj"
+
+
+def test_a_table_beside_the_weights_stands_before_the_first_that_is_declared() -> None:
+    m2m = {**BART, "model_type": "m2m_100"}
+    tape = given_for(m2m, "seq2seq-lm").tape
+    anchors = [anchor[0].name for anchor in buffers_before(tape) if anchor is not None]
+    assert anchors == ["self_attn.k_proj.weight"] * 2
+
+
 def test_a_weights_gradient_is_summed_before_it_is_cast() -> None:
     """OLMo 2 multiplies in fp32: rows are summed in fp32, and the engine casts the sum."""
     config = {**LLAMA, "model_type": "olmo2", "hidden_size": 768}
@@ -222,3 +317,21 @@ def test_the_gradient_of_a_reciprocal_root_has_two_blocks_beside_it() -> None:
     size = roots[0].outputs[0].storage.num_bytes
     assert len(roots) == 2
     assert all(each.backward_scratch == (size, size, RESULT) for each in roots)
+
+
+def test_the_bias_that_a_head_owns_is_gathered_around_it() -> None:
+    """RoBERTa's ``lm_head`` owns the bias of its ``decoder``, and is entered before all inside it."""
+    config = {
+        "model_type": "roberta", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 800,
+        "max_position_embeddings": 130,
+    }  # fmt: skip
+    tape = given_for(config, "masked-lm", num_gpus=4, engine="deepspeed", zero_stage=3).tape
+    found, head = find_stops(tape)[-1], tape.segments[-1]
+    weights = model_weights(tape)
+    (bias,) = [each for each in head.parameters if each.name == "predictions.bias"]
+    fetched = [number for act, number in found.stops.forward[0] if act is Act.FETCH]
+    assert found.modules[fetched[0]].weights == [(weights.owners[bias], 0)]
+    product = next(index for index, each in enumerate(head.operations) if bias in each.inputs)
+    (decoder,) = [number for act, number in found.stops.forward[product] if act is Act.FETCH]
+    assert found.modules[decoder].weights == [(0, 0)], "the token table alone"

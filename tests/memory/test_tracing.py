@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.memory.allocator import replay
-from memplan.memory.expandable import replay_expandable
+from memplan.memory.replay import replay
 from memplan.memory.tracing import Action, AllocatorTrace, trace
 
 MIB = 1 << 20
@@ -73,7 +72,7 @@ def test_a_watched_replay_is_the_plain_one(run: tuple[list[int], dict[int, int]]
     events, streams = run
     assert levels(trace(events, streams)) == replay(events, streams).reserved_bytes
     expandable = trace(events, streams, expandable=True)
-    assert levels(expandable) == replay_expandable(events, streams).reserved_bytes
+    assert levels(expandable) == replay(events, streams, expandable=True).reserved_bytes
 
 
 @given(runs(), st.integers(1, 60))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.estimator import Estimate, Verdict, estimate, settled
+from memplan.estimator import Verdict, estimate
 from memplan.search.batch import LargestFit, largest_micro_batch, largest_of
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -35,22 +35,14 @@ def test_it_is_the_last_that_fits(model: str, gpu: str, setup: dict[str, Any]) -
     spec, card, base = load_model(model), load_gpu(gpu), TrainingSetup(**setup)
     largest = largest_micro_batch(spec, base, card)
 
-    def estimate_of(size: int) -> Estimate:
-        return estimate(spec, replace(base, micro_batch_size=size), card)
-
     def verdict(size: int) -> Verdict | None:
-        return settled(estimate_of(size)).verdict
+        return estimate(spec, replace(base, micro_batch_size=size), card).verdict
 
     assert largest == 0 or verdict(largest) is Verdict.FITS
     assert verdict(largest + 1) is not Verdict.FITS
     start = replace(base, micro_batch_size=3)
-    bounded = estimate(spec, start, card)
-    known = settled(bounded, always=True)
+    known = estimate(spec, start, card)
     assert largest_micro_batch(spec, start, card, known=known) == largest
-    surely = largest_micro_batch(spec, start, card, known=bounded)
-    assert surely <= largest
-    assert surely == 0 or estimate_of(surely).verdict is Verdict.FITS
-    assert estimate_of(surely + 1).verdict is not Verdict.FITS
 
 
 @given(
@@ -91,8 +83,7 @@ def test_a_range_of_expert_shares_fits_at_its_high_end() -> None:
     size = largest_micro_batch(model, setup, gpu)
     assert size
     found, larger = (
-        settled(estimate(model, replace(setup, micro_batch_size=each), gpu), always=True)
-        for each in (size, size + 1)
+        estimate(model, replace(setup, micro_batch_size=each), gpu) for each in (size, size + 1)
     )
     assert found.verdict is Verdict.FITS
     assert larger.verdict is not Verdict.FITS

@@ -1,5 +1,6 @@
 """CLIP's and SigLIP's towers for texts and images."""
 
+from dataclasses import replace
 from math import isqrt
 
 from memplan.families.towers.layers import (
@@ -98,7 +99,8 @@ def siglip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
     """``SiglipVisionModel``: patches without a class token, pooled by attention where asked for."""
     size, patch_size = reader.integer("hidden_size"), reader.integer("patch_size")
     channels = reader.integer("num_channels")
-    with table.block(f"{name}.embed", body=_patches(reader)):
+    patches = replace(_patches(reader), by_channel=True)
+    with table.block(f"{name}.embed", body=patches):
         table.convolution("patch_embedding", channels, size, patch_size, patch_size)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
     _siglip_layers(table, name, reader)

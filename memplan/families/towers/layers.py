@@ -1,5 +1,7 @@
 """Layers that towers share."""
 
+from dataclasses import replace
+
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
@@ -31,7 +33,7 @@ def encoder_attention(
     width = reader.integer("head_dim", default=max(1, size // heads))
     return AttentionSpec(
         num_heads=heads, num_kv_heads=heads, head_dim=width, query_bias=bias, key_bias=bias,
-        value_bias=bias, output_bias=True, causal=causal, dropout=dropout, names_weights=False,
+        value_bias=bias, output_bias=True, causal=causal, dropout=dropout,
         fp32_softmax=fp32_softmax,
     )  # fmt: skip
 
@@ -65,7 +67,10 @@ def text_transformer(
     drop = reader.number("attention_probs_dropout_prob", default=0.1)
     body = LayerBody(
         size=size, inner_size=inner,
-        attention=encoder_attention(reader, size, dropout=drop, fp32_softmax=fp32_softmax),
+        attention=replace(
+            encoder_attention(reader, size, dropout=drop, fp32_softmax=fp32_softmax),
+            names_weights=False,
+        ),
         activation=tower_activation(reader, "hidden_act"), norms_last=True,
         dropout=reader.number("hidden_dropout_prob", default=0.1),
     )  # fmt: skip

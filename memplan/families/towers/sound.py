@@ -49,7 +49,7 @@ def whisper_encoder(
         module="conv1", kernel=STEM_KERNEL, stride=1, padding=1, activation=Activation.GELU,
         channels=bins, length=2 * rows, casts=True,
     )  # fmt: skip
-    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    second = replace(first, module="conv2", stride=2, channels=0, length=0, last=True)
     _stem(table, name, reader, size, ChainBody(parts=(first, second)))
     frames = FramesBody(
         size=size, positions="embed_positions", looked_up=False, cast_back=cast_back, dropout=drop
@@ -105,7 +105,7 @@ def glm_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         module="conv1", kernel=STEM_KERNEL, stride=1, padding=1, activation=Activation.GELU,
         channels=reader.integer("num_mel_bins"), length=2 * rows,
     )  # fmt: skip
-    second = replace(first, module="conv2", stride=2, channels=0, length=0)
+    second = replace(first, module="conv2", stride=2, channels=0, length=0, last=True)
     tables = TurningTablesBody(dim=turned)
     _stem(table, name, reader, size, ChainBody(parts=(first, second, tables)))
     special = layer_body(layer, heads, tower_activation(reader, "hidden_act"))

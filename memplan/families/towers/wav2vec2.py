@@ -232,6 +232,7 @@ def signal_convolutions(
             module="conv", kernel=kernel, stride=strides[index], activation=activation, bias=bias,
             norm=normed if index or norm == "layer" else SignalNorm.GROUP, norm_module="layer_norm",
             channels=0 if index else 1, length=0 if index else SECONDS * SAMPLING_RATE, leaf=True,
+            last=index == len(channels) - 1,
             rate=SAMPLING_RATE, recomputed=True,
         )  # fmt: skip
         with table.block(f"{name}.feature_extractor.{index}", body=body):

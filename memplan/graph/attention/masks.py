@@ -24,6 +24,16 @@ def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     return pattern
 
 
+def padded_pattern(t: Tape, queries: int, keys: int, batch: int) -> Tensor:
+    """``kv <= q``, and each sequence's own mask of its keys: all are there, and it is made anyway."""
+    causal, first = (t.tensor(queries * keys, DType.BOOL) for _ in range(2))
+    both = t.tensor(batch * queries * keys, DType.BOOL)
+    t.record(OperationKind.LE, (), (causal,))
+    t.record(OperationKind.BITWISE_AND, (causal,), (first,))
+    t.record(OperationKind.BITWISE_AND, (first,), (both,))
+    return both
+
+
 def sliding_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     """``kv > q - window`` and ``kv <= q``, each joined to what came before (``and_masks``)."""
     recent, first, causal, both = (t.tensor(queries * keys, DType.BOOL) for _ in range(4))
@@ -131,7 +141,10 @@ def attention_masks(
     length = context.seq_len
     full = sliding = None
     if eager and (stack.mixed_masks or len(windows) < len(attentions(stack))):
-        full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
+        if stack.padded_mask:
+            full = additive_mask(t, padded_pattern(t, length, length, context.batch), 1, t.compute)
+        else:
+            full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
         t.hold(full)
     elif stack.written_mask:
         full = causal_pattern(t, length, length)

@@ -16,11 +16,9 @@ from memplan.graph.operations.lookups import embedding
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
+from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias
-
-_BUCKET_TEMPORARIES = 4
-"""int64 matrices alive at once in ``_relative_position_bucket``, its result and argument left out."""
 
 
 def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: str) -> Tensor:
@@ -31,7 +29,7 @@ def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: st
     buckets = t.tensor(pairs, DType.INT64)
     t.record(
         OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
-        forward_scratch_bytes=_bucket_temporaries_bytes(spec, pairs),
+        forward_scratch_bytes=_bucket_temporaries(spec, pairs),
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
@@ -50,17 +48,50 @@ def add_stack_bias(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
     context.bias = out
 
 
-def _bucket_temporaries_bytes(spec: AttentionSpec, pairs: int) -> int:
-    """What ``_relative_position_bucket`` holds at its fullest beside argument and result [bytes].
+def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
+    """What ``_relative_position_bucket`` makes and lets go, line by line.
 
-    A comparison and some int64 matrices, one fewer where only one direction has buckets; UMT5 gives
-    the fp32 logarithms a name.
+    UMT5's gives the fp32 logarithms a name, so that they stay until it returns.
     """
-    matrices = _BUCKET_TEMPORARIES - 1 if spec.causal else _BUCKET_TEMPORARIES
-    found = matrices * allocated_bytes(pairs, DType.INT64) + allocated_bytes(pairs, DType.BOOL)
-    if spec.position_bias is PositionBias.LEARNED:
-        found += allocated_bytes(pairs, DType.FP32)
-    return found
+    whole, full, mark = (
+        allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
+    )
+    made = Temporaries()
+    if spec.causal:
+        zeros, least = made.take(whole), made.take(whole)
+        made.drop(zeros)
+        distance = made.take(whole)
+        made.drop(least)
+    else:
+        positive, number = made.take(mark), made.take(whole)
+        made.drop(positive)
+        half = made.take(whole)
+        made.drop(number)
+        made.result()
+        made.drop(half)
+        distance = made.take(whole)
+    is_small = made.take(mark)
+    logarithm = made.take(full)
+    for _ in range(4):  # divided, its logarithm, divided, multiplied
+        following = made.take(full)
+        made.drop(logarithm)
+        logarithm = following
+    named = spec.position_bias is PositionBias.LEARNED
+    number = made.take(whole)
+    if not named:
+        made.drop(logarithm)
+    large = made.take(whole)
+    made.drop(number)
+    limit, least = made.take(whole), made.take(whole)
+    made.drop(limit, large)
+    chosen = made.take(whole)
+    if spec.causal:
+        made.result()
+    made.drop(chosen, distance, is_small)
+    if named:
+        made.drop(logarithm)
+    made.drop(least)
+    return made.blocks
 
 
 def zero_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, dtype: DType) -> Tensor:

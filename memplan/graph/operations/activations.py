@@ -71,7 +71,9 @@ def gelu_new(t: Tape, x: Tensor) -> Tensor:
     cube = t.square(x if t.autocast is None else t.cast(x, DType.FP32))
     inner = t.scale(t.add(x, t.scale(cube)))
     curve = t.shift(t.elementwise(OperationKind.TANH, inner, saves_output=True))
-    return t.mul(half, curve)
+    out = t.mul(half, curve)
+    t.touch(x)
+    return out
 
 
 def gelu_fast(t: Tape, x: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ def dropout(t: Tape, x: Tensor, probability: float, *, module: str = "") -> Tens
 def drop(t: Tape, x: Tensor) -> Tensor:
     """``torch.nn.functional.dropout`` at a probability above 0."""
     mask, out = t.tensor(x.numel, DType.BOOL), t.tensor(x.numel, x.dtype)
+    out.by_channel = x.by_channel
     t.record(OperationKind.DROPOUT, (x,), (mask, out), saves=(mask,), gradients=(Gradient.FRESH,))
     return out
 

@@ -79,41 +79,63 @@ def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
     return out
 
 
-def layer_norm(t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True) -> Tensor:
-    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row."""
+def layer_norm(
+    t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True, between: bool = False
+) -> Tensor:
+    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row.
+
+    ``between`` convolutions its gradient lies channel by channel, as its input does, and is copied too.
+    """
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
         inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
-    return native_layer_norm(t, x, width, inputs)
+    return native_layer_norm(t, x, width, inputs, between=between)
 
 
 def native_layer_norm(
-    t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
+    t: Tape,
+    x: Tensor,
+    width: int,
+    weights: tuple[Tensor, ...],
+    *,
+    strided: bool = False,
+    between: bool = False,
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``: in fp32 under autocast.
 
     What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = _layer_norm_kernel(t, full, width, weights, strided=strided)
+    out = _layer_norm_kernel(t, full, width, weights, strided=strided, between=between)
     t.touch(x)
     return out
 
 
 def _layer_norm_kernel(
-    t: Tape, x: Tensor, width: int, weights: tuple[Tensor, ...], *, strided: bool = False
+    t: Tape,
+    x: Tensor,
+    width: int,
+    weights: tuple[Tensor, ...],
+    *,
+    strided: bool = False,
+    between: bool = False,
 ) -> Tensor:
     rows = x.numel // width
-    copied = strided and not t.decomposed
-    scratch = (allocated_bytes(x.numel, x.dtype), RESULT) if copied else ()
+    copied = (strided or x.by_channel) and not t.decomposed
+    size = allocated_bytes(x.numel, x.dtype)
+    scratch: tuple[int, ...] = (size, RESULT) if copied else ()
+    backward = scratch
+    if copied and between:
+        results = sum(each.requires_grad for each in (x, *weights))
+        backward = (size, *(RESULT,) * results, size)
     out = t.tensor(x.numel, x.dtype)
     out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation), saves=(x, mean, deviation, *weights),
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
-        forward_scratch_bytes=scratch, backward_scratch_bytes=scratch,
+        forward_scratch_bytes=scratch, backward_scratch_bytes=backward,
     )  # fmt: skip
     return out
 
@@ -218,7 +240,9 @@ def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     normalized = t.mul(x, _reciprocal_root(t, variance))
     if weight.dtype.is_half:
         normalized = t.cast(normalized, weight.dtype)
-    return t.mul(weight, normalized)
+    out = t.mul(weight, normalized)
+    t.touch(normalized, variance)
+    return out
 
 
 def rms_norm_gemma(t: Tape, x: Tensor, weight: Parameter) -> Tensor:

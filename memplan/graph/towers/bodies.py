@@ -203,7 +203,9 @@ def _read_on(
 def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
     match body:
         case NormBody():
-            return dropout(t, norm(t, x, body.norm, body.module, body.size), body.dropout)
+            out = norm(t, x, body.norm, body.module, body.size)
+            t.let_input_go()
+            return dropout(t, out, body.dropout)
         case LinearBody():
             return linear(t, x, body.module, body.inputs, body.outputs, bias=body.bias)
         case ActivationBody():

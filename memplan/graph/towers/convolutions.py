@@ -1,25 +1,51 @@
 """Convolutions as torch runs them: the input and the weight are kept as the kernel took them."""
 
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 
 
-def convolution(t: Tape, x: Tensor, module: str, positions: int, *, bias: bool = True) -> Tensor:
+def convolution(
+    t: Tape,
+    x: Tensor,
+    module: str,
+    positions: int,
+    *,
+    bias: bool = True,
+    reads_rows: bool = False,
+    gives_rows: bool = False,
+) -> Tensor:
     """``torch.nn.Conv1d``, ``2d`` or ``3d`` whose result has so many ``positions`` over the batch.
 
     Its sizes are those of the weight that is declared already.
     """
     weight = t.parameter(f"{module}.weight")
     addend = t.parameter(f"{module}.bias") if bias else None
-    return convolve(t, x, weight, addend, positions, weight.shape[0])
+    return convolve(
+        t, x, weight, addend, positions, weight.shape[0],
+        reads_rows=reads_rows, gives_rows=gives_rows,
+    )  # fmt: skip
 
 
 def convolve(
-    t: Tape, x: Tensor, weight: Tensor, bias: Parameter | None, positions: int, channels: int
+    t: Tape,
+    x: Tensor,
+    weight: Tensor,
+    bias: Parameter | None,
+    positions: int,
+    channels: int,
+    *,
+    reads_rows: bool = False,
+    gives_rows: bool = False,
 ) -> Tensor:
-    """The same with a weight that may have been computed."""
+    """The same with a weight that may have been computed.
+
+    What it ``reads_rows`` of lies token by token, and is copied for the kernels, in backward once
+    more. What ``gives_rows`` is read token by token, so that its gradient is copied too; the bias's is
+    the sum of its rows as it came (torch 2.13, ATen/native/Convolution.cpp,
+    ``convolution_backward``).
+    """
     addend = t.cast_weight(bias) if bias is not None else None
     factor, given = weight, x
     if isinstance(weight, Parameter):
@@ -30,9 +56,21 @@ def convolve(
     inputs: tuple[Tensor, ...] = (given, factor)
     if addend is not None:
         inputs += (addend,)
+    copied: tuple[int, ...] = (given.storage.num_bytes,) if reads_rows and not t.decomposed else ()
+    gradients = [Gradient.FRESH] * len(inputs)
+    again = copied
+    if gives_rows and not t.decomposed:
+        again = (*copied, out.storage.num_bytes)
+        if addend is not None:
+            gradients[-1] = Gradient.SUMMED
+    if again:
+        results = sum(each.requires_grad for each in (given, factor))
+        gone = [~number for number in reversed(range(len(again)))]
+        again = (*again, *(RESULT,) * results, *gone)
     t.record(
-        OperationKind.CONVOLUTION, inputs, (out,), saves=(given, factor),
-        gradients=(Gradient.FRESH,) * len(inputs), flops=2 * positions * weight.numel,
+        OperationKind.CONVOLUTION, inputs, (out,), saves=(given, factor), gradients=gradients,
+        forward_scratch_bytes=(*copied, RESULT) if copied else (), backward_scratch_bytes=again,
+        flops=2 * positions * weight.numel,
     )  # fmt: skip
     t.touch(x)
     return out

@@ -58,7 +58,7 @@ def record_flow(
     held: list[Tensor] = []
     first = len(t.segments)
     x: Tensor | None = None
-    for block in blocks:
+    for index, block in enumerate(blocks):
         if starts(block) and x is not None:
             t.hold(x)
             held.append(x)
@@ -73,7 +73,7 @@ def record_flow(
         if isinstance(block.body, NormedLevelsBody):
             # The backbone returns before the model that reads its levels does.
             ending, held = held, []
-        if flow.shared and block.part not in (ModelPart.LAYERS, ModelPart.EMBEDDING):
+        if flow.shared and _ends_tower(blocks, index):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
             _idle(t, block, declared, tied=tied)
@@ -89,6 +89,23 @@ def record_flow(
         given[tower] = x
     _mark_unused(t, t.segments[first:])
     return x
+
+
+def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
+    """Whether a block's end lets go of what a tower's layers share: a norm's, or theirs behind it."""
+    block = blocks[index]
+    stem = block.name.rpartition(".")[0]
+    later = (each for each in blocks[index + 1 :] if each.part is ModelPart.LAYERS)
+    follows = any(each.name.rpartition(".")[0] == stem for each in later)
+    if block.part is ModelPart.LAYERS:
+        return not follows and any(_is_norm(each, stem) for each in blocks[:index])
+    if block.part is ModelPart.EMBEDDING:
+        return False
+    return not (follows and _is_norm(block, stem))
+
+
+def _is_norm(block: ParameterBlock, stem: str) -> bool:
+    return block.part is ModelPart.NORM and block.name.rpartition(".")[0] == stem
 
 
 def starts(block: ParameterBlock) -> bool:

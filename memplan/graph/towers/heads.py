@@ -59,7 +59,8 @@ def _gated_bias(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: F
     first, second = t.split(both, places, places)
     inner = t.shift(t.mul(second, t.parameter(heads.factor)))
     gate = t.shift(t.mul(first, inner))
-    bias = t.mul(gate, flow.shared[0])
+    assert flow.distances is not None
+    bias = t.mul(gate, flow.distances)
     t.touch(summed, gate)
     return bias
 

@@ -117,7 +117,11 @@ def reordered(t: Tape, x: Tensor, size: int) -> Tensor:
 def _vectors(t: Tape, x: Tensor, body: PatchesBody, patches: int) -> Tensor:
     """One vector of each patch."""
     if body.cut is Cut.CONVOLVED:
-        return convolution(t, x, body.projection, patches, bias=body.bias)
+        out = convolution(
+            t, x, body.projection, patches, bias=body.bias, gives_rows=body.frames == 1
+        )
+        out.by_channel = body.by_channel
+        return out
     if body.cut is Cut.UNFOLDED:
         x = t.contiguous(x)
     return linear(t, x, body.projection, x.numel // patches, body.size, bias=body.bias)

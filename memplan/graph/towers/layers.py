@@ -30,20 +30,33 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     attended = attention(t, normed, body, flow)
     t.touch(normed)
     added = _added(t, attended, body, names.first_scale, flow, names.first_post_norm)
-    middle = t.add(added, x)
+    middle = _summed(t, added, x)
     if not before:
         middle = norm(t, middle, body.norm, names.first_norm, size)
     if body.cross_attention is not None:
         normed = norm(t, middle, body.norm, names.cross_norm, size)
+        weights, t.segment.lingering = t.segment.lingering, []
         attended = attention(t, normed, body, flow, cross=True)
-        t.touch(normed)
-        middle = t.add(_added(t, attended, body, "", flow), middle)
+        # The same name takes both attentions' weights.
+        t.touch(normed, *weights)
+        middle = _summed(t, _added(t, attended, body, "", flow), middle)
     normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
     fed = network(t, normed, body)
     if body.network_dropout is not None:
         body = replace(body, dropout=body.network_dropout)
-    out = t.add(_added(t, fed, body, names.second_scale, flow, names.second_post_norm), middle)
+    added = _added(t, fed, body, names.second_scale, flow, names.second_post_norm)
+    if not body.inline_network:
+        t.touch(normed)
+    out = _summed(t, added, middle)
     return out if before else norm(t, out, body.norm, names.second_norm, size)
+
+
+def _summed(t: Tape, added: Tensor, x: Tensor) -> Tensor:
+    """A part's result, and the stream, which says how the sum lies: classes write it first."""
+    out = t.add(added, x)
+    out.by_channel = x.by_channel
+    t.touch(added, x)
+    return out
 
 
 def _added(
@@ -260,11 +273,14 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
         raised = up(names.up)
         middle = activation(t, raised, body.activation)
         t.touch(raised)
+        if body.inline_network:
+            t.touch(x)
     middle = dropout(t, middle, body.activation_dropout)
     if body.widened and t.autocast is not None:
         middle = t.cast(middle, DType.FP32)
     out = _linear(
         t, middle, f"{names.network}.{names.down}", inner, body.size, body, bias=body.bias
     )
-    t.touch(x)
+    if not body.inline_network:
+        t.touch(x)
     return out

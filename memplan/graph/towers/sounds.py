@@ -35,11 +35,13 @@ from memplan.model.towers.texts import OutputBody, TargetsBody
 
 def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
     """A convolution of what the batch brings, or of what the one before gave."""
+    reads_rows = x is not None and not x.by_channel
     if x is None:
         seconds = t.options.audio_seconds
         flow.items = t.options.batch_size
         flow.length = body.length if seconds is None else seconds * body.rate
         length = flow.length
+        flow.samples = length if body.rate else 0
         # Sound is not cast by the class: whoever trains in 16 bits brings it so.
         cast = t.autocast is None and not body.casts
         dtype = t.compute if cast else DType.FP32
@@ -48,11 +50,16 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
             x.requires_grad = True
         x = t.cast(x, t.compute)
     flow.length = (flow.length + 2 * body.padding - body.kernel) // body.stride + 1
-    out = convolution(t, x, body.module, flow.items * flow.length, bias=body.bias)
+    gives_rows = body.last or body.norm is SignalNorm.LAYER
+    out = convolution(
+        t, x, body.module, flow.items * flow.length, bias=body.bias,
+        reads_rows=reads_rows, gives_rows=gives_rows,
+    )  # fmt: skip
+    out.by_channel = True
     channels = out.numel // flow.length // flow.items
     given = out
     if body.norm is SignalNorm.LAYER:
-        out = layer_norm(t, given, body.norm_module, channels)
+        out = layer_norm(t, given, body.norm_module, channels, between=not body.last)
     if body.norm is SignalNorm.GROUP:
         out = _group_norm(t, given, body.norm_module, flow.items * channels)
     t.touch(given)
@@ -76,6 +83,7 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
     if t.autocast is not None:
         x = t.cast(x, DType.FP32)
     out = t.tensor(x.numel, x.dtype)
+    out.by_channel = x.by_channel
     mean, deviation = t.tensor(groups, x.dtype), t.tensor(groups, x.dtype)
     t.record(
         OperationKind.LAYER_NORM, (x, *weights), (out, mean, deviation),
@@ -84,10 +92,14 @@ def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
     return out
 
 
-def frames(t: Tape, x: Tensor, body: FramesBody) -> Tensor:
-    """Rows of a table that is not trained, added to every clip's."""
+def frames(t: Tape, x: Tensor, body: FramesBody, flow: Flow) -> Tensor:
+    """Rows of a table that is not trained, added to every clip's.
+
+    A name holds what the convolutions gave until the tower returns (transformers 5.23,
+    ``WhisperEncoder.forward``, ``inputs_embeds``), and the rows' numbers where they are looked up.
+    """
     table = t.parameter(f"{body.positions}.weight")
-    held: list[Tensor] = []
+    flow.share(t, x)
     added: Tensor = table
     if body.looked_up:
         numbers, added = t.tensor(table.shape[0], DType.INT64), t.tensor(table.numel, table.dtype)
@@ -95,9 +107,9 @@ def frames(t: Tape, x: Tensor, body: FramesBody) -> Tensor:
         t.record(
             OperationKind.EMBEDDING, (table, numbers), (added,), gradients=(Gradient.NONE,) * 2
         )
-        held += [numbers, added]
+        flow.share(t, numbers)
+    x.by_channel = True
     out = t.add(x, added)
-    t.touch(*held)
     if body.cast_back:
         out = t.cast(out, x.dtype)
     return dropout(t, out, body.dropout)
@@ -181,10 +193,15 @@ def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow
     )  # fmt: skip
     bias = t.parameter(f"{name}.conv.bias")
     padded = flow.length + 2 * (body.kernel // 2) - body.kernel + 1
-    out = convolve(t, x, weight, bias, flow.items * padded, body.size)
+    out = convolve(
+        t, x, weight, bias, flow.items * padded, body.size,
+        reads_rows=True, gives_rows=padded == flow.length,
+    )  # fmt: skip
+    t.touch(weight)
     if padded != flow.length:
         out = t.slice(out, flow.items * flow.length * body.size)
     out = activation(t, out, body.activation)
+    flow.share(t, out)
     return dropout(t, t.add(x, out), body.dropout)
 
 
@@ -211,6 +228,8 @@ def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
         t.record(OperationKind.ARANGE, (), (numbers,))
         table = t.parameter(f"{body.positions}.weight")
         positions = _rows_of(t, table, numbers, OperationKind.INDEX)
+        for each in (tokens, positions):
+            flow.share(t, each)
         out = t.add(tokens, positions)
         flow.hold_mask(t, flow.length)
     elif body.sines:
@@ -272,9 +291,15 @@ def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
     t.give_out(logits)
     labels = min(t.options.target_seq_len, flow.length)
     from_batch(t, flow.items * labels, DType.INT64)
+    heard = None
+    if flow.samples:
+        # Which samples are no padding, where nobody says so (``Wav2Vec2ForCTC.forward``).
+        heard = t.tensor(flow.items * flow.samples, DType.INT64)
+        t.record(OperationKind.MASK, (), (heard,))
+    given = logits if logits.dtype is DType.FP16 else t.cast(logits, DType.FP32)
     log_probabilities = t.tensor(logits.numel, DType.FP32)
     t.record(
-        OperationKind.LOG_SOFTMAX, (logits,), (log_probabilities,), saves=(log_probabilities,),
+        OperationKind.LOG_SOFTMAX, (given,), (log_probabilities,), saves=(log_probabilities,),
         gradients=(Gradient.FRESH,),
     )  # fmt: skip
     paths = t.tensor(flow.items * flow.length * (2 * labels + 1), DType.FP32)
@@ -284,6 +309,8 @@ def transcript(t: Tape, x: Tensor, body: TranscriptBody, flow: Flow) -> Tensor:
         saves=(log_probabilities, paths, each), gradients=(Gradient.FRESH,),
         backward_scratch_bytes=paths.storage.num_bytes,
     )  # fmt: skip
+    if heard is not None:
+        t.touch(heard)
     return loss
 
 
@@ -295,7 +322,7 @@ def write_sound(t: Tape, x: Tensor, body: SoundBody, flow: Flow) -> Tensor:
         case FeaturesBody():
             return features(t, body, flow)
         case FramesBody():
-            return frames(t, x, body)
+            return frames(t, x, body, flow)
         case GatedSignalBody():
             return gated_signal(t, x, body, flow)
         case RowsBody():

@@ -53,6 +53,7 @@ def _distances(t: Tape, body: DistancesBody, flow: Flow) -> None:
     t.record(OperationKind.REPEAT, (found,), (spread,), gradients=(Gradient.FRESH,))
     t.touch(distances)
     flow.share(t, spread)
+    flow.distances = spread
 
 
 def _weighed(t: Tape, x: Tensor, weights: str, results: list[Tensor]) -> Tensor:

@@ -30,6 +30,8 @@ class Flow:
     """Of a text before the patches that stand in the same sequence."""
     length: int = 0
     """How long a clip's signal is here."""
+    samples: int = 0
+    """How long each was as the batch brought it, where it is no spectrum."""
     deep: list[Tensor] = field(default_factory=list)
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
@@ -44,6 +46,8 @@ class Flow:
     """Cosines and sines by which heads are turned."""
     shared: list[Tensor] = field(default_factory=list)
     """What the present tower's layers all read, and nothing behind them."""
+    distances: Tensor | None = None
+    """What all layers add to their scores, each through gates of its own."""
     collected: list[Tensor] | None = None
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
     tokens_seen: Tensor | None = None

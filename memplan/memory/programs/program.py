@@ -20,6 +20,7 @@ from memplan.memory.rank import RankInput
 from memplan.memory.stops import Acts, Stops
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.adapters import Lora
 from memplan.training.choices import AllocatorKind
 from memplan.training.optimizers.script import ActKind
 from memplan.training.setup import TrainingSetup
@@ -43,6 +44,9 @@ Of an OPT with five, four had 0.56 % too little."""
 
 class Player(Protocol):
     """Who writes the model's own blocks into a ledger, pass by pass."""
+
+    def need_workspace(self, *, forward: bool) -> None:
+        """A product of matrices is next, in the thread of the one pass or of the other."""
 
     def fetch_batch(self) -> None:
         """The first batch comes to the GPU."""
@@ -147,18 +151,13 @@ class Steps(Protocol):
         """One of its steps."""
 
 
-SETTLED_STEP = 1
-"""Later ones are as this one, once it keeps to its own blocks: the optimizer's states come with the first."""
-
-
 def run_steps(program: Steps, num_steps: int) -> None:
-    """Run steps; those that are as the one before are only written down again."""
-    ledger, last = program.ledger, 0
+    """Run steps, up to one that all later ones are like; ``num_steps`` at most."""
     for step in range(num_steps):
-        begin = len(ledger.events)
-        if step <= SETTLED_STEP or not ledger.repeat(last):
-            program.run_step(step)
-        last = begin
+        program.ledger.begin_step()
+        program.run_step(step)
+        if program.ledger.recurs():
+            return
 
 
 _OF_TRL = (ActivationOffload.STREAMED, ActivationOffload.BLOCKING)
@@ -272,7 +271,15 @@ class Program:
         self.zero_grad()
 
     def load(self) -> None:
-        """Every weight, and each buffer where its module stands among them."""
+        """Every weight, and each buffer where its module stands among them; then what peft works out."""
+        self._load()
+        adapter = self.given.tape.options.adapter
+        if isinstance(adapter, Lora) and adapter.dora:
+            from memplan.memory.programs.dora import measure_weights  # only for DoRA
+
+            measure_weights(self.ledger, self.weights, self.playback)
+
+    def _load(self) -> None:
         places = buffers_before(self.given.tape)
         options = self.given.tape.options
         if options.quantization is not None:
@@ -547,8 +554,8 @@ def _next_weight(
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
-        return segment.parameters[0], copy + 1
-    later = (declared[each] for each in tape.segments[segment.index + 1 :] if each in declared)
+        return declared[segment][0], copy + 1
+    later = (declared[each] for each in tape.segments[segment.index + 1 :] if declared.get(each))
     parameters = next(later, None)
     return None if parameters is None else (parameters[0], 0)
 

@@ -1,6 +1,7 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
 from memplan.graph.segments import Segment
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import replicated_host, saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
@@ -68,9 +69,9 @@ class ShardedStatesProgram(DeepSpeedProgram):
         loaded = self.load_weights()
         self.load_buffers()
         whole = [block for weight, block in loaded.items() if weight[0].requires_grad]
-        if not flattens_on_gpu(job, self.partition.numel):
-            self.free_all(whole)
         ledger.empty_cache()
+        if not flattens_on_gpu(job, self.partition.numel):
+            whole = self._move_to_cpu(whole)
         flat = job.weight_bytes * self.partition.numel
         self.allocate(flat, ComponentKind.PARAMETERS, "the flat buffer")
         self.free_all(whole)
@@ -79,6 +80,16 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.allocate(job.largest_bytes, _BUFFERS, staging)
             return
         self._make_masters()
+
+    def _move_to_cpu(self, whole: list[Block]) -> list[Block]:
+        """Each weight goes to the CPU, to be flattened there; a single element stays in its place."""
+        left = []
+        for block in whole:
+            name = "in the place of a weight that is on the CPU"
+            left.append(self.allocate(ALLOCATION_ROUNDING, _TEMPORARIES, name))
+            self.ledger.free(block)
+        self.ledger.empty_cache()
+        return left
 
     def _make_masters(self) -> None:
         """A clone of this rank's part, which fp32 masters keep; a first gradient of zeros."""

@@ -110,6 +110,8 @@ class LayerBody:
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
     selected: bool = False
     """Queries, keys and values are picked out of one tensor by index, not cut (InstructBLIP)."""
+    inline_network: bool = False
+    """The network is no module of its own: what the activation reads goes with it (Whisper)."""
     across: bool = False
     """Norms leave tokens lying across, as a convolution gave them, so that each matrix copies what it reads."""
     dropout: float = 0.0

@@ -96,6 +96,8 @@ class PatchesBody:
     """A picture is resized to ``image`` before, whatever its size was, or refused."""
     windowed: bool = False
     """Patches are put in the order of windows (Qwen2.5-VL)."""
+    by_channel: bool = False
+    """They stay as the convolution laid them, channel by channel: nothing is joined to them (SigLIP)."""
     casts_pictures: bool = True
     """The class itself casts pictures to the convolution's dtype."""
     dropout: float = 0.0

@@ -41,6 +41,8 @@ class SignalBody:
     """Samples a second; 0: clips are of this length whatever they hold."""
     casts: bool = False
     """The class itself casts the signal to the weight's dtype."""
+    last: bool = False
+    """What it gives is read as tokens."""
     leaf: bool = False
     """The class makes the signal require a gradient."""
     recomputed: bool = False

@@ -1,0 +1,223 @@
+"""Replays: compiled and in Python alike, until a step changes nothing, and the least capacity of all."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from memplan import TrainingSetup, load_gpu, load_model
+from memplan.estimator import estimate
+from memplan.memory import replay as replays
+from memplan.memory.ledger import Cycle, Ledger, cycle_of
+from memplan.memory.replay import (
+    AllocatorPeaks,
+    Replayer,
+    floor_bytes,
+    is_enough,
+    islands,
+    replay,
+    replayed,
+)
+from memplan.units import KIB, MIB
+
+KINDS = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
+COMPILED = pytest.mark.skipif(replays.COMPILED is None, reason="no compiled code was built")
+
+
+def drawn(chance: random.Random, *, num_events: int) -> Ledger:
+    """Blocks that stay, then a step that recurs: what it leaves goes in its copy."""
+    ledger = Ledger()
+    sizes = [30 * KIB, 700 * KIB, *(number * MIB for number in (2, 3, 9, 12, 25, 64))]
+
+    def block() -> int:
+        stream = chance.choice((0, 0, 0, 1, 9))
+        return ledger.allocate(chance.choice(sizes) + chance.randrange(3) * 512, stream)
+
+    for _ in range(chance.randrange(1, 12)):
+        number = block()
+        if chance.random() < 0.5:
+            ledger.free(number)
+    plan = [chance.random() for _ in range(num_events)]
+    seed = chance.randrange(1 << 30)
+    left: list[int] = []
+    for _ in range(2):
+        # The same choices in either step.
+        step = random.Random(seed)
+        ledger.begin_step()
+        chance, there = step, []
+        stays, left = left, []
+        for each in plan:
+            if each < 0.04:
+                ledger.empty_cache()
+            elif stays and each < 0.3:
+                ledger.free(stays.pop())
+            elif there and each < 0.55:
+                ledger.free(there.pop(step.randrange(len(there))))
+            else:
+                there.append(block())
+        for number in stays:
+            ledger.free(number)
+        left = there[: step.randrange(3)]
+        for number in there[len(left) :]:
+            ledger.free(number)
+    ledger.recurs()
+    return ledger
+
+
+def in_python(ledger: Ledger, capacity_bytes: int | None, *, expandable: bool) -> AllocatorPeaks:
+    return replayed(
+        ledger.events, ledger.streams, ledger.cycle,
+        capacity_bytes=capacity_bytes, expandable=expandable,
+    )  # fmt: skip
+
+
+@COMPILED
+@KINDS
+def test_compiled_code_finds_what_python_does(*, expandable: bool) -> None:
+    chance = random.Random(11)
+    recurring = flushed = died = 0
+    for number in range(120):
+        ledger = drawn(chance, num_events=chance.randrange(3, 90))
+        recurring += ledger.cycle is not None
+        roomy = in_python(ledger, None, expandable=expandable)
+        capacities = [chance.randrange(MIB, roomy.reserved_bytes + MIB) for _ in range(4)]
+        for capacity in (None, *capacities):
+            alone = in_python(ledger, capacity, expandable=expandable)
+            run = Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable)
+            assert run.on_card(capacity) == alone, (number, capacity)
+            flushed += alone.num_flushes > 0
+            died += alone.died_at is not None
+    assert recurring > 20
+    assert flushed > 50
+    assert died > 50
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("t5-small", {"engine": "deepspeed", "zero_stage": 3}),
+        ("gpt2", {"engine": "deepspeed", "zero_stage": 1, "gradient_accumulation_steps": 3}),
+        ("bert-base", {"engine": "fsdp"}),
+        ("qwen3-0.6b", {"engine": "ddp"}),
+    ],
+)
+def test_of_models_too(
+    model: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = TrainingSetup(num_gpus=4, seq_len=128, **options)  # type: ignore[arg-type]
+    answers = []
+    for compiled in (replays.COMPILED, None):
+        monkeypatch.setattr(replays, "COMPILED", compiled)
+        from memplan.memory import required
+
+        required._played.cache_clear()
+        required._replayer.cache_clear()
+        found = estimate(load_model(model), setup, load_gpu("a100"))
+        answers.append((found.required_bytes, found.reserved_bytes, found.run.peaks))
+    assert answers[0] == answers[1]
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("events", "before", "cycle"),
+    [([512, ~5], 0, 2), ([~0, 512], 0, 2), ([512, ~0, ~0], 0, 3), ([512, 512, ~0], 0, 2)],
+    ids=["of what is to come", "of nothing", "twice", "of what no step leaves"],
+)
+def test_events_that_are_no_run_are_refused(events: list[int], before: int, cycle: int) -> None:
+    run = Replayer(events, {}, Cycle(before, cycle))
+    with pytest.raises(ValueError, match=r"no run|freed twice"):
+        run.on_card(None)
+
+
+class TestSettling:
+    def test_a_step_that_changes_nothing_is_followed_once_more(self) -> None:
+        run = [64 * MIB, 3 * MIB, ~1, 3 * MIB, ~3]
+        found = replay(run, {}, Cycle(1, 3))
+        assert (found.num_cycles, found.is_settled) == (1, True)
+
+    def test_a_run_may_die_long_after_its_third_step(self) -> None:
+        """Each step leaves a block where the next one needs room for a larger one."""
+        settings = {"num_gpus": 8, "seq_len": 512, "engine": "deepspeed", "zero_stage": 1}
+        run = estimate(load_model("t5-small"), TrainingSetup(**settings), load_gpu("a100")).run
+        floor = run.required_bytes
+        late = [
+            answer.num_cycles
+            for capacity in range(floor - 64 * MIB, floor, 2 * MIB)
+            if (answer := run.on_card(capacity)).died_at is not None
+        ]
+        assert late
+        assert run.on_card(floor).is_settled
+
+    def test_that_it_was_not_followed_to_the_end_is_said(self) -> None:
+        run = estimate(
+            load_model("t5-small"),
+            TrainingSetup(num_gpus=8, engine="deepspeed", zero_stage=3),
+            load_gpu("a100"),
+        ).run
+        found = run.on_card(run.required_bytes, max_cycles=0)
+        assert found.num_cycles == 0 or found.is_settled
+
+
+class TestFloor:
+    def test_it_is_the_least_of_all_that_are_enough_from_there_on(self) -> None:
+        chance = random.Random(3)
+        islanded = 0
+        for number in range(60):
+            ledger = drawn(chance, num_events=chance.randrange(5, 70))
+            run = Replayer(ledger.events, ledger.streams, ledger.cycle)
+            floor = floor_bytes(run.on_card)
+            reserved = run.on_card(None).reserved_bytes
+            for capacity in range(floor, reserved, 2 * MIB):
+                assert run.on_card(capacity).died_at is None, (number, capacity)
+            if floor:
+                assert run.on_card(floor - 512).died_at is not None, number
+            for capacity in range(2 * MIB, reserved + 2 * MIB, 6 * MIB):
+                asked = Replayer(ledger.events, ledger.streams, ledger.cycle)
+                assert is_enough(asked.on_card, capacity) == (capacity >= floor)
+            below = islands(run.on_card, below_bytes=floor)
+            islanded += bool(below)
+            for start, end in below:
+                assert run.on_card(start).died_at is None
+                assert run.on_card(end - 512).died_at is None
+        assert islanded > 3
+
+    @pytest.mark.parametrize("name", ["gpt2", "t5-small"])
+    def test_of_real_runs_too(self, name: str) -> None:
+        for options in ({"engine": "fsdp"}, {"engine": "deepspeed", "zero_stage": 3}):
+            setup = TrainingSetup(num_gpus=8, seq_len=256, **options)  # type: ignore[arg-type]
+            run = estimate(load_model(name), setup, load_gpu("h100")).run
+            floor, reserved = run.required_bytes, run.peaks.reserved_bytes
+            for capacity in range(floor, reserved, 2 * MIB):
+                assert run.on_card(capacity).died_at is None, (name, options, capacity)
+
+    def test_an_answer_serves_every_capacity_that_makes_the_same_decisions(self) -> None:
+        chance = random.Random(8)
+        for _ in range(40):
+            ledger = drawn(chance, num_events=50)
+            reserved = in_python(ledger, None, expandable=False).reserved_bytes
+            capacity = chance.randrange(MIB, reserved + 1)
+            found = in_python(ledger, capacity, expandable=False)
+            ends = [
+                found.reserved_bytes,
+                *((found.lacked_bytes - 512,) if found.lacked_bytes else ()),
+            ]
+            for other in ends:
+                if found.holds_on(other):
+                    assert in_python(ledger, other, expandable=False) == found
+
+
+def test_a_cycle_is_a_step_whose_copy_is_sound() -> None:
+    chance = random.Random(2)
+    for _ in range(80):
+        ledger = drawn(chance, num_events=30)
+        found = cycle_of(ledger.events, ledger.streams, *ledger.steps)
+        if found is None:
+            continue
+        freed = {~event for event in ledger.events if event < 0}
+        for one, other in pairwise((found.before, found.start)):
+            assert all(each >= one for each in freed if each >= other)
+    assert cycle_of([512, 512, ~0], {}, 1, 2) is None, "it frees what no step left"
+    assert cycle_of([512, 512, 1024, ~1], {}, 1, 2) is None, "what it leaves is of another size"
+    assert replace(replay([512]), num_mallocs=0).num_mallocs == 0
