@@ -27,13 +27,14 @@ CORE = ("graph", "memory", "training", "compute", "estimator", "families")
 """Packages of the estimation core that are mutated."""
 TESTS = (
     "tests/memory", "tests/graph", "tests/training", "tests/compute", "tests/estimator",
-    "tests/formulas", "tests/families", "tests/accuracy",
+    "tests/formulas", "tests/families", "tests/accuracy", "tests/test_every_field.py",
+    "tests/test_golden.py",
 )  # fmt: skip
-"""Folders of tests that look at it: those of the command line and of reports would only be slower."""
+"""Tests that look at it: most of those of the command line and of reports would only be slower."""
 LEAST_KILLED = 0.9
-MOST_FILE_S = 20.0
-"""Files that take longer are left out: what they see, others see too."""
-MOST_MUTANT_S = 60.0
+MOST_FILE_S = 90.0
+"""Files that take longer to look at, which is twice as long as to run, are left out."""
+MOST_MUTANT_S = 120.0
 """Together, of the files that are run for one mutant, where none fails."""
 ENDLESS = 4
 """A mutant that takes so many times what its files take hangs, which is seen as well."""
@@ -304,7 +305,7 @@ def look(checkout: Checkout, name: str) -> Seen | None:
     """Run one file of tests under the eyes of ``PLUGIN``; None where it fails or is slow as it is."""
     found = checkout.folder / f"{name.replace('/', '.')}.json"
     status = checkout.pytest(
-        "-p", "mutation_plugin", name, timeout_s=3 * MOST_FILE_S, PYTHONPATH=str(checkout.folder),
+        "-p", "mutation_plugin", name, timeout_s=2 * MOST_FILE_S, PYTHONPATH=str(checkout.folder),
         MUTATED=",".join(CORE), FOUND=str(found),
     )  # fmt: skip
     if status != 0 or not found.exists():
@@ -316,11 +317,32 @@ def look(checkout: Checkout, name: str) -> Seen | None:
     return Seen(name, said["seconds"], lines)
 
 
+def remembered(path: Path | None) -> list[Seen]:
+    """What was seen when it was last looked at."""
+    if path is None or not path.exists():
+        return []
+    return [
+        Seen(name, seconds, {each: frozenset(lines) for each, lines in found.items()})
+        for name, seconds, found in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def remember(path: Path | None, seen: Sequence[Seen]) -> None:
+    """Keep it for the next time."""
+    if path is not None:
+        rows = [
+            (each.name, each.seconds, {name: sorted(lines) for name, lines in each.lines.items()})
+            for each in seen
+        ]
+        path.write_text(json.dumps(rows), encoding="utf-8")
+
+
 def files_of_tests() -> Iterator[str]:
     """Every file of ``TESTS``."""
     for folder in TESTS:
-        for path in sorted((ROOT / folder).rglob("test_*.py")):
-            yield path.relative_to(ROOT).as_posix()
+        path = ROOT / folder
+        for each in sorted(path.rglob("test_*.py")) if path.is_dir() else (path,):
+            yield each.relative_to(ROOT).as_posix()
 
 
 def files_for(mutant: Mutant, seen: Sequence[Seen]) -> list[Seen]:
@@ -374,6 +396,9 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--seen", type=Path, help="keep here which tests run what, for the next time"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="memplan-mutants-") as folder:
@@ -400,7 +425,11 @@ def main() -> int:
             return mutant, lived, time.monotonic() - start
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            seen = [each for each in pool.map(borrowed_look, files_of_tests()) if each is not None]
+            seen = remembered(options.seen)
+            if not seen:
+                looks = pool.map(borrowed_look, files_of_tests())
+                seen = [each for each in looks if each is not None]
+                remember(options.seen, seen)
             _say(f"{len(seen)} files of tests looked at in {time.monotonic() - began:.0f} s")
             mutants = drawn(seen, options.mutants, options.seed)
             living = []

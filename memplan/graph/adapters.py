@@ -193,14 +193,15 @@ def _adapter_weight(
 
 
 def _norm_of_sum(t: Tape, weight: Tensor, added: Tensor, num_outputs: int) -> Tensor:
-    """The norm of each output's weights with the adapter's added to them."""
+    """The norm of each output's weights with the adapter's added to them.
+
+    Autocast has a rule for ``torch.norm``, and none for ``torch.linalg.norm``, which peft calls.
+    """
     total = t.add(weight, t.scale(added))
-    full = t.cast(total, DType.FP32) if t.autocast is not None else total
-    norm = t.tensor(num_outputs, full.dtype)
-    t.record(OperationKind.VECTOR_NORM, (full,), (norm,))
-    found = t.cast(norm, total.dtype)
+    norm = t.tensor(num_outputs, total.dtype)
+    t.record(OperationKind.VECTOR_NORM, (total,), (norm,))
     t.touch(total)
-    return found
+    return norm
 
 
 def _product(t: Tape, x: Tensor, weight: Parameter, factor: Tensor) -> Tensor:

@@ -23,13 +23,14 @@ def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     """A dense layer, activation and norm, then logits for every token; returns the loss."""
     spec = model.head
     width = table.shape[-1]
+    around = _around(spec)
     if spec.transform is not None:
         width = spec.transform.intermediate_size
         hidden, bias = model.hidden_size, spec.transform_bias
-        x = linear(t, x, "transform.dense", hidden, width, bias=bias)
+        x = linear(t, x, f"{around}transform.dense", hidden, width, bias=bias)
         x = activation(t, x, spec.transform.activation)
     if spec.transform_norm is not None:
-        x = norm(t, x, spec.transform_norm, "transform.norm", width)
+        x = norm(t, x, spec.transform_norm, f"{around}transform.norm", width)
     logits = _decoder(t, model, spec, x, table, width)
     loss = cross_entropy(t, t.cast(logits, DType.FP32) if spec.loss_upcast else logits)
     t.returned.append(logits)
@@ -37,14 +38,20 @@ def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     return loss
 
 
+def _around(spec: HeadSpec) -> str:
+    """The module around the whole head, where it owns the output matrix's bias (BERT's and RoBERTa's)."""
+    return "predictions." if spec.tied and spec.spare_bias and not spec.bias_added else ""
+
+
 def _decoder(
     t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter, width: int
 ) -> Tensor:
     """Logits, through the token table where it is tied."""
     vocab_size = model.vocab_size
+    around = _around(spec)
     if spec.tied:
         weight = table
-        t.tie(table, "decoder")
+        t.tie(table, f"{around}decoder")
     else:
         weight = t.parameter("decoder.weight", vocab_size, width)
         if spec.spare_bias:
@@ -52,7 +59,9 @@ def _decoder(
     if spec.bias_added:
         added = t.parameter("predictions.bias", vocab_size)
         return t.add(matmul_weight(t, x, weight), added)
-    bias = t.parameter("decoder.bias", vocab_size) if spec.bias else None
+    bias = t.parameter(f"{around or 'decoder.'}bias", vocab_size) if spec.bias else None
+    if around and bias is not None:
+        t.tie(bias, f"{around}decoder")
     return matmul_weight(t, x, weight, bias)
 
 

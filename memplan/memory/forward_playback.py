@@ -41,7 +41,7 @@ class ForwardPlayback:
         self.leaves = {leaf.storage for leaf in tape.leaves}
         self.kept = {segment: _kept(segment) for segment in tape.segments}
 
-    def _need_workspace(self, *, forward: bool) -> None:
+    def need_workspace(self, *, forward: bool) -> None:
         """Each of the two threads has a handle with a workspace of its own, made at its first product."""
         missing = self.workspaces[forward]
         if missing:
@@ -107,7 +107,7 @@ class ForwardPlayback:
                     if size:
                         frame[key] = ledger.allocate(size)
                     elif key is WORKSPACE:
-                        self._need_workspace(forward=True)
+                        self.need_workspace(forward=True)
                     elif key not in carried and key in frame:
                         # An empty tensor's event has no bytes either: torch asks for nothing.
                         ledger.free(frame.pop(key))

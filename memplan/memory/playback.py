@@ -202,7 +202,7 @@ class Playback(ForwardPlayback):
                             frame[repetition, key] = frame[key]
                         frame[key] = ledger.allocate(size, each.profile.streams.get(key, 0))
                     elif key is WORKSPACE:
-                        self._need_workspace(forward=False)
+                        self.need_workspace(forward=False)
                     elif key in frame:
                         block = frame.pop(key)
                         if added is not None and key is added and begun_with in frame:

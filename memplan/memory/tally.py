@@ -367,6 +367,9 @@ class TallyPlayback:
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
 
+    def need_workspace(self, *, forward: bool) -> None:
+        """cuBLAS's workspaces are counted apart from what a run holds."""
+
     def fetch_batch(self) -> None:
         """Its size is the batch's own."""
 

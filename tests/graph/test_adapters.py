@@ -4,6 +4,10 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator import estimate
+from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.memory.ledger import Ledger
+from memplan.memory.programs.program import Program
+from memplan.memory.rank import RankInput
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
 from memplan.training.setup import TrainingSetup
@@ -229,3 +233,26 @@ def test_a_type_whose_linear_layers_are_not_all_known_is_refused() -> None:
     }  # fmt: skip
     with pytest.raises(SetupError, match="does not know each linear layer of reformer"):
         estimate(load_model(config), TrainingSetup(adapter=Lora(targets="all-linear")))
+
+
+def test_making_dora_layers_takes_each_weight_three_times() -> None:
+    """peft takes every weight's norm with the adapter's product added, before the first step.
+
+    In the order of PyTorch's CUDA build: the product, cuBLAS's workspace, the product scaled, the sum.
+    """
+    model = load_model("llama-3.2-1b")
+    adapter = {"lora": {"rank": 8, "targets": ["q_proj"], "dora": True}}
+    setup = TrainingSetup(adapter=adapter, precision="bf16", seq_len=128)  # type: ignore[arg-type]
+    resolved = setup.resolve(model.context_length, has_bf16=True)
+    tape, passes = record_and_walk(model, tape_options(resolved, None))
+    given = RankInput(tape=tape, passes=passes, setup=resolved)
+    program = Program(given, Ledger(), workspace_bytes=12345 * 512)
+    program.load()
+    weight, workspace = 2048 * 2048 * 2, 12345 * 512
+    events = program.ledger.events
+    product = events.index(workspace) - 1
+    scaled, total = product + 2, product + 3
+    assert events[product : product + 7] == [
+        weight, workspace, weight, weight, ~scaled, ~total, ~product
+    ]  # fmt: skip
+    assert events[product + 7 : product + 10] == [weight] * 3, "the next layer's"

@@ -8,6 +8,8 @@ from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.graph.segments import RESULT, Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
+from memplan.memory.deepspeed.modules import Act, find_stops
+from memplan.memory.deepspeed.partition import model_weights
 from memplan.memory.ledger import Ledger
 from memplan.memory.named import NamedLedger, block_labels
 from memplan.memory.programs.program import Program, buffers_before, weights_of
@@ -315,3 +317,21 @@ def test_the_gradient_of_a_reciprocal_root_has_two_blocks_beside_it() -> None:
     size = roots[0].outputs[0].storage.num_bytes
     assert len(roots) == 2
     assert all(each.backward_scratch == (size, size, RESULT) for each in roots)
+
+
+def test_the_bias_that_a_head_owns_is_gathered_around_it() -> None:
+    """RoBERTa's ``lm_head`` owns the bias of its ``decoder``, and is entered before all inside it."""
+    config = {
+        "model_type": "roberta", "hidden_size": 256, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 800,
+        "max_position_embeddings": 130,
+    }  # fmt: skip
+    tape = given_for(config, "masked-lm", num_gpus=4, engine="deepspeed", zero_stage=3).tape
+    found, head = find_stops(tape)[-1], tape.segments[-1]
+    weights = model_weights(tape)
+    (bias,) = [each for each in head.parameters if each.name == "predictions.bias"]
+    fetched = [number for act, number in found.stops.forward[0] if act is Act.FETCH]
+    assert found.modules[fetched[0]].weights == [(weights.owners[bias], 0)]
+    product = next(index for index, each in enumerate(head.operations) if bias in each.inputs)
+    (decoder,) = [number for act, number in found.stops.forward[product] if act is Act.FETCH]
+    assert found.modules[decoder].weights == [(0, 0)], "the token table alone"

@@ -43,6 +43,8 @@ class DeepSpeedOptions:
     """A parameter used again within this many is not released."""
     sub_group_size: int = 1_000_000_000
     """Elements that the stage 3 optimizer updates at once."""
+    hpz_partition_size: int = 1
+    """Ranks that have a second set of shards among them, from which the backward pass gathers (ZeRO++)."""
     gather_16bit_weights_on_model_save: bool = False
     """Saving gathers the whole model on rank 0."""
     allgather_sequential: bool = False
@@ -134,6 +136,10 @@ def _dtype(name: str, value: object) -> DType | None:
     return found
 
 
+def _hpz(name: str, value: object) -> int:
+    return max(_count(name, value), 1)
+
+
 def _method(name: str, value: object) -> str:  # noqa: ARG001
     return check_method(value)
 
@@ -147,6 +153,7 @@ MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "stage3_max_live_parameters": ("max_live_parameters", _count),
     "stage3_max_reuse_distance": ("max_reuse_distance", _count),
     "sub_group_size": ("sub_group_size", _count),
+    "zero_hpz_partition_size": ("hpz_partition_size", _hpz),
     "stage3_gather_16bit_weights_on_model_save": ("gather_16bit_weights_on_model_save", _flag),
     "stage3_allgather_sequential": ("allgather_sequential", _flag),
     "round_robin_gradients": ("round_robin_gradients", _flag),
@@ -183,7 +190,7 @@ WITHOUT_EFFECT = frozenset({
 parameters is in place, and the alignment pads fewer than eight elements per parameter."""
 
 UNMODELLED: dict[str, object] = {
-    "zero_hpz_partition_size": 1, "zero_quantized_weights": False,
+    "zero_quantized_weights": False,
     "zero_quantized_nontrainable_weights": False, "zero_quantized_gradients": False,
     "stage3_module_granularity_threshold": 0, "stage3_use_all_reduce_for_fetch_params": False,
     "offload_optimizer.ratio": 1.0, "offload_optimizer.super_offload": False,
@@ -199,7 +206,7 @@ _SAVING = frozenset({
 kept for them, and weights, masters and states in fewer bits."""
 
 _STAGE_3_ONLY = frozenset({
-    "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+    "zero_quantized_weights", "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients", "stage3_module_granularity_threshold",
     "stage3_use_all_reduce_for_fetch_params", "offload_optimizer.super_offload", "leaf_module",
 })  # fmt: skip
@@ -246,6 +253,15 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
     options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
     if "partition_method" in fields and setup.pipeline is None:
         msg = "engine_options: partition_method: is of pipelines; say pipeline_parallel"
+        raise SetupError(msg)
+    if (
+        setup.zero_stage is ZeroStage.PARAMETERS
+        and setup.data_parallel % options.hpz_partition_size
+    ):
+        msg = (
+            f"engine_options: zero_hpz_partition_size: {setup.data_parallel} ranks are no multiple of "
+            f"{options.hpz_partition_size}"
+        )
         raise SetupError(msg)
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"

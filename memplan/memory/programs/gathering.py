@@ -1,6 +1,6 @@
 """Stage 3's gathered parameters as blocks of a ledger (runtime/zero/partitioned_param_coordinator.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
@@ -38,6 +38,10 @@ class PlayedCoordinator(Coordinator):
         self.is_detaching = False
         """What is let go stays alive as long as the graph needs it."""
         self.detached: dict[int, list[Block]] = {}
+        self.second_shard: Callable[[int], Block] | None = None
+        """Makes a parameter's shard of the second set; None: there is one set alone."""
+        self.second: dict[int, Block] = {}
+        """Those that there are."""
 
     def standing(self) -> object:
         """What is gathered and on its way, to be compared."""
@@ -45,7 +49,8 @@ class PlayedCoordinator(Coordinator):
             weight: (tuple(each.members), each.flat_bytes, each.copied, each.waiting)
             for weight, each in self.handles.items()
         }
-        return dict(self.sizes), dict(self.blocks), on_way, bool(self.recorded), len(self.detached)
+        counts = bool(self.recorded), len(self.detached), len(self.second)
+        return dict(self.sizes), dict(self.blocks), on_way, counts
 
     def restart(self) -> None:
         """``reset_step``: a forward pass begins."""
@@ -111,13 +116,25 @@ class PlayedCoordinator(Coordinator):
             self._send(num_bytes)
 
     def drop(self, weight: int) -> None:
-        """Free it."""
+        """Free it; before, where there is a second set of shards without it, this rank's is cut off."""
         super().drop(weight)
+        self.cut_second(weight)
         block = self.blocks.pop(weight)
         if self.is_detaching:
             self.detached.setdefault(weight, []).append(block)
         else:
             self.ledger.free(block)
+
+    def cut_second(self, weight: int) -> None:
+        """``_partition_param_sec``: the shard is made where it is missing."""
+        if self.second_shard is not None and weight not in self.second:
+            self.second[weight] = self.second_shard(weight)
+
+    def let_second_go(self) -> None:
+        """The weights have changed (``invalidate_secondary_tensor``)."""
+        for weight in sorted(self.second):
+            self.ledger.free(self.second[weight])
+        self.second.clear()
 
     def hold_flat(self, handle: Handle) -> None:
         """The buffer, then the shards that are joined into this rank's part of it."""

@@ -20,6 +20,7 @@ from memplan.memory.rank import RankInput
 from memplan.memory.stops import Acts, Stops
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.adapters import Lora
 from memplan.training.choices import AllocatorKind
 from memplan.training.optimizers.script import ActKind
 from memplan.training.setup import TrainingSetup
@@ -43,6 +44,9 @@ Of an OPT with five, four had 0.56 % too little."""
 
 class Player(Protocol):
     """Who writes the model's own blocks into a ledger, pass by pass."""
+
+    def need_workspace(self, *, forward: bool) -> None:
+        """A product of matrices is next, in the thread of the one pass or of the other."""
 
     def fetch_batch(self) -> None:
         """The first batch comes to the GPU."""
@@ -267,7 +271,15 @@ class Program:
         self.zero_grad()
 
     def load(self) -> None:
-        """Every weight, and each buffer where its module stands among them."""
+        """Every weight, and each buffer where its module stands among them; then what peft works out."""
+        self._load()
+        adapter = self.given.tape.options.adapter
+        if isinstance(adapter, Lora) and adapter.dora:
+            from memplan.memory.programs.dora import measure_weights  # only for DoRA
+
+            measure_weights(self.ledger, self.weights, self.playback)
+
+    def _load(self) -> None:
         places = buffers_before(self.given.tape)
         options = self.given.tape.options
         if options.quantization is not None:
@@ -536,9 +548,9 @@ def _next_weight(
 ) -> Weight | None:
     """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
     segment, position = buffer.segment, buffer.position
-    if buffer.module:
+    if buffer.before:
         own = declared[segment]
-        return next(each for each in own if each.name.startswith(f"{buffer.module}.")), copy
+        return next(each for each in own if each.name.startswith(f"{buffer.before}.")), copy
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:

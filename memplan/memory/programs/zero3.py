@@ -68,6 +68,8 @@ class ShardedParametersProgram(DeepSpeedProgram):
             stream=GATHER_STREAM if job.options.overlap_comm else 0,
             persistent=frozenset(self.persistent),
         )
+        if job.options.hpz_partition_size > 1 and not job.offloads_param:
+            self.coordinator.second_shard = self._second_shard
         self.found = find_stops(job.given.tape)
         self.members: dict[tuple[int, int], list[list[int]]] = {}
         """The parameters of each module of a segment's repetition."""
@@ -152,11 +154,19 @@ class ShardedParametersProgram(DeepSpeedProgram):
         )
 
     def _cut(self, weight: Weight, whole: Block, shards: dict[Weight, Block]) -> None:
+        self.coordinator.cut_second(self.number(weight))
         if not self.job.offloads_param:
             shard = self.shards[self.number(weight)]
             size = self.job.weight_bytes * shard
             shards[weight] = self.allocate(size, ComponentKind.PARAMETERS, weight)
         self.ledger.free(whole)
+
+    def _second_shard(self, number: int) -> Block:
+        """Of the second set, which as many ranks share as ``zero_hpz_partition_size`` says."""
+        job = self.job
+        numel = self.shards[number] * job.num_ranks // job.options.hpz_partition_size
+        name = "a second set of shards (zero_hpz_partition_size)"
+        return self.allocate(job.weight_bytes * numel, ComponentKind.PARAMETERS, name)
 
     def _make_masters(self) -> None:
         """Each sub-group is cast and cloned; the variable of the cast is only then set anew."""
@@ -419,6 +429,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
             self.coordinator.keep(self.persistent)
+            self.coordinator.let_second_go()
 
     def _look_for_overflow(self) -> None:
         """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
