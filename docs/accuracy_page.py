@@ -288,6 +288,56 @@ def worst() -> str:
     return table(("record", "counted", "measured GiB", "memplan GiB", "error", "why"), cells)
 
 
+# -- verdicts ----------------------------------------------------------------------------------------
+
+VERDICTS = "verdicts, "
+"""How sections of ran and died by verdict begin."""
+
+
+def verdicts() -> str:
+    """Said beside what became of the runs: a row for each collection, and all of them together."""
+    found = {
+        name.removeprefix(VERDICTS): rows
+        for name, rows in sorted(read("accuracy").items())
+        if name.startswith(VERDICTS)
+    }
+    ends = [
+        ("fits", "ran"),
+        ("fits", "died"),
+        ("tight", "ran"),
+        ("tight", "died"),
+        ("OOM", "ran"),
+        ("OOM", "died"),
+    ]
+    counts = {
+        name: [rows.get(verdict, {}).get(end, 0) for verdict, end in ends]
+        for name, rows in found.items()
+    }
+    counts["all"] = [sum(column) for column in zip(*counts.values(), strict=True)]
+    head = ("runs", *(f"{verdict}, {end}" for verdict, end in ends))
+    rows = [(name, *(str(each) if each else "-" for each in row)) for name, row in counts.items()]
+    fits, false_fits, *_, false_ooms, _ = counts["all"]
+    died = sum(counts["all"][1::2])
+    text = (
+        f"\n\nOf {died} runs that died {false_fits} were said to fit, of {sum(counts['all'][::2])} that completed "
+        f"{false_ooms} to run out of memory; {fits} of those said to fit ran."
+    )
+    return table(head, rows) + text
+
+
+def wrong_verdicts() -> str:
+    """Each run that was judged wrongly, once, with what may have made the difference."""
+    rows = {row["id"]: row for found in read("accuracy_verdicts").values() for row in found}
+    if not rows:
+        return "None."
+    cells = []
+    for name, row in sorted(rows.items()):
+        needs = f"{row['low_bytes'] / GIB:.1f}-{row['high_bytes'] / GIB:.1f} of {row['capacity_bytes'] / GIB:.1f}"
+        run = f"{name}<br>{row['run']}, {row['gpu']}".replace("|", "/")
+        cells.append((run, f"{row['verdict']}, {row['ended']}", needs, row["why"]))
+    return table(("run", "said, became", "GiB needed", "a guess why"), cells)
+
+
 # -- pictures ----------------------------------------------------------------------------------------
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 70, 12, 12, 40
@@ -424,6 +474,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "versions": versions,
     "published summary": published_summary,
     "published": published,
+    "verdicts": verdicts,
+    "wrong verdicts": wrong_verdicts,
     "worst": worst,
     "predicted against measured": predicted_against_measured,
     "error by engine": error_by_engine,

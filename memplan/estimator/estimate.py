@@ -4,12 +4,12 @@ from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from memplan.estimator.overhead import overhead_of
+from memplan.estimator.overhead import nccl_of, overhead_of
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource
-from memplan.memory.runtime import ByteRange
+from memplan.memory.runtime import ByteRange, context_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
@@ -204,6 +204,27 @@ class Estimate(Displayed):
         return overhead_of(self.setup, self.gpu)
 
     @property
+    def context_bytes(self) -> ByteRange:
+        """CUDA context alone [bytes]."""
+        return context_range(self.gpu.compute_capability if self.gpu is not None else None)
+
+    @property
+    def nccl_bytes(self) -> ByteRange:
+        """NCCL's buffers alone; nothing where no GPUs exchange anything [bytes]."""
+        return nccl_of(self.setup)
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """What the allocator must have beyond what is asked of it at the fullest moment [bytes]."""
+        return max(0, self.required_bytes - self.run.peaks.requested_bytes)
+
+    @property
+    def all_gpus_bytes(self) -> ByteRange:
+        """What all GPUs of the job need together, each counted as the fullest [bytes]."""
+        total, num_gpus = self.total_bytes, self.setup.num_gpus
+        return ByteRange(num_gpus * total.low, num_gpus * total.high)
+
+    @property
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
         overhead, required = self.overhead_bytes, self.required_bytes
@@ -335,8 +356,13 @@ class Estimate(Displayed):
             "host_bytes": self.host_bytes,
             "reserved_bytes": self.reserved_bytes,
             "required_bytes": self.required_bytes,
+            "fragmentation_bytes": self.fragmentation_bytes,
+            "context_bytes": self.context_bytes.high,
+            "nccl_bytes": self.nccl_bytes.high,
             "total_low_bytes": total.low,
             "total_high_bytes": total.high,
+            "all_gpus_low_bytes": setup.num_gpus * total.low,
+            "all_gpus_high_bytes": setup.num_gpus * total.high,
             "verdict": self.verdict.value if self.verdict is not None else None,
         }
         for name in PHASE_NAMES:

@@ -1,8 +1,9 @@
 """What lies beside the allocator's segments of a setup on a card."""
 
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import ByteRange, overhead_range
+from memplan.memory.runtime import ByteRange, nccl_range, overhead_range
 from memplan.training.choices import FsdpStrategy
+from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
@@ -12,7 +13,13 @@ def overhead_of(setup: TrainingSetup, gpu: GpuSpec | None) -> ByteRange:
     return overhead_range(
         gpu.compute_capability if gpu is not None else None,
         num_communicators=num_communicators(setup),
+        num_all_to_all=num_all_to_all(setup),
     )
+
+
+def nccl_of(setup: TrainingSetup) -> ByteRange:
+    """NCCL's buffers of one process alone [bytes]."""
+    return nccl_range(num_communicators(setup), num_all_to_all=num_all_to_all(setup))
 
 
 def num_communicators(setup: TrainingSetup) -> int:
@@ -25,3 +32,10 @@ def num_communicators(setup: TrainingSetup) -> int:
     # Where experts are spread, those who have the same ones are a group too.
     spreads_too = 2 * (setup.expert_parallel > 1)
     return 1 + (setup.fsdp_strategy is FsdpStrategy.HYBRID) + splits_too + shares_too + spreads_too
+
+
+def num_all_to_all(setup: TrainingSetup) -> int:
+    """Of these, over which each rank sends to each: tokens to experts, or heads of shared sequences."""
+    shared = setup.sequences_shared
+    by_heads = shared is not None and shared.kind is ContextParallelKind.ALL_TO_ALL
+    return (setup.expert_parallel > 1) + by_heads

@@ -21,7 +21,12 @@ NCCL_GIB = (0.5, 2.0)
 (NVIDIA/nccl issues 964 and 864; ml-engineering, debug/pytorch.md). Of one H200 by itself under DeepSpeed 0.86
 (``tests/measured/sent``)."""
 NCCL_FURTHER_GIB = (0.0, 0.65)
-"""Of each further communicator [GiB] (RCCL: 1 GiB, and 0.65 for each further one)."""
+"""Of each further communicator [GiB]: 544 MB of two A100s, 688 MB of three or four (NVIDIA/nccl issue 964; RCCL: 1 GiB,
+and 0.65 for each further one)."""
+NCCL_ALL_TO_ALL_GIB = (0.0, 3.05)
+"""Of a communicator over which each rank sends to each [GiB]: channels to every peer are connected at the first
+such exchange, 32 for each pair of eight H100s (NVIDIA/nccl issue 1685: 4.34 GB beside PyTorch's memory behind the first
+``all_to_all_single``, 1.06 GB before it)."""
 WORKSPACE_BYTES = 4096 * KIB * 2 + 16 * KIB * 8
 """cuBLAS workspace of one handle and stream (torch 2.13, CublasHandlePool.cpp)."""
 HOPPER_WORKSPACE_BYTES = 32 * MIB
@@ -58,18 +63,57 @@ def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
 
 
 def overhead_range(
-    compute_capability: tuple[int, int] | None, *, num_communicators: int
+    compute_capability: tuple[int, int] | None, *, num_communicators: int, num_all_to_all: int = 0
 ) -> ByteRange:
     """What lies beside the allocator's segments: context, and NCCL where it has communicators [bytes].
+
+    ``num_all_to_all`` of these exchange from each rank to each.
 
     >>> overhead_range((8, 0), num_communicators=0)
     ByteRange(low=268435456, high=858993459)
     """
+    context = context_gib(compute_capability)
+    nccl = nccl_gib(num_communicators, num_all_to_all=num_all_to_all)
+    return _in_bytes((context[0] + nccl[0], context[1] + nccl[1]))
+
+
+def context_range(compute_capability: tuple[int, int] | None) -> ByteRange:
+    """CUDA context with its kernels [bytes].
+
+    >>> context_range((9, 0))
+    ByteRange(low=536870912, high=1342177280)
+    """
+    return _in_bytes(context_gib(compute_capability))
+
+
+def nccl_range(num_communicators: int, *, num_all_to_all: int = 0) -> ByteRange:
+    """NCCL's buffers [bytes].
+
+    >>> nccl_range(0), nccl_range(1)
+    (ByteRange(low=0, high=0), ByteRange(low=536870912, high=2147483648))
+    """
+    return _in_bytes(nccl_gib(num_communicators, num_all_to_all=num_all_to_all))
+
+
+def context_gib(compute_capability: tuple[int, int] | None) -> tuple[float, float]:
+    """The range of a card's context [GiB]."""
     major = compute_capability[0] if compute_capability is not None else 0
-    ends = []
-    for end, context in enumerate(CONTEXT_GIB.get(major, UNKNOWN_CONTEXT_GIB)):
-        total = context
-        if num_communicators:
-            total += NCCL_GIB[end] + (num_communicators - 1) * NCCL_FURTHER_GIB[end]
-        ends.append(int(total * GIB))
-    return ByteRange(ends[0], ends[1])
+    return CONTEXT_GIB.get(major, UNKNOWN_CONTEXT_GIB)
+
+
+def nccl_gib(num_communicators: int, *, num_all_to_all: int = 0) -> tuple[float, float]:
+    """That of NCCL's buffers [GiB]."""
+    if not num_communicators:
+        return 0.0, 0.0
+    low, high = (
+        first + (num_communicators - 1) * further + num_all_to_all * spread
+        for first, further, spread in zip(
+            NCCL_GIB, NCCL_FURTHER_GIB, NCCL_ALL_TO_ALL_GIB, strict=True
+        )
+    )
+    return low, high
+
+
+def _in_bytes(ends: tuple[float, float]) -> ByteRange:
+    low, high = (int(each * GIB) for each in ends)
+    return ByteRange(low, high)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.memory.runtime import ByteRange
 from memplan.report.answer import Rows, print_answer
 from memplan.report.blocks import Column, print_blocks
 from memplan.report.changes import engine_name
@@ -107,6 +108,9 @@ def print_account(
             _print_plain(console, text)
     _print_assumed(console, [estimates])
     _print_notes(console, [estimates])
+    if reserved or legend:
+        for text in beside_lines(estimates):
+            _print_dim(console, text)
     if reserved:
         for each in estimates:
             if each.gpu is not None:
@@ -253,6 +257,28 @@ def host_lines(estimates: Sequence[Estimate]) -> list[str]:
             f"CPU RAM per node: {each.host_bytes / GIB:,.1f}{limit}{shared}, {moment}: {why}"
         )
     return list(dict.fromkeys(lines))
+
+
+def beside_lines(estimates: Sequence[Estimate]) -> list[str]:
+    """What lies beside the allocator's segments, figure by figure, and what all GPUs need together."""
+    lines = []
+    for each in estimates:
+        if each.gpu is None:
+            continue
+        parts = [f"CUDA context {_range_gib(each.context_bytes)}"]
+        if each.nccl_bytes.high:
+            parts.append(f"NCCL {_range_gib(each.nccl_bytes)}")
+        parts.append(f"fragmentation {each.fragmentation_bytes / GIB:,.2f}")
+        text = f"Of what {each.gpu.short_name} needs: {', '.join(parts)} GiB"
+        if each.setup.num_gpus > 1:
+            together = _range_gib(each.all_gpus_bytes)
+            text += f"; {each.setup.num_gpus} GPUs as full as this one: {together} GiB"
+        lines.append(text)
+    return list(dict.fromkeys(lines))
+
+
+def _range_gib(found: ByteRange) -> str:
+    return f"{found.low / GIB:,.1f}-{found.high / GIB:,.1f}"
 
 
 def host_formulas(answer: Estimate) -> list[str]:

@@ -19,6 +19,9 @@ POINTS_FILE = FIGURES_FILE.with_name("accuracy_points.json")
 PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
+WRONG_FILE = FIGURES_FILE.with_name("accuracy_verdicts.json")
+"""Each wrong verdict, for the same page: collection -> rows."""
+
 Points = list[list[float]]
 """Of each record the true figure [MiB] and how far memplan is above it, as a share."""
 Prediction = Callable[[dict[str, Any]], dict[str, int]]
@@ -153,6 +156,11 @@ def remember_published(collection: str, rows: list[dict[str, Any]], *, update: b
     _keep(PUBLISHED_FILE, collection, rows, update=update)
 
 
+def remember_wrong(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
+    """The same of verdicts that were wrong, one by one."""
+    _keep(WRONG_FILE, collection, rows, update=update)
+
+
 def _keep(file: Path, section: str, found: Any, *, update: bool) -> None:
     if update:
         with _alone_with(file):
@@ -180,7 +188,7 @@ def _text_of(kept: dict[str, Any]) -> str:
     """Figures indented, rows one a line, points in one."""
     parts = []
     for section, found in sorted(kept.items()):
-        if isinstance(found, list) and isinstance(found[0], list):
+        if isinstance(found, list) and found and isinstance(found[0], list):
             parts.append(f" {json.dumps(section)}: {json.dumps(found, separators=(',', ':'))}")
         elif isinstance(found, list):
             lines = ",\n".join(f"  {json.dumps(row, sort_keys=True)}" for row in found)

@@ -12,3 +12,12 @@ REASONS: tuple[tuple[str, str], ...] = (
         "LitGPT's head runs in pieces of 128 tokens, each of which keeps a cast copy of its weight",
     ),
 )
+
+WRONG_VERDICTS: dict[str, str] = {
+    "tune-31-405b-qlora": (
+        "torchtune packs each tensor to torchao's NF4 as it loads, and its scales are sharded with the codes; a "
+        "setup can say bitsandbytes alone, whose packed model lies whole on the card before it is sharded and "
+        "whose scales stay so (220 GiB and 23 GiB)"
+    ),
+}
+"""Of each published run that was judged wrongly, what may have made the difference."""

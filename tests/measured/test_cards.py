@@ -19,6 +19,7 @@ from memplan.memory.runtime import ByteRange
 from memplan.sources.catalog import load_gpu
 from memplan.units import MIB
 from tests.accuracy.comparison import Comparison, remember
+from tests.accuracy.verdicts import Judged, remember_verdicts
 from tests.measured.card_runs import CARDS, CardRun, chain_seconds, read_file, read_runs
 
 pytestmark = pytest.mark.long
@@ -253,6 +254,19 @@ def test_verdicts(pytestconfig: pytest.Config) -> None:
     verdicts = {"runs": len(ran), "died": num_died, "right": sum(map(is_right, ran))}
     update = pytestconfig.getoption("--update-accuracy")
     remember("verdicts on the H100", {"all": verdicts}, update=update)
+    for card in CARDS:
+        runs = (
+            Judged(
+                id=row.run.id,
+                source=card,
+                gpu=card,
+                verdict=row.verdict,
+                died=row.run.measured is None,
+            )
+            for row in rows(card)
+            if row.verdict is not None
+        )
+        remember_verdicts(f"{card}, measured for memplan", runs, {}, update=update)
 
 
 def test_what_no_setup_says_is_off() -> None:

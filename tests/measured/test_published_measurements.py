@@ -14,7 +14,9 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
 from tests.accuracy.comparison import remember, remember_published
+from tests.accuracy.verdicts import judged, remember_verdicts
 from tests.measured.outcomes import words_of
+from tests.measured.reasons import WRONG_VERDICTS
 
 FILE = Path(__file__).with_name("published.yaml")
 PUBLISHED = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -179,6 +181,22 @@ def test_the_readme_shows_them(pytestconfig: pytest.Config) -> None:
     update = pytestconfig.getoption("--update-accuracy")
     remember("measured on GPUs", rows, update=update)
     remember_published("measured on GPUs", list(map(shown_row, MEASUREMENTS)), update=update)
+
+
+@pytest.mark.long
+def test_verdicts(pytestconfig: pytest.Config) -> None:
+    """Of a run that was measured twice once."""
+    ran = {_words(each): each for each in filter(is_expressible, MEASUREMENTS)}
+    runs = [(each, False) for each in ran.values()] + [(each, True) for each in DIED]
+    known = (
+        judged(
+            estimate_of(each), record=each["id"], source=each["where"],
+            gpu=PUBLISHED["cards"][each["gpu"]], died=died,
+        )
+        for each, died in runs
+    )  # fmt: skip
+    update = pytestconfig.getoption("--update-accuracy")
+    remember_verdicts("published, by hand", known, WRONG_VERDICTS, update=update)
 
 
 def shown_row(measurement: dict[str, Any]) -> dict[str, Any]:

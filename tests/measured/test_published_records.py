@@ -17,8 +17,9 @@ import pytest
 
 from memplan.estimator import Verdict
 from tests.accuracy.comparison import read_records, remember, remember_published
+from tests.accuracy.verdicts import judged, remember_verdicts
 from tests.measured.outcomes import Outcome, Summary, summary_of, words_of
-from tests.measured.reasons import REASONS
+from tests.measured.reasons import REASONS, WRONG_VERDICTS
 from tests.measured.runs import Record, record_from
 
 CLOSE = 0.08
@@ -39,6 +40,7 @@ class Bars:
 BARS = {"own": Bars(0.85, 0.01, 0.04), "reference": Bars(0.8, 0.01, 0.12)}
 SECTIONS = {"own": "published measurements, own file", "reference": "published measurements"}
 """Of ``tests/data/accuracy.json``."""
+VERDICTS = {"own": "published, own file", "reference": "published, by machine"}
 OWN = Path(__file__).parent.parent / "data" / "published_memory.jsonl"
 
 
@@ -77,6 +79,7 @@ def test_published_records(
     check_what_ran_is_not_said_to_die(published)
     check_what_died_is_not_said_to_fit(published)
     check_the_readme_shows_them(published, pytestconfig)
+    check_verdicts(published, pytestconfig)
 
 
 def check_most_are_expressible(published: Published, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +110,24 @@ def check_what_ran_is_not_said_to_die(published: Published) -> None:
 def check_what_died_is_not_said_to_fit(published: Published) -> None:
     died = published.summary.of("OOM").expressible
     assert not [each.record["id"] for each in died if is_verdict(each, Verdict.FITS)]
+
+
+def check_verdicts(published: Published, pytestconfig: pytest.Config) -> None:
+    """Each run once, however many of its figures were published."""
+    runs = {}
+    for each in published.summary.expressible:
+        if each.answer is not None and each.answer.verdict is not None:
+            runs.setdefault((id(each.answered), each.record["what"] == "OOM"), each)
+    known = (
+        judged(
+            each.answer, record=each.record["id"], source=each.record["source_url_or_repo_path"],
+            gpu=each.run.gpu, died=died,
+        )
+        for (_, died), each in runs.items()
+        if each.answer is not None and each.run is not None
+    )  # fmt: skip
+    update = pytestconfig.getoption("--update-accuracy")
+    remember_verdicts(VERDICTS[published.name], known, WRONG_VERDICTS, update=update)
 
 
 def check_the_readme_shows_them(published: Published, pytestconfig: pytest.Config) -> None:

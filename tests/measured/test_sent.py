@@ -11,6 +11,7 @@ import pytest
 
 from memplan.report.verify import Verified
 from memplan.verify.replay import replayed
+from tests.accuracy.verdicts import judged, remember_verdicts
 
 FILES = sorted((Path(__file__).parent / "sent").glob("*.json"))
 PEAK, RESERVED = 0.01, 0.03
@@ -38,6 +39,22 @@ def test_sent(path: Path) -> None:
     if context is not None and run.measured.death is None:
         overhead = run.beside_bytes
         assert overhead.low <= context <= overhead.high
+
+
+@pytest.mark.long
+def test_verdicts(pytestconfig: pytest.Config) -> None:
+    """Of cards that nothing else crowded."""
+    runs = [(path, replayed(path)) for path in FILES]
+    known = (
+        judged(
+            run.estimate, record=path.stem, source="memplan verify", gpu=run.measured.gpu,
+            died=run.measured.death is not None,
+        )
+        for path, run in runs
+        if run.verdict is not None and not run.measured.is_fake and not run.is_crowded
+    )  # fmt: skip
+    update = pytestconfig.getoption("--update-accuracy")
+    remember_verdicts("sent by memplan verify", known, {}, update=update)
 
 
 def test_some_were_sent() -> None:
