@@ -85,6 +85,7 @@ class Job:
 
             check_tiled(model, resolved)
         _refuse_kernels(resolved, gpu)
+        _refuse_sdpa(resolved, model)
         _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)
         given = prepared(model, resolved, gpu)
@@ -354,6 +355,16 @@ def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
         msg = (
             f"attention: {kernel.value} takes 16 bits only, and the precision is fp32; choose sdpa or "
             "eager"
+        )
+        raise SetupError(msg)
+
+
+def _refuse_sdpa(setup: TrainingSetup, model: ModelSpec) -> None:
+    """Refuse to ask a class of transformers for what it raises at; the default takes what there is."""
+    if setup.attention is AttentionKernel.SDPA and model.without_sdpa:
+        msg = (
+            f"attention: sdpa: transformers' class of {model.family} raises where it is asked for that; "
+            "choose eager, or leave it out"
         )
         raise SetupError(msg)
 

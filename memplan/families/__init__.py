@@ -9,8 +9,10 @@ operations that a ``ModelSpec`` describes, and knows no family.
 from collections.abc import Mapping
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
+from memplan.families.class_checks import WITHOUT_SDPA, check_heads
 from memplan.families.index import FAMILY_MODULES, family_module
 from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
+from memplan.fast_dataclass import replace
 from memplan.model.config import MAX_LAYERS, ConfigReader
 from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
@@ -73,6 +75,7 @@ def read_model(
         num_labels=num_labels,
         all_defaults=defaults,
     )
+    check_heads(reader, model_type)
     try:
         model = module.read(reader, request)
     except RecursionError as error:
@@ -87,7 +90,7 @@ def read_model(
     if model.num_layers > MAX_LAYERS:
         msg = f"{source}: has {model.num_layers} layers in all, and memplan lays out {MAX_LAYERS}"
         raise ConfigError(msg)
-    return model
+    return replace(model, without_sdpa=True) if model_type in WITHOUT_SDPA else model
 
 
 _WITHOUT_LABELS = (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM)

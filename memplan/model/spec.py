@@ -67,6 +67,8 @@ class ModelSpec(Displayed, HashedOnce):
     """The order in which its class declares its parameters (``Tape.declared``)."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
+    without_sdpa: bool = False
+    """The class cannot be asked for torch's ``scaled_dot_product_attention``."""
     tables: tuple[ParameterBlock, ...] = ()
     """Parts that are counted but not written down: towers, projectors, or, without any stack, the
     whole model."""
