@@ -67,6 +67,8 @@ class ModelSpec(Displayed, HashedOnce):
     """The order in which its class declares its parameters (``Tape.declared``)."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
+    layerdrop: tuple[tuple[str, float], ...] = ()
+    """The chance with which a step leaves a layer out, by what the name of its stack has in it."""
     tables: tuple[ParameterBlock, ...] = ()
     """Parts that are counted but not written down: towers, projectors, or, without any stack, the
     whole model."""
