@@ -43,6 +43,7 @@ from memplan.cli.training_options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memplan.dtypes import DType
     from memplan.estimator import Estimate
     from memplan.hardware.gpu import GpuSpec
     from memplan.report.lessons import Sizes
@@ -77,7 +78,25 @@ def explain(
             "--operation",
             metavar="NAME",
             help="Explain one operation instead: what mul, softmax, rms_norm, attention, ... "
-            "keeps for backward, in the sizes of a MODEL where one is named.",
+            "keeps for backward, in the sizes of a MODEL where one is named; all: every operator.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    shape: Annotated[  # noqa: ARG001
+        str | None,
+        typer.Option(
+            "--shape",
+            metavar="SIZES",
+            help="With --operation: of tensors of these sizes, 512x1024x1024.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    dtype: Annotated[  # noqa: ARG001
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="With --operation: in this format, fp16, instead of bf16.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
@@ -130,9 +149,11 @@ def explain(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
-    from memplan.cli.unused import refuse, refuse_unused
+    from memplan.cli.unused import refuse, refuse_unused, refuse_without
 
-    if operation is not None:
+    if operation is None:
+        refuse_without(ctx, {"shape", "dtype"}, "--operation")
+    else:
         refuse_unused(ctx, "--operation", LESSON_USES)
         _show_lesson(ctx, operation, output_format)
         return
@@ -276,21 +297,38 @@ def _show_versus(
 
 LESSON_USES = frozenset({
     "operation", "output_format", "model", "batch_size", "seq_len", "task", "family", "allow_guess",
-    "allow_unknown_keys", "num_labels", "revision", "token",
+    "allow_unknown_keys", "num_labels", "revision", "token", "shape", "dtype",
 })  # fmt: skip
 """Parameters that a lesson makes use of: what it is about, and whose sizes it has."""
 
 
 def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> None:
     from memplan.cli.unused import given_options, refuse
-    from memplan.report.explain_operation import lesson_rows, print_lesson
+    from memplan.report.explain_operation import (
+        lesson_rows,
+        operator_rows,
+        print_lesson,
+        print_operators,
+    )
     from memplan.report.lessons import find_lesson
 
-    lesson = find_lesson(name)
     sizes = _lesson_sizes(ctx)
-    if lesson.fixed_sizes:
+    if name == EVERY_OPERATOR:
+        if output_format is OutputFormat.TABLE:
+            from memplan.report.console import TerminalConsole
+
+            print_operators(TerminalConsole(), sizes)
+            return
+        from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+
+        rows = operator_rows(sizes)
+        _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
+        return
+    lesson = find_lesson(name)
+    if lesson.fixed_sizes and not sizes.of_shape:
         given = given_options(ctx)
-        idle = [text for key, text in given.items() if key in ("model", "batch_size", "seq_len")]
+        names = ("model", "batch_size", "seq_len", "dtype")
+        idle = [text for key, text in given.items() if key in names]
         refuse(f"--operation {lesson.name}, which is about {lesson.fixed_sizes},", idle)
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
@@ -303,16 +341,61 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
     _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
 
 
+EVERY_OPERATOR = "all"
+
+
+def _read_shape(text: str) -> tuple[int, ...]:
+    """``512x1024x1024``.
+
+    Raises ``UsageError`` for anything else.
+    """
+    from memplan.errors import UsageError
+
+    parts = text.lower().replace(",", "x").split("x")
+    if not all(part.strip().isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
+        msg = f"--shape: {text!r} are no sizes of a tensor: write 512x1024x1024"
+        raise UsageError(msg)
+    return tuple(map(int, parts))
+
+
+def _read_dtype(text: str) -> "DType":
+    """A floating-point format, by its name here or torch's.
+
+    Raises ``UsageError`` for any other.
+    """
+    from memplan.dtypes import DType
+    from memplan.errors import UsageError, did_you_mean
+
+    known = {each.label: each for each in DType if each.is_floating}
+    known |= {"float32": DType.FP32, "float16": DType.FP16, "bfloat16": DType.BF16}
+    name = text.lower().removeprefix("torch.")
+    if name not in known:
+        msg = (
+            f"--dtype: {text!r} is not one of {', '.join(known)}.{did_you_mean(name, tuple(known))}"
+        )
+        raise UsageError(msg)
+    return known[name]
+
+
 def _lesson_sizes(ctx: typer.Context) -> "Sizes":
-    """The usual sizes, or those of the model named; as many tokens as are asked for."""
+    """The usual sizes, or those of the model or tensor named; as many tokens as are asked for."""
     from dataclasses import replace
 
-    from memplan.report.lessons import USUAL
+    from memplan.cli.unused import given_options, refuse
+    from memplan.report.lessons import USUAL, Sizes
     from memplan.report.shape import formula_shape
     from memplan.sources.models import load_model
 
     asked = ctx.params
-    sizes = replace(USUAL, batch=asked["batch_size"] or 1, tokens=asked["seq_len"] or USUAL.tokens)
+    dtype = USUAL.dtype if asked["dtype"] is None else _read_dtype(asked["dtype"])
+    if asked["shape"] is not None:
+        given = given_options(ctx)
+        idle = [text for key, text in given.items() if key in ("model", "batch_size", "seq_len")]
+        refuse("--shape", idle)
+        return Sizes.of(_read_shape(asked["shape"]), dtype)
+    sizes = replace(
+        USUAL, batch=asked["batch_size"] or 1, tokens=asked["seq_len"] or USUAL.tokens, dtype=dtype
+    )
     if asked["model"] is None:
         return sizes
     names = ("family", "allow_guess", "allow_unknown_keys", "num_labels", "revision", "token")

@@ -11,7 +11,9 @@ from typing import Any
 
 from memplan.cli.setting_options import FIELD_PARAMETERS
 
-PARAMETERS = FIELD_PARAMETERS | {"zero_stage": "zero", "offload_optimizer": "offload"}
+PARAMETERS = FIELD_PARAMETERS | {
+    "zero_stage": "zero", "offload_optimizer": "offload", "num_jobs": "jobs",
+}  # fmt: skip
 """Fields that a command's parameter has another name for."""
 _ADVICE = re.compile(r"`(\w+)(?:=([^`]*))?`")
 _HEAD = re.compile(r"(\w+)(?=: )")

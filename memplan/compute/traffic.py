@@ -13,7 +13,9 @@ LOOKUPS = frozenset(
     {OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.INDEX, OperationKind.GATHER}
 )
 """What reads no more of its first input than it makes."""
-_UNWRITTEN = frozenset(map(int, (Gradient.NONE, Gradient.ALIAS, Gradient.SEEN, Gradient.SAVED)))
+_UNWRITTEN = frozenset(
+    map(int, (Gradient.NONE, Gradient.ALIAS, Gradient.SEEN, Gradient.COLUMNS, Gradient.SAVED))
+)
 """Gradients that no kernel writes."""
 
 

@@ -29,11 +29,12 @@ def skipped_words(model: ModelSpec, tape: Tape, passes: StepPasses) -> tuple[str
         return ()
     most, all_run = _most_skipped(chances)
     drop = ", ".join(f"{value:g}" for value in dict.fromkeys(value for _, value in model.layerdrop))
-    return (
+    words = (
         f"layerdrop {drop}: a step leaves each of {len(chances)} layers out with that chance. The figures are "
         f"of steps in which all run ({all_run:.0%} of them); 999 of 1000 steps leave out at most {most}, "
-        f"and need up to {format_gib(most * least_bytes)} less for activations",
+        f"and need up to {format_gib(most * least_bytes)} less for activations"
     )
+    return (words,)
 
 
 def _chance(model: ModelSpec, segment: Segment) -> float:

@@ -9,6 +9,7 @@ operations that a ``ModelSpec`` describes, and knows no family.
 from collections.abc import Mapping
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
+from memplan.families.class_checks import DECLARING_FP32, WITHOUT_SDPA, check_heads
 from memplan.families.index import FAMILY_MODULES, family_module
 from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
 from memplan.fast_dataclass import replace
@@ -74,6 +75,7 @@ def read_model(
         num_labels=num_labels,
         all_defaults=defaults,
     )
+    check_heads(reader, model_type)
     try:
         model = module.read(reader, request)
     except RecursionError as error:
@@ -88,7 +90,12 @@ def read_model(
     if model.num_layers > MAX_LAYERS:
         msg = f"{source}: has {model.num_layers} layers in all, and memplan lays out {MAX_LAYERS}"
         raise ConfigError(msg)
-    return replace(model, layerdrop=_layerdrop(reader))
+    return replace(
+        model,
+        layerdrop=_layerdrop(reader),
+        without_sdpa=model_type in WITHOUT_SDPA,
+        declares_fp32=model_type in DECLARING_FP32,
+    )
 
 
 def _layerdrop(reader: ConfigReader) -> tuple[tuple[str, float], ...]:

@@ -49,7 +49,7 @@ class Form:
     rotated_share: float = 1.0
     """Share of each head that is turned unless the config says otherwise."""
     derived_head_dim: bool = False
-    """The class overwrites ``head_dim`` by hidden size over heads."""
+    """Without a ``head_dim`` of its own the config has hidden size over heads."""
     square_output: bool = False
     """The output projection goes from the hidden size to itself, so the heads must fill it."""
     gated: bool = True
@@ -68,8 +68,10 @@ class Form:
     embedding_scaled: bool = False
     logits_scaled: bool = False
     residual_scaled: bool = False
+    residual_first: bool = False
     eager_only: bool = False
     dropout_modules: bool = False
+    dropout_inside: bool = False
 
 
 _GEMMA = Form(norm=NormKind.RMS_GEMMA, feed_forward_bias=False, embedding_scaled=True)
@@ -92,6 +94,7 @@ _COHERE = Form(
     rotary=RotarySpec(dim=1, upcast=True),
     feed_forward_bias=False,
     logits_scaled=True,
+    residual_first=True,
 )
 _GLM = Form(
     attention=Variation(output_bias=False),
@@ -116,7 +119,7 @@ FORMS: dict[str, Form] = {
     "phi3": Form(
         attention=Variation(qkv_bias=False, output_bias=False),
         projection=Projection.FUSED_SLICED,
-        rotary=RotarySpec(dim=1, joined=True),
+        rotary=RotarySpec(dim=1, joined=True, joined_at_once=True),
         fused_gate_up=True,
         feed_forward_bias=False,
         window_pattern=0,
@@ -161,7 +164,7 @@ FORMS: dict[str, Form] = {
         query_key_norm_last=True,
         feed_forward_bias=False,
     ),
-    "seed_oss": Form(),
+    "seed_oss": Form(dropout_inside=True),
     "helium": Form(
         norm=NormKind.RMS_UPCAST,
         attention=Variation(output_bias=False),
@@ -185,7 +188,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         placement=_placement(reader, form),
         dropout=reader.number("resid_pdrop", "residual_dropout"),
         dropout_modules=form.dropout_modules,
+        dropout_inside=form.dropout_inside,
         residual_scaled=form.residual_scaled,
+        residual_first=form.residual_first,
     )
     stack = StackSpec(
         name="decoder",
@@ -211,7 +216,7 @@ def _attention(reader: ConfigReader, form: Form, hidden_size: int) -> AttentionS
     """Heads, biases, norms, rotary form."""
     spec = read_attention(reader, form.attention, hidden_size)
     head_dim = spec.head_dim
-    if form.derived_head_dim:
+    if form.derived_head_dim and reader.optional_integer("head_dim") is None:
         head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", spec.num_heads)
     width = spec.num_heads * head_dim
     if form.square_output and width != hidden_size:

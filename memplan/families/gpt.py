@@ -59,6 +59,7 @@ class Form:
     rotated_keys: tuple[str, ...] = ("partial_rotary_factor",)
     rotary_joined: bool = False
     rotary_names_parts: bool = False
+    rotary_names_turned: bool = False
     paired_rotary: bool = False
     """``rotary_dim`` neighbouring pairs, as GPT-J does."""
     fp32_softmax: bool = True
@@ -241,6 +242,7 @@ FORMS: dict[str, Form] = {
         dropout_keys=("attention_dropout", "", ""),
         rotated_share=0.5,
         rotary_joined=True,
+        rotary_names_turned=True,
     ),
 }
 """Sources: ``modeling_*.py`` and ``configuration_*.py`` of transformers 5.23."""
@@ -419,7 +421,12 @@ def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | Non
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:
         raise reader.fail(form.rotated_keys[0], f"leaves {dim} of {head_dim} dimensions")
-    return RotarySpec(dim=dim, joined=form.rotary_joined, names_parts=form.rotary_names_parts)
+    return RotarySpec(
+        dim=dim,
+        joined=form.rotary_joined,
+        names_parts=form.rotary_names_parts,
+        names_turned=form.rotary_names_turned,
+    )
 
 
 def _paired_rotary_dim(reader: ConfigReader, head_dim: int) -> int:

@@ -16,6 +16,7 @@ from memplan.model.norms import NormKind, NormSpec
 DEEPSEEK_ROUTER = RouterSpec(
     score=RouterScore.SIGMOID,
     fp32_product=True,
+    fp32_logits=False,
     correction=True,
     grouped=True,
     normalization=Normalization.IN_PLACE,
@@ -292,7 +293,7 @@ MIXTURES: dict[str, Mixture] = {
             cast_weights=True,
         ),
         bias_key="use_bias",
-        rotary=RotarySpec(dim=0, upcast=True, expanded_tables=True),
+        rotary=RotarySpec(dim=0, upcast_apart=True, expanded_tables=True, full_tables=True),
         normalizes=True,
         shared_count="moe_num_shared_experts",
         shared_first=True,
@@ -372,7 +373,9 @@ MIXTURES: dict[str, Mixture] = {
         router_loss=True,
     ),
     "gpt_oss": Mixture(
-        router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, bias=True, fp32_logits=False),
+        router=RouterSpec(
+            score=RouterScore.SOFTMAX_SELECTED, bias=True, fp32_logits=False, own_dtype=True
+        ),
         norm=NormSpec(kind=NormKind.RMS_UPCAST),
         rotary=RotarySpec(dim=0, halved=True),
         normalizes=False,

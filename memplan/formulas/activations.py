@@ -14,6 +14,8 @@ References
 
 from enum import Enum
 
+from memplan.fast_dataclass import dataclass
+
 
 class TextbookRecomputation(Enum):
     """What [1]_ recomputes."""
@@ -41,6 +43,64 @@ def layer_activation_bytes(
     return seq_len * batch_size * (precision * numbers + masks)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPart:
+    """One part of a layer's activations."""
+
+    name: str
+    equation: str
+    num_bytes: int
+
+
+def layer_parts(
+    hidden_size: int, *, num_heads: int, seq_len: int, batch_size: int, precision: int = 2
+) -> tuple[LayerPart, ...]:
+    """What ``layer_activation_bytes`` adds up: attention, the network and two norms (section 4.1 of [1]_).
+
+    Equations: attention ``5psbh + sbh + 2pas²b + as²b`` (inputs of three products, queries, keys, values and
+    what the output reads; the dropout's mask; scores behind softmax and behind dropout; that one's mask), the
+    network ``9psbh + sbh``, norms ``2psbh``. Masks are bytes, whatever p is.
+
+    >>> parts = layer_parts(4096, num_heads=32, seq_len=2048, batch_size=1)
+    >>> sum(part.num_bytes for part in parts) // 2**20
+    912
+    """
+    rows = seq_len * batch_size * hidden_size
+    scores = num_heads * seq_len**2 * batch_size
+    p = precision
+    return (
+        LayerPart(
+            name="attention", equation="5psbh + sbh + 2pas²b + as²b",
+            num_bytes=(5 * p + 1) * rows + (2 * p + 1) * scores,
+        ),
+        LayerPart(name="network", equation="9psbh + sbh", num_bytes=(9 * p + 1) * rows),
+        LayerPart(name="norms", equation="2psbh", num_bytes=2 * p * rows),
+    )  # fmt: skip
+
+
+def masked_scores_bytes(*, num_heads: int, seq_len: int, batch_size: int) -> int:
+    """The s x s parts in 16 bits with a mask before the softmax, which is kept too [bytes].
+
+    Equation: ``6abs²``: softmax 2, dropout's result 2 and mask 1, and the mask of ``masked_fill`` 1 for each
+    score (as in [1]_, which has no mask and so ``5abs²``).
+
+    >>> masked_scores_bytes(num_heads=32, seq_len=2048, batch_size=1) // 2**20
+    768
+    """
+    return 6 * num_heads * batch_size * seq_len**2
+
+
+def gpu_elements(hidden_size: int, *, num_heads: int, seq_len: int, batch_size: int) -> int:
+    """What a form in print calls activations for each GPU: of one layer, and in numbers, not bytes.
+
+    Equation: ``(2sa + 16h)·sb``.
+
+    >>> gpu_elements(4096, num_heads=32, seq_len=2048, batch_size=1) // 2**20
+    384
+    """
+    return (2 * seq_len * num_heads + 16 * hidden_size) * seq_len * batch_size
+
+
 def layer_elements_bytes(
     hidden_size: int, *, num_heads: int, seq_len: int, batch_size: int, precision: int = 2
 ) -> int:
@@ -51,8 +111,9 @@ def layer_elements_bytes(
     >>> layer_elements_bytes(4096, num_heads=32, seq_len=2048, batch_size=1) // 2**20
     768
     """
-    numbers = 2 * seq_len * num_heads + 16 * hidden_size
-    return precision * numbers * seq_len * batch_size
+    return precision * gpu_elements(
+        hidden_size, num_heads=num_heads, seq_len=seq_len, batch_size=batch_size
+    )
 
 
 def parallel_layer_bytes(

@@ -27,7 +27,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.training.compilation import Compilation
 
-_PASSED = (Gradient.ALIAS, Gradient.SEEN)
+_PASSED = (Gradient.ALIAS, Gradient.SEEN, Gradient.COLUMNS)
 """Gradients that are handed on as they are."""
 REDUCTION_FACTOR = 4
 """So many times smaller than what it is computed from: a reduction, which is kept

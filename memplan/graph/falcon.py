@@ -108,7 +108,9 @@ def _base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None)
     given = x
     factor: Tensor = weight
     if t.autocast is not None:
-        x, factor = t.cast(x, t.autocast), t.cast(weight, t.autocast)
+        # C++ evaluates the arguments of autocast's wrapper from the last to the first.
+        factor = t.cast(weight, t.autocast)
+        x = t.cast(x, t.autocast)
     rows = x.numel // in_features
     out = t.tensor(rows * out_features, x.dtype)
     saves = [factor] if x.requires_grad else []

@@ -122,6 +122,7 @@ class OperationKind(StrEnum):
     RECEIVE = "receive"
     REDUCE_SCATTER = "reduce_scatter"
     RELATIVE_POSITION_BUCKET = "relative_position_bucket"
+    RECIPROCAL = "reciprocal"
     RELU = "relu"
     RELU2 = "relu2"
     REPEAT = "repeat"

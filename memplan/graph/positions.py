@@ -33,7 +33,7 @@ def decoder_embeddings(
     """
     x = looked_up
     if spec.mask_buffer:
-        t.buffer(spec.num_positions**2, DType.BOOL)
+        t.buffer(spec.num_positions**2, DType.BOOL, before="embed_tokens")
     if spec.scaled_in_table:
         x = t.scale(x)
     t.embedded(x, table)

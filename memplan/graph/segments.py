@@ -33,6 +33,8 @@ class Gradient(IntEnum):
     SEEN = -9
     """The output's gradient in another shape: a view that holds the whole of it, so that the engine adds
     nothing to it in place (torch 2.13, ``as_view`` keeps its base; ``can_accumulate_inplace``)."""
+    COLUMNS = -10
+    """The same, of columns that lie one after another: what sums it over its rows reads along them."""
     FRESH = 0
     """A new tensor of the input's size."""
 
@@ -218,8 +220,9 @@ class Buffer:
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
     words: str = BUFFER_WORDS
-    module: str = ""
-    """The module of the segment that has it, beside its children: it comes before their weights."""
+    before: str = ""
+    """The module of the segment whose weights it comes before: those of its own module's children do, and
+    the whole model's children."""
 
 
 class SegmentComponent(StrEnum):

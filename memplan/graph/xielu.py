@@ -6,19 +6,14 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.tensors import Tensor, allocated_bytes
 
 
 def xielu(t: Tape, x: Tensor, name: str) -> Tensor:
     """``x > 0 ? a x x + b x : (expm1(min(x, e)) - x) c + b x``, with a and c trained."""
-    positive = t.elementwise(
-        OperationKind.SOFTPLUS, _trained(t, f"{name}.alpha_p"), saves_input=True
-    )
-    negative = t.elementwise(
-        OperationKind.SOFTPLUS, _trained(t, f"{name}.alpha_n"), saves_input=True
-    )
+    positive, negative = (_softplus(t, f"{name}.alpha_{sign}") for sign in "pn")
     above = t.tensor(x.numel, DType.BOOL)
     t.record(OperationKind.GT, (x,), (above,), gradients=(Gradient.NONE,))
     upper = t.add(t.mul(t.mul(positive, x), x), t.scale(x))
@@ -31,16 +26,20 @@ def xielu(t: Tape, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def _trained(t: Tape, name: str) -> Parameter:
-    return t.parameter(name, 1)
+def _softplus(t: Tape, name: str) -> Tensor:
+    """Of a trained number; autocast runs it in fp32 too, and what it is multiplied with follows."""
+    number: Tensor = t.parameter(name, 1)
+    if t.autocast is not None:
+        number = t.cast(number, DType.FP32)
+    return t.elementwise(OperationKind.SOFTPLUS, number, saves_input=True)
 
 
 def _below(t: Tape, x: Tensor) -> Tensor:
     """``expm1(min(x, eps)) - x``; autocast runs expm1 in fp32."""
-    low = t.tensor(x.numel, x.dtype)
+    low, lower = t.tensor(x.numel, x.dtype), allocated_bytes(x.numel, DType.BOOL)
     t.record(
         OperationKind.MINIMUM, (x,), (low,), saves=(x,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=low.storage.num_bytes + 2 * allocated_bytes(x.numel, DType.BOOL),
+        backward_scratch_bytes=(low.storage.num_bytes, lower, RESULT, lower),
     )  # fmt: skip
     argument = low if t.autocast is None else t.cast(low, DType.FP32)
     curve = t.tensor(x.numel, argument.dtype)

@@ -341,7 +341,7 @@ class BackwardWalk(GradientFlow):
         for product, tensor, buffer in products:
             summed = self._summed(operation.outputs[0], tensor, buffer)
             self._allocate(summed, summed.num_bytes)
-            if tensor.by_column:
+            if tensor.by_column and not product.in_columns:
                 self._sum_rows(tensor, operation.outputs[0])
             if product is not incoming[0]:
                 self._free(product, product.num_bytes)
@@ -405,9 +405,10 @@ class BackwardWalk(GradientFlow):
         for tensor, kind in self._wanted(operation.backward_order()):
             if not tensor.requires_grad or kind in NOT_HANDED:
                 continue
-            if kind in (_ALIAS, _SEEN):
+            if kind in (_ALIAS, _SEEN, _COLUMNS):
                 incoming.references += 1
-                incoming.is_view |= kind == _SEEN
+                incoming.is_view |= kind != _ALIAS
+                incoming.in_columns |= kind == _COLUMNS
                 made.append((tensor, incoming))
                 continue
             if kind == _REUSED:
@@ -479,7 +480,7 @@ class BackwardWalk(GradientFlow):
 
 _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradient.FRESH)
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
-_REUSED, _SEEN = int(Gradient.REUSED), int(Gradient.SEEN)
+_REUSED, _SEEN, _COLUMNS = int(Gradient.REUSED), int(Gradient.SEEN), int(Gradient.COLUMNS)
 
 
 def _reusable(buffer: GradientBuffer, num_bytes: int) -> GradientBuffer | None:

@@ -37,6 +37,8 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     upcast: bool = False
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
+    upcast_apart: bool = False
+    """``x`` and its turned halves are each cast to fp32 (Ernie 4.5)."""
     upcast_twice: bool = False
     """The same, with a copy in fp32 for each of the two products (ModernBERT)."""
     full_tables: bool = False
@@ -56,6 +58,10 @@ class RotarySpec:
     (DeepSeek-V4)."""
     complex_numbers: bool = False
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
+    joined_at_once: bool = False
+    """Queries are joined before keys are turned (Phi-3)."""
+    names_turned: bool = False
+    """Variables hold what was turned until both are joined (Nemotron)."""
     joined: bool = False
     """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
     names_parts: bool = False

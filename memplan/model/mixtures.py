@@ -52,7 +52,7 @@ class RouterSpec:
     fp32_weight: bool = False
     """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
     own_dtype: bool = False
-    """The softmax over all experts is in the logits' own dtype (DBRX)."""
+    """The softmax is told to be in the logits' own dtype (DBRX, gpt-oss)."""
     fp32_logits: bool = True
     """The logits are cast to fp32 before they are scored."""
     returns_fp32_logits: bool = False

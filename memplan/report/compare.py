@@ -13,6 +13,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.formulas.activations import (
     layer_activation_bytes,
     layer_elements_bytes,
+    layer_parts,
+    masked_scores_bytes,
     square_root_bytes,
 )
 from memplan.formulas.article import gpu_memory_required
@@ -28,6 +30,11 @@ from memplan.formulas.megatron import (
     activation_bytes,
     shard_parameters,
     state_bytes,
+)
+from memplan.formulas.parameters import (
+    gpt_parameters,
+    llama_feed_forward_size,
+    llama_parameters,
 )
 from memplan.formulas.states import (
     FP32_STATES,
@@ -247,6 +254,13 @@ def _activation_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
         shape.hidden_size, num_heads=shape.num_heads, seq_len=case.seq_len,
         batch_size=case.batch_size,
     )  # fmt: skip
+    parts = layer_parts(
+        shape.hidden_size, num_heads=shape.num_heads, seq_len=case.seq_len,
+        batch_size=case.batch_size, precision=p,
+    )  # fmt: skip
+    masked = masked_scores_bytes(
+        num_heads=shape.num_heads, seq_len=case.seq_len, batch_size=case.batch_size
+    )
     return [
         _activations_row(
             "textbook layer", "16-bit", layers * sixteen, "L·sbh(34 + 5as/h)",
@@ -258,9 +272,26 @@ def _activation_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
             "arXiv:2205.05198 with p bytes a number", TEXTBOOK_LAYER,
         ),
         _activations_row(
+            "textbook layer", "as printed", elements // p, "(2sa + 16h)·sb",
+            "a form that calculators use: for each GPU, without L and p",
+            f"all layers but one, bytes of a number, dropout masks, {TEXTBOOK_LAYER}",
+        ),
+        _activations_row(
             "textbook layer", "no masks", layers * elements,
             "L·p(2sa + 16h)·sb",
-            "a form that calculators use", f"dropout masks, {TEXTBOOK_LAYER}",
+            "the same for all layers, in bytes", f"dropout masks, {TEXTBOOK_LAYER}",
+        ),
+        *(
+            _activations_row(
+                "textbook layer", part.name, layers * part.num_bytes, f"L·({part.equation})",
+                "arXiv:2205.05198, section 4.1, with p bytes a number", "the layer's other parts",
+            )
+            for part in parts
+        ),
+        _activations_row(
+            "textbook layer", "masked scores", layers * masked, "L·6abs²",
+            "its s x s parts with a mask before the softmax: one byte more for each score",
+            "all that is not s x s",
         ),
     ]  # fmt: skip
 
@@ -449,7 +480,11 @@ def print_methods(
     print_table(console, _method_table(rows, notes), num_labels=2)
     for text, number in notes.items():
         console.print(Text(f"[{number}] {text}", style="dim"))
-    for line in (*_footnotes(setup), *(f"memplan has no row: {reason}" for reason in refused)):
+    for line in (
+        *parameter_lines(model),
+        *_footnotes(setup),
+        *(f"memplan has no row: {reason}" for reason in refused),
+    ):
         console.print(Text(line, style="dim"))
 
 
@@ -486,6 +521,35 @@ def _method_table(rows: Sequence[MethodRow], notes: dict[str, int]) -> "Table":
         )  # fmt: skip
         previous = row.method
     return table
+
+
+def parameter_lines(model: ModelSpec) -> tuple[str, ...]:
+    """The model's parameters in letters, beside what they are."""
+    shape = known_shape(model)
+    if shape is None or shape.num_experts or len(model.stacks) > 1:
+        return ()
+    total, h = count_parameters(model).total, shape.hidden_size
+    if not shape.gated:
+        found = gpt_parameters(
+            num_layers=model.num_layers, hidden_size=h, vocab_size=model.vocab_size
+        )
+        return (_parameters_line("12h²L + Vh", found, total),)
+    found = llama_parameters(
+        num_layers=model.num_layers, hidden_size=h, intermediate_size=shape.intermediate_size,
+        vocab_size=model.vocab_size,
+    )  # fmt: skip
+    width = (
+        f"LLaMA's f is 256·⌈(8h/3)/256⌉ = {llama_feed_forward_size(h):,}, about 8h/3 = "
+        f"{8 * h / 3:,.0f}; this model's is {shape.intermediate_size:,}."
+    )
+    return _parameters_line("L(4h² + 3hf) + Vh", found, total), width
+
+
+def _parameters_line(letters: str, found: int, total: int) -> str:
+    return (
+        f"Parameters in letters: {letters} = {found:,}, {found / total:.1%} of the model's {total:,} "
+        "(biases, norms, positions, grouped keys and an output matrix of its own are not in it)."
+    )
 
 
 def assumed_bytes_line(setup: TrainingSetup) -> str:

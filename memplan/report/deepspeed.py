@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DEEPSPEED_SCHEMA_VERSION = 1
 """Raised when a key of ``deepspeed_document`` changes its name or its meaning."""
 
+_OWN_WORDS = "Estimated memory needed for params, optim states and gradients for a:"
+"""What DeepSpeed prints above each of its tables (``stage3.py``, ``stage_1_and_2.py``)."""
 _COLUMNS = "  per CPU  |  per GPU |   Options"
 
 _EQUATIONS = {
@@ -95,8 +97,9 @@ def deepspeed_text(report: DeepSpeedReport) -> str:
     ...     formula=DeepSpeedFormula.DOCUMENTED,
     ...     additional_buffer_factor=1.5,
     ... )
-    >>> print("\\n".join(deepspeed_text(report).splitlines()[:8]))
-    DeepSpeed's estimate for ZeRO-2: parameters, gradients, optimizer states
+    >>> print("\\n".join(deepspeed_text(report).splitlines()[:9]))
+    DeepSpeed's estimate for ZeRO-2
+    Estimated memory needed for params, optim states and gradients for a:
     HW: Setup with 1 node, 8 GPUs per node.
     SW: Model with 2851M total params.
       per CPU  |  per GPU |   Options
@@ -117,6 +120,8 @@ def deepspeed_text(report: DeepSpeedReport) -> str:
             *zero3,
             "",
             *_pinned_lines(report.case),
+            "",
+            *_ram_lines(),
             "",
             *_footnotes(report.case),
         ]
@@ -200,7 +205,8 @@ def _gpus_per_node(num_gpus_total: int, *, num_nodes: int) -> int:
 def _zero2_lines(report: DeepSpeedReport) -> list[str]:
     other = next(formula for formula in DeepSpeedFormula if formula is not report.formula)
     return [
-        "DeepSpeed's estimate for ZeRO-2: parameters, gradients, optimizer states",
+        "DeepSpeed's estimate for ZeRO-2",
+        _OWN_WORDS,
         _hardware_line(report.case),
         f"SW: Model with {_millions(report.case.total_params)} total params.",
         _COLUMNS,
@@ -230,7 +236,8 @@ def _zero3_lines(report: DeepSpeedReport, largest_layer_params: int) -> list[str
     case = report.case
     total, largest = _millions(case.total_params), _millions(largest_layer_params)
     return [
-        "DeepSpeed's estimate for ZeRO-3: parameters, gradients, optimizer states",
+        "DeepSpeed's estimate for ZeRO-3",
+        _OWN_WORDS,
         _hardware_line(case),
         f"SW: Model with {total} total params, {largest} largest layer params.",
         _COLUMNS,
@@ -289,6 +296,25 @@ def _pinned_lines(case: DeepSpeedCase) -> list[str]:
         f"  ZeRO-3, the same, gradient accumulation: {both_accumulating} (8 bytes x params)",
         f"  ZeRO-3, offload_optimizer=cpu only: {optimizer} (4 bytes x params)",
         "  ZeRO-2: cannot be controlled, no figure documented",
+    ]
+
+
+def _ram_lines() -> list[str]:
+    """RAM of a node in letters, for each row of the tables."""
+    return [
+        "per CPU in letters: P parameters, L of the largest layer, n nodes,",
+        "g GPUs a node, G = n x g, k = additional_buffer_factor",
+        "  ZeRO-2, offload_optimizer=cpu: P x max(4G, 16) x k",
+        "  ZeRO-2, offload_optimizer=none: 4P x g x k",
+        "  ZeRO-3, offload_param=cpu, zero_init=1: 18P / n x k",
+        "  ZeRO-3, offload_param=cpu, zero_init=0: P x max(4g, 18 / n) x k",
+        "  ZeRO-3, offload_optimizer=cpu, zero_init=1: 16P / n x k",
+        "  ZeRO-3, offload_optimizer=cpu, zero_init=0: P x max(4g, 16 / n) x k",
+        "  ZeRO-3, nothing on the CPU, zero_init=1: 4L x g x k",
+        "  ZeRO-3, nothing on the CPU, zero_init=0: 4P x g x k",
+        "4 is the model built in fp32, once in each process; 16 are the optimizer's",
+        "fp32 weights, gradients and two states of Adam, 4 each; 18 are these and the",
+        "16-bit weights.",
     ]
 
 

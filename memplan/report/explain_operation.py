@@ -18,13 +18,51 @@ def print_lesson(console: "Console", lesson: Lesson, sizes: Sizes = USUAL) -> No
     from rich.text import Text
 
     console.print(Text.assemble((lesson.name, "bold"), f"  {lesson.title}"))
-    console.print(Text(lesson.fixed_sizes or str(sizes), style="dim"))
+    console.print(Text(sizes_words(lesson, sizes), style="dim"))
     taught = [teach(variant, sizes) for variant in lesson.variants]
     for each in taught:
         print_table(console, _table(each))
     for line in conclusions(lesson, taught):
         console.print(Text(line))
     console.print(Text(f"Source: {lesson.source}", style="dim"))
+
+
+def sizes_words(lesson: Lesson, sizes: Sizes) -> str:
+    """What a lesson is about: its own sizes, unless a tensor's were given."""
+    return str(sizes) if sizes.of_shape else lesson.fixed_sizes or str(sizes)
+
+
+def print_operators(console: "Console", sizes: Sizes = USUAL) -> None:
+    """Print what every function of the table keeps."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(f"tensors of {sizes.hidden_numel:,} numbers", style="dim"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("function", overflow="fold")
+    table.add_column("keeps", justify="right", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for row in operator_rows(sizes):
+        kept = int(str(row["bytes"]))
+        table.add_row(str(row["variant"]), size_text(kept) if kept else "-", str(row["keeps"]))
+    print_table(console, table)
+    console.print(Text("One of them in full: memplan explain --operation NAME.", style="dim"))
+
+
+def operator_rows(sizes: Sizes = USUAL) -> list[dict[str, object]]:
+    """Flat rows: what each function of the table keeps."""
+    from memplan.report.operator_lessons import operator_lessons, saved_words
+
+    found = [
+        (lesson, variant, teach(variant, sizes))
+        for lesson in operator_lessons()
+        for variant in lesson.variants
+    ]
+    return [
+        _row(lesson, variant.name, lesson.name, saved_words(taught), taught.kept_bytes)
+        for lesson, variant, taught in found
+    ]
 
 
 def conclusions(lesson: Lesson, taught: Sequence[Taught]) -> list[str]:

@@ -6,6 +6,7 @@ transformers 5.23 for how models write the operation.
 """
 
 from collections.abc import Callable
+from math import prod
 
 from memplan.dtypes import DType
 from memplan.errors import UsageError, did_you_mean
@@ -22,9 +23,9 @@ from memplan.graph.operations.norms import layer_norm, rms_norm
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.operations.rotary import rotary
 from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Operation
+from memplan.graph.segments import Gradient, Operation
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Storage, Tensor
+from memplan.graph.tensors import Storage, Tensor, allocated_bytes
 from memplan.memory.step import StepWalk
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation, FeedForwardSpec
@@ -51,6 +52,24 @@ class Sizes:
     heads: int = 32
     head_dim: int = 128
     vocabulary: int = 32000
+    dtype: DType = DType.BF16
+    of_shape: tuple[int, ...] = ()
+    """One tensor's, where it was given: it is what every lesson on single tensors is about."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: DType) -> "Sizes":
+        """Those of one tensor: sequences, tokens and hidden size are its dimensions.
+
+        >>> Sizes.of((512, 1024, 1024), DType.FP16).hidden_numel == 2**29
+        True
+        """
+        *before, tokens, hidden = (1, 1, *shape)
+        return cls(batch=prod(before), tokens=tokens, hidden=hidden, dtype=dtype, of_shape=shape)
+
+    @property
+    def large(self) -> tuple[int, DType]:
+        """Numbers and format of the lessons on large tensors."""
+        return (self.hidden_numel, self.dtype) if self.of_shape else (GIB // 4, DType.FP32)
 
     @property
     def rows(self) -> int:
@@ -73,10 +92,14 @@ class Sizes:
         return self.batch * self.heads * self.tokens**2
 
     def __str__(self) -> str:
+        if self.of_shape:
+            sizes = " x ".join(map(str, self.of_shape))
+            size = allocated_bytes(self.hidden_numel, self.dtype)
+            return f"tensors of {sizes} in {self.dtype.label}: {size / GIB:,.2f} GiB"
         sequences = f"{self.batch} sequences of " if self.batch > 1 else ""
         return (
             f"{sequences}{self.tokens} tokens, hidden size {self.hidden}, feed-forward {self.width}, "
-            f"{self.heads} heads, vocabulary {self.vocabulary}, bf16"
+            f"{self.heads} heads, vocabulary {self.vocabulary}, {self.dtype.label}"
         )
 
 
@@ -144,9 +167,17 @@ def find_lesson(name: str) -> Lesson:
     for lesson in LESSONS:
         if lesson.name == wanted:
             return lesson
+    from memplan.report.operator_lessons import operator_lesson, operator_names  # for others alone
+
+    found = operator_lesson(name)
+    if found is not None:
+        return found
     known = tuple(lesson.name for lesson in LESSONS)
-    hint = did_you_mean(wanted, known)
-    msg = f"operation: there is no lesson on {name!r}.{hint} There are: {', '.join(known)}"
+    hint = did_you_mean(wanted, known) or did_you_mean(wanted, operator_names())
+    msg = (
+        f"operation: there is no lesson on {name!r}.{hint} There are: {', '.join(known)}; and `all` for "
+        "every operator of the table"
+    )
     raise UsageError(msg)
 
 
@@ -154,7 +185,7 @@ def teach(variant: Variant, sizes: Sizes = USUAL) -> Taught:
     """Record a variant on a tape of its own and see what it keeps."""
     tape = Tape(
         TapeOptions(
-            batch_size=sizes.batch, seq_len=sizes.tokens, weights=DType.BF16, compute=DType.BF16,
+            batch_size=sizes.batch, seq_len=sizes.tokens, weights=sizes.dtype, compute=sizes.dtype,
             kernels=variant.kernels,
         )
     )  # fmt: skip
@@ -229,8 +260,11 @@ _ATTENTION = frozenset({
 })  # fmt: skip
 _INPUT_NAMES = {
     **dict.fromkeys(_ATTENTION, ("_saved_query", "_saved_key", "_saved_value")),
+    OperationKind.CONVOLUTION: ("_saved_input", "_saved_weight"),
     OperationKind.LAYER_NORM: ("_saved_input",),
     OperationKind.LINEAR: ("_saved_self", "_saved_mat2"),
+    OperationKind.MASKED_FILL: ("", "_saved_mask"),
+    OperationKind.WHERE: ("_saved_condition",),
     OperationKind.MATMUL: ("_saved_self", "_saved_mat2"),
     OperationKind.NLL_LOSS: ("_saved_self", "_saved_target"),
     OperationKind.RMS_NORM: ("_saved_input",),
@@ -276,9 +310,9 @@ def _described(
 # -- inputs --------------------------------------------------------------------------------------
 
 
-def given(t: Tape, numel: int, dtype: DType = DType.BF16, *, requires_grad: bool = True) -> Tensor:
-    """A tensor that was there before."""
-    made = t.tensor(numel, dtype, requires_grad=requires_grad)
+def given(t: Tape, numel: int, dtype: DType | None = None, *, requires_grad: bool = True) -> Tensor:
+    """A tensor that was there before, in the lesson's format."""
+    made = t.tensor(numel, dtype or t.options.compute, requires_grad=requires_grad)
     t.record(OperationKind.GIVEN, (), (made,))
     return made
 
@@ -299,20 +333,67 @@ def _unary(kind: OperationKind, *, saves_input: bool) -> Record:
 
 def _product_of_sums(*, x: bool, y: bool) -> Record:
     def record(t: Tape, sizes: Sizes) -> Tensor:
-        del sizes  # they are fixed
-        left = given(t, GIB // 4, DType.FP32, requires_grad=x)
-        right = given(t, GIB // 4, DType.FP32, requires_grad=y)
+        numel, dtype = sizes.large
+        left = given(t, numel, dtype, requires_grad=x)
+        right = given(t, numel, dtype, requires_grad=y)
         return t.mul(t.shift(left), t.shift(right))
 
     return record
 
 
 def _sigmoids(t: Tape, sizes: Sizes) -> Tensor:
-    del sizes  # they are fixed
-    x = given(t, GIB // 4, DType.FP32)
+    x = given(t, *sizes.large)
     for _ in range(5):
         x = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
     return x
+
+
+def _written_out(*, in_place: bool) -> Record:
+    """``1 / (1 + exp(-x))``, an operator for each sign, or in place where that is allowed."""
+
+    def record(t: Tape, sizes: Sizes) -> Tensor:
+        x = hidden_states(t, sizes)
+        negative = t.scale(x, OperationKind.NEG)
+        raised = _kept_result(t, OperationKind.EXP, negative, in_place=in_place)
+        # exp keeps its result, so that nothing may be added to it in place.
+        out = _kept_result(t, OperationKind.RECIPROCAL, t.shift(raised), in_place=in_place)
+        t.touch(x)  # the caller's
+        return out
+
+    return record
+
+
+def _kept_result(t: Tape, kind: OperationKind, x: Tensor, *, in_place: bool = False) -> Tensor:
+    """A function whose result is kept, in a tensor of its own or in its input's place."""
+    if not in_place:
+        return t.elementwise(kind, x, saves_output=True)
+    out = t.view(x, x.numel)
+    t.record(kind, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
+    return out
+
+
+def _own_function(t: Tape, sizes: Sizes) -> Tensor:
+    """A ``torch.autograd.Function`` that writes the sigmoid out and keeps its result alone."""
+    x = hidden_states(t, sizes)
+    out = t.tensor(x.numel, x.dtype)
+    size = out.storage.num_bytes
+    t.record(
+        OperationKind.SIGMOID, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=size, backward_scratch_bytes=size,
+    )  # fmt: skip
+    return out
+
+
+def _convolution(t: Tape, sizes: Sizes) -> Tensor:
+    """A convolution of width 3 over the tokens, as many channels out as in."""
+    x = hidden_states(t, sizes)
+    weight = t.parameter("conv.weight", sizes.hidden, sizes.hidden, 3)
+    out = t.tensor(x.numel, x.dtype)
+    t.record(
+        OperationKind.CONVOLUTION, (x, weight), (out,), saves=(x, weight),
+        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * x.numel * sizes.hidden * 3,
+    )  # fmt: skip
+    return out
 
 
 def _attention(t: Tape, sizes: Sizes) -> Tensor:
@@ -398,6 +479,26 @@ LESSONS: tuple[Lesson, ...] = (
         "dx = g·y(1 - y): the result is kept.",
     ),
     _lesson(
+        "exp", "exp(x)", _unary(OperationKind.EXP, saves_input=False),
+        "dx = g·y: the result is kept.",
+    ),
+    _lesson(
+        "reciprocal", "1 / x", _unary(OperationKind.RECIPROCAL, saves_input=False),
+        "dx = -g·y²: the result is kept.",
+    ),
+    _lesson(
+        "sigmoid_written_out", "1 / (1 + exp(-x))", _written_out(in_place=False),
+        "exp and the reciprocal each keep their result: two tensors last, and while the reciprocal runs a third "
+        "one, the sum, is alive beside them. The operator keeps one. In place saves moments, not what lasts: exp may "
+        "take the negative's place, which nothing keeps, and the reciprocal the sum's, but what exp keeps must "
+        "stay as it is (backward raises where it was modified). Inside a Function's forward nothing records "
+        "gradients: its temporaries go, apply attaches one node to the result, and what lasts is what "
+        "ctx.save_for_backward was given (grad_fn.saved_tensors): the result, which is there anyway.",
+        Variant(name="in place where it may be", record=_written_out(in_place=True)),
+        Variant(name="the operator", record=_unary(OperationKind.SIGMOID, saves_input=False)),
+        Variant(name="an autograd.Function of one's own", record=_own_function),
+    ),
+    _lesson(
         "tanh", "tanh(x)", _unary(OperationKind.TANH, saves_input=False),
         "dx = g(1 - y²): the result is kept.",
     ),
@@ -436,6 +537,11 @@ LESSONS: tuple[Lesson, ...] = (
             Variant(name="LLM.int8", record=_packed("int8")),
             Variant(name="GPTQ", record=_packed("gptq")),
         ),
+    ),
+    _lesson(
+        "convolution", "torch.nn.Conv1d, 3 wide, as many channels out as in", _convolution,
+        "dW needs the input and dx the weight: both are kept, the weight's bytes are there anyway. A bias "
+        "needs nothing.",
     ),
     _lesson(
         "embedding", "rows of a table", lambda t, z: embedding(

@@ -11,6 +11,7 @@ from memplan.report.changes import checkpointing_label, offload_label, sharing_l
 from memplan.report.columns import host_column
 from memplan.report.estimate import ZERO_INIT_LINE, times_by_card
 from memplan.search.sweep import Sweep, SweepResult
+from memplan.training.precision import PRECISIONS, Precision
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
 
@@ -315,7 +316,7 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     )
     lines = [units]
     assumed = [f"Assumed: {text}" for text in sweep.model.assumptions]
-    lines += [*assumed, *_precision_notes(results), *kernel_notes(results)]
+    lines += [*assumed, *_precision_notes(results), *_mixed_notes(results), *kernel_notes(results)]
     if any(loads_under_zero_init(result.setup) for result in results):
         lines.append(ZERO_INIT_LINE)
     for result in results:
@@ -324,6 +325,22 @@ def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
             lines += each.left_out_notes
     lines += impossible_notes(sweep)
     return list(dict.fromkeys(lines))
+
+
+MIXED_LINE = (
+    "Mixed precision saves activations, which are then of 2 bytes a number, not states: 2 + 2 of 16-bit "
+    "weights and gradients and 12 of fp32 weights and Adam's two are 16 bytes a parameter, and so are fp32's "
+    "4 x 4"
+)
+"""arXiv:1910.02054, section 3.1, beside Adam in fp32; autocast keeps fp32 weights and gradients too."""
+
+
+def _mixed_notes(results: Sequence[SweepResult]) -> list[str]:
+    """Why states stay, where rows in fp32 stand beside others."""
+    found = {result.setup.chosen_precision for result in results}
+    formats = [PRECISIONS[each] for each in found]
+    is_mixed = any(each.master_weights or each.autocast is not None for each in formats)
+    return [MIXED_LINE] if Precision.FP32 in found and is_mixed else []
 
 
 def kernel_notes(results: Sequence[SweepResult]) -> list[str]:

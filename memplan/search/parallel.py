@@ -177,8 +177,8 @@ def _how_it_ended(code: int | None) -> str:
     except ValueError:
         how = f"ended with exit code {code}"
     return (
-        f"--jobs: one of the processes {how}, and the rows from here on are missing: "
-        "try fewer (--jobs 1), which need less memory"
+        f"num_jobs: one of the processes {how}, and the rows from here on are missing: "
+        "try fewer, which need less memory"
     )
 
 

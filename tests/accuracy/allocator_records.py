@@ -24,7 +24,9 @@ from tests.accuracy.deepspeed_records import flat_options
 from tests.memory.capacities import bisected, run_of
 
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
-PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
+PRECISIONS = {
+    "bf16": "bf16", "amp": "bf16-amp", "autocast": "bf16-autocast", "fp32": "fp32",
+}  # fmt: skip
 GPUS = {"h100": "h100-sxm-80gb", "a100": "a100-sxm4-80gb", "v100": "v100-sxm2-32gb"}
 NO_ENGINE = "single"
 NUM_MICRO_BATCHES = 4
@@ -113,6 +115,12 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
 
 def played(record: dict[str, Any]) -> PlayedRun | None:
     """The record's run of rank 0, played out; None where its engine cannot be yet."""
+    ledger = ledger_of(record)
+    return PlayedRun(lambda: run_of(ledger)) if ledger is not None else None
+
+
+def ledger_of(record: dict[str, Any]) -> Ledger | None:
+    """Its events."""
     settings = record["settings"]
     model = load_model(record["config"], TASKS[record.get("task", "causal")])
     gpu = load_gpu(GPUS[settings["gpu"]])
@@ -131,7 +139,7 @@ def played(record: dict[str, Any]) -> PlayedRun | None:
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
         num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
     program.run(num_steps=num_steps)
-    return PlayedRun(lambda: run_of(ledger))
+    return ledger
 
 
 def load_empty(program: Program) -> None:

@@ -67,3 +67,11 @@ def test_a_copy_of_a_weight_has_the_weights_sizes(run: Run):
     assert any(row["formula"].startswith("4800 x 1600 x 2 B") for row in copies) or any(
         row["formula"].startswith("1600 x 4800 x 2 B") for row in copies
     )
+
+
+def test_mixed_precision_saves_activations_not_states(run: Run):
+    words = "Mixed precision saves activations"
+    job = ("sweep", "gpt2", "--engine", "ddp", "--gpus", "2", "--precision")
+    assert words in flat(run(*job, "fp32,bf16-amp").stdout)
+    assert words not in flat(run(*job, "fp32,bf16").stdout)
+    assert words not in flat(run(*job, "bf16,bf16-amp").stdout)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
-from memplan.errors import UnsupportedOperationError
+from memplan.errors import SetupError
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
@@ -21,9 +21,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_weights_of_16_bits_are_refused(model_type: str) -> None:
     model = load_model({**CONFIGS[model_type], "model_type": model_type})
-    with pytest.raises(UnsupportedOperationError, match="fp32"):
+    with pytest.raises(SetupError, match="fp32"):
         estimate(model, TrainingSetup(seq_len=64, precision="bf16"))
     assert estimate(model, TrainingSetup(seq_len=64, precision="fp32")).peak_bytes
+    cast = TrainingSetup(seq_len=64, num_gpus=2, engine="deepspeed", precision="bf16-master")
+    assert estimate(model, cast).peak_bytes
 
 
 def test_whisper_says_as_much_as_it_is_told_to() -> None:

@@ -1,6 +1,6 @@
 """Decoders whose runs were drawn at random, against PyTorch's own CUDA build.
 
-``tests/data/decoder_runs.jsonl`` holds four steps of each on a card that is not there: the bytes asked for at
+``tests/data/decoder_runs.jsonl`` holds two to four steps of each on a card that is not there: the bytes asked for at
 most, what the caching allocator reserves for them, and the least capacity with which they complete. Each
 was wrong before: where a class lets go of a variable, which gradients are views, where a mask or a buffer
 stands decide where blocks come to lie, and so what a card needs.
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from memplan.sources.models import load_model
-from tests.accuracy.allocator_records import TASKS, peak_of, played
+from tests.accuracy.allocator_records import TASKS, ledger_of, peak_of
+from tests.memory.capacities import bisected, in_steps
 
 PATH = Path(__file__).parent.parent / "data" / "decoder_runs.jsonl"
 RECORDS: list[dict[str, Any]] = [json.loads(line) for line in PATH.read_text().splitlines()]
@@ -28,7 +29,8 @@ def test_as_the_real_run(record: dict[str, Any]) -> None:
     model = load_model(record["config"], TASKS[record["task"]])
     assert model.num_params == truth["params"]
     assert peak_of(record) == pytest.approx(truth["requested_peak"], rel=REQUESTED)
-    run = played(record)
-    assert run is not None
-    assert run.peaks.reserved_bytes == pytest.approx(truth["reserved_peak"], rel=EXACT)
-    assert run.required_bytes == pytest.approx(truth["least_capacity"], rel=EXACT)
+    ledger = ledger_of(record)
+    assert ledger is not None
+    on_card = in_steps(ledger, record["settings"]["steps"])
+    assert on_card(None).reserved_bytes == pytest.approx(truth["reserved_peak"], rel=EXACT)
+    assert bisected(on_card) == pytest.approx(truth["least_capacity"], rel=EXACT)

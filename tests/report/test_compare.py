@@ -14,6 +14,7 @@ from memplan.report.compare import (
     compare_methods,
     method_rows,
     numbers_of,
+    parameter_lines,
 )
 from memplan.sources.models import load_model
 from memplan.training.choices import Recomputation, ZeroStage
@@ -83,6 +84,41 @@ def test_textbook_activations() -> None:
     assert rows["square-root checkpoints", "every √L-th"].total_bytes == int(
         2 * 32**0.5 * whole / 32
     )
+
+
+def test_parts_of_a_textbook_layer_add_up_to_it() -> None:
+    for precision, p in (("bf16", 2), ("fp32", 4)):
+        rows = rows_of(seq_len=2048, precision=precision)
+        sbh, scores = 2048 * 4096, 32 * 2048**2
+        parts = {name: rows["textbook layer", name].total_bytes // 32 for name in PARTS}
+        assert parts == {
+            "attention": 5 * p * sbh + sbh + (2 * p + 1) * scores,
+            "network": 9 * p * sbh + sbh,
+            "norms": 2 * p * sbh,
+        }
+        assert 32 * sum(parts.values()) == rows["textbook layer", f"p = {p}"].total_bytes
+    assert rows["textbook layer", "masked scores"].total_bytes == 32 * 6 * scores
+
+
+PARTS = ("attention", "network", "norms")
+
+
+def test_a_form_stands_as_it_is_printed_and_then_as_bytes_of_all_layers() -> None:
+    rows = rows_of(seq_len=2048, precision="bf16")
+    printed, ours = rows["textbook layer", "as printed"], rows["textbook layer", "no masks"]
+    assert printed.formula == "(2sa + 16h)·sb"
+    assert printed.total_bytes == (2 * 2048 * 32 + 16 * 4096) * 2048
+    assert ours.formula == "L·p(2sa + 16h)·sb"
+    assert ours.total_bytes == 32 * 2 * printed.total_bytes
+
+
+def test_parameters_in_letters() -> None:
+    letters, width = parameter_lines(load_model("llama-2-7b"))
+    assert "L(4h² + 3hf) + Vh = 6,607,077,376, 98.1% of the model's" in letters
+    assert "256·⌈(8h/3)/256⌉ = 11,008, about 8h/3 = 10,923; this model's is 11,008" in width
+    (gpt,) = parameter_lines(load_model("gpt2"))
+    assert f"12h²L + Vh = {12 * 768**2 * 12 + 50257 * 768:,}" in gpt
+    assert parameter_lines(load_model("mixtral-8x7b")) == ()
 
 
 def test_fp32_has_other_activations() -> None:

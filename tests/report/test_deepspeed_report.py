@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -172,3 +173,40 @@ class TestRefusals:
         with pytest.raises(SetupError, match=reason) as caught:
             report(num_gpus_total=num_gpus_total, num_nodes=num_nodes)
         assert "\n" not in str(caught.value)
+
+
+def test_ram_in_letters_is_what_the_rows_hold() -> None:
+    """Each line, with its letters put in, against the row that it is of."""
+    report = deepspeed_report(
+        total_params=10**9, largest_layer_params=10**8, num_gpus_total=8, num_nodes=2,
+        formula=DeepSpeedFormula.CURRENT, additional_buffer_factor=1.5,
+    )  # fmt: skip
+    values = {"P": 10**9, "L": 10**8, "n": 2, "g": 4, "G": 8, "k": 1.5, "max": max}
+    lines = [
+        line.strip().rpartition(": ")
+        for line in deepspeed_text(report).splitlines()
+        if line.endswith(" x k")
+    ]
+    rows = {
+        "ZeRO-2, offload_optimizer=cpu": report.zero2_rows[0],
+        "ZeRO-2, offload_optimizer=none": report.zero2_rows[1],
+        "ZeRO-3, offload_param=cpu, zero_init=1": report.zero3_rows[0],
+        "ZeRO-3, offload_param=cpu, zero_init=0": report.zero3_rows[1],
+        "ZeRO-3, offload_optimizer=cpu, zero_init=1": report.zero3_rows[2],
+        "ZeRO-3, offload_optimizer=cpu, zero_init=0": report.zero3_rows[3],
+        "ZeRO-3, nothing on the CPU, zero_init=1": report.zero3_rows[4],
+        "ZeRO-3, nothing on the CPU, zero_init=0": report.zero3_rows[5],
+    }
+    assert [name for name, _, _ in lines] == list(rows)
+    for name, _, letters in lines:
+        formula = re.sub(r"(\d)([A-Za-z])", r"\1 * \2", letters.replace(" x ", " * "))
+        assert eval(formula, values) == rows[name].per_cpu_bytes, name
+
+
+def test_deepspeeds_own_words_stand_above_its_tables() -> None:
+    report = deepspeed_report(
+        total_params=10**9, largest_layer_params=10**8, num_gpus_total=8, num_nodes=1,
+        formula=DeepSpeedFormula.CURRENT, additional_buffer_factor=1.5,
+    )  # fmt: skip
+    words = "Estimated memory needed for params, optim states and gradients for a:\nHW: Setup with"
+    assert deepspeed_text(report).count(words) == 2

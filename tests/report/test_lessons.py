@@ -1,15 +1,18 @@
 """What single operations keep: the lessons are read off the tape, and say what textbooks say."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from memplan.dtypes import DType
 from memplan.errors import UsageError
 from memplan.report.explain_operation import conclusions, lesson_rows
 from memplan.report.lessons import (
     LESSONS,
     USUAL,
+    Sizes,
     Taught,
     find_lesson,
     teach,
@@ -35,6 +38,9 @@ def taught(name: str) -> list[Taught]:
         ("mul", [2 * X]),
         ("square", [X]),
         ("sigmoid", [X]),
+        ("exp", [X]),
+        ("reciprocal", [X]),
+        ("sigmoid_written_out", [2 * X, 2 * X, X, X]),
         ("silu", [X]),
         ("gelu_new", [4 * X, X]),
         ("dropout", [X // 2]),
@@ -146,3 +152,77 @@ def test_the_forward_pass_alone() -> None:
     for lesson in LESSONS:
         for each in taught(lesson.name):
             assert 0 < each.forward_peak_bytes <= each.peak_bytes
+
+
+def test_sizes_of_ones_own(run: Callable[..., Any]) -> None:
+    """A sigmoid on 1 GiB: written out two tensors last beside x, in place the third is never made."""
+    answer = run(
+        "explain",
+        "--operation",
+        "sigmoid-written-out",
+        "--shape",
+        "512x1024x1024",
+        "--dtype",
+        "fp16",
+    )
+    assert "tensors of 512 x 1024 x 1024 in fp16: 1.00 GiB" in answer.stdout
+    sizes = Sizes.of((512, 1024, 1024), DType.FP16)
+    written, in_place, operator, function = (
+        teach(each, sizes) for each in find_lesson("sigmoid_written_out").variants
+    )
+    assert [each.kept_bytes for each in (written, in_place, operator, function)] == [
+        2 * GIB, 2 * GIB, GIB, GIB,
+    ]  # fmt: skip
+    assert [each.kept_beside_output_bytes for each in (operator, function)] == [0, 0]
+    peaks = [each.forward_peak_bytes for each in (written, in_place, operator, function)]
+    beside_x = [peak - GIB for peak in peaks]
+    assert beside_x == [3 * GIB, 2 * GIB, GIB, 2 * GIB]
+    large = run(
+        "explain", "--operation", "sigmoid-chain", "--shape", "1024x1024", "--dtype", "bf16"
+    )
+    assert "tensors of 1024 x 1024 in bf16" in large.stdout
+    assert "8.00 MiB beside its result" in large.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--operation", "exp", "--shape", "512by2"), "are no sizes of a tensor"),
+        (("--operation", "exp", "--shape", "0x2"), "are no sizes of a tensor"),
+        (("--operation", "exp", "--dtype", "bf17"), "Did you mean 'bf16'?"),
+        (("--operation", "exp", "--shape", "2x2", "--seq-len", "4"), "--shape makes no use of"),
+        (("gpt2", "--shape", "2x2"), "means nothing without --operation"),
+    ],
+)
+def test_sizes_that_are_none(run: Callable[..., Any], options: tuple[str, ...], words: str) -> None:
+    refused = run("explain", *options)
+    assert refused.exit_code == 2
+    assert words in refused.stderr
+
+
+SAVED = {
+    "exp": "its result (_saved_result)", "neg": "nothing", "gelu": "its input (_saved_self)",
+    "sqrt": "its result (_saved_result)", "layer_norm": "its input (_saved_input), its result (_saved_result1), "
+    "its result (_saved_result2)",
+    "where": "its input (_saved_condition)", "masked_fill": "its input (_saved_mask)",
+    "bmm": "its input (_saved_self), its input (_saved_mat2)",
+}  # fmt: skip
+
+
+def test_every_operator_of_the_table_can_be_looked_up(run: Callable[..., Any]) -> None:
+    rows = json.loads(run("explain", "--operation", "all", "--format", "json").stdout)["rows"]
+    found = {row["lesson"]: row["keeps"] for row in rows}
+    assert {name: found[name] for name in SAVED} == SAVED
+    assert len(found) > 35
+    # What the table records without a gradient is no answer to the question.
+    assert "cos" not in found
+    told = run("explain", "--operation", "torch.bmm", "--shape", "8x64x64").stdout
+    assert "_saved_mat2" in told
+    assert run("explain", "--operation", "all").exit_code == 0
+
+
+def test_a_convolution_keeps_input_and_weight() -> None:
+    (found,) = taught("convolution")
+    assert found.kept_bytes == X
+    (step,) = found.steps
+    assert step.saves == (("its input (_saved_input)", X),)

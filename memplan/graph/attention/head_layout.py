@@ -64,7 +64,9 @@ def as_heads(t: Tape, x: Tensor, num_heads: int, *, in_columns: bool = False) ->
     product's transposed factor does, so that it stays a view.
     """
     out = t.view(x, x.numel)
-    gradient = Gradient.SEEN if num_heads == 1 or in_columns else Gradient.FRESH
+    gradient = Gradient.FRESH
+    if num_heads == 1 or in_columns:
+        gradient = Gradient.COLUMNS if in_columns else Gradient.SEEN
     t.record(OperationKind.VIEW, (x,), (out,), gradients=(gradient,))
     return out
 

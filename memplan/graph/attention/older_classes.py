@@ -194,7 +194,7 @@ def _fp32_scores_masked(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
     """``GPTNeoSelfAttention._attn``: ``where`` with a buffer, then the mask as well."""
-    t.buffer(shape.spec.buffer_positions**2, DType.BOOL, module="self_attn")
+    t.buffer(shape.spec.buffer_positions**2, DType.BOOL, before="self_attn")
     scores = t.scale(_wide_product(t, query, key, shape, frame), OperationKind.WHERE)
     return _softmax(t, _masked(t, scores, context))
 
@@ -204,7 +204,7 @@ def _mask_product(
 ) -> Tensor:
     """GPT's ``_attn``: times a buffer of ones and zeros, plus its complement."""
     del context, frame
-    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute, module="self_attn")
+    buffer = t.buffer(shape.spec.buffer_positions**2, t.compute, before="self_attn")
     pattern = t.view(buffer, shape.queries * shape.keys)
     scores = t.scale(_product(t, query, key, shape), OperationKind.DIV)
     product = t.mul(scores, pattern)
@@ -217,10 +217,15 @@ def _mask_product(
 def _alibi_product(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
-    """``BloomAttention``: one ``baddbmm`` of bias, queries and keys; all names live to the end."""
+    """``BloomAttention``: one ``baddbmm`` of bias, queries and keys; all names live to the end.
+
+    Either factor's gradient is a product, then that times ``alpha`` (torch's derivatives.yaml,
+    ``baddbmm_maybe_multiply``).
+    """
+    product = allocated_bytes(query.numel, query.dtype)
     scores = batched_matmul(
         t, query, key, shape.scores, shape.spec.head_dim,
-        backward_scratch_bytes=() if t.decomposed else (query.storage.num_bytes, RESULT),
+        backward_scratch_bytes=() if t.decomposed else (product, RESULT, ~0, product, RESULT),
     )  # fmt: skip
     summed = _masked(t, scores, context)
     frame.outer += [scores, summed]
@@ -324,7 +329,7 @@ def _sines(
 ) -> Tensor:
     """Sines and cosines of the positions: GPT-J gathers them out of a copy of its table."""
     dim = spec.paired_rotary_dim
-    t.buffer(spec.buffer_positions * dim, DType.FP32, module="self_attn")
+    t.buffer(spec.buffer_positions * dim, DType.FP32, before="self_attn")
     rows = t.tensor(context.seq_len * dim, DType.FP32)
     if spec.form is not AttentionForm.FP32_SCORES:
         t.record(OperationKind.INDEX, (), (rows,))

@@ -51,7 +51,7 @@ def project(
         return query, key, t.scale(value) if spec.value_scaled else value
     query, key, value = _fused_projection(t, x, spec, hidden, [] if held is None else held)
     whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
-    if split or (turned and whole):
+    if whole and (split or turned):
         if not in_rows and not spec.query_viewed_last:
             query = as_heads(t, query, spec.num_heads)
         if not in_rows:

@@ -46,6 +46,11 @@ def rotate(
         query, key = (t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True))
         t.touch(*turned)
         return query, key
+    if form.upcast_apart:
+        turned = [_apart_upcast(t, x, cos, sin) for x in sources]
+        rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
+        t.touch(*turned, query, key, cos, sin)
+        return rotated[0], rotated[1]
     parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
     cut = _cut_both(t, parts, form, spec.head_dim)
     if form.names_parts:
@@ -53,8 +58,13 @@ def rotate(
         turned = [_joined(t, *each) for each in halves]
         if frame is not None:
             frame += [part for each in halves for part in each if part is not None]
-    else:
+    elif form.joined_at_once:
         turned = [_joined(t, _turned(t, each, form, cos, sin), passing) for each, passing in cut]
+    else:
+        halves = [(_turned(t, each, form, cos, sin), passing) for each, passing in cut]
+        turned = [_joined(t, *each) for each in halves]
+        if form.names_turned:
+            t.touch(*(half for half, _ in halves))
     if form.upcast or form.full_tables:
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
         t.touch(*parts, *turned)
@@ -112,6 +122,14 @@ def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = t.slice(copy, copy.numel // 2), t.slice(copy, copy.numel - copy.numel // 2)
     turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
     return t.add(straight, t.mul(turned, sin))
+
+
+def _apart_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x.float() * cos + rotate_half(x).float() * sin``: the turned halves are cast once they are joined."""
+    straight = t.mul(t.cast(x, DType.FP32), cos)
+    first, second = t.slice(x, x.numel // 2), t.slice(x, x.numel - x.numel // 2)
+    turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
+    return t.add(straight, t.mul(t.cast(turned, DType.FP32), sin))
 
 
 def _expanded(t: Tape, table: Tensor) -> Tensor:

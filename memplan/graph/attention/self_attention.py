@@ -22,7 +22,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec, OutputGate, QueryScaling
+from memplan.model.attention import AttentionSpec, OutputGate, Projection, QueryScaling
 from memplan.model.parameters import WeightRole
 
 
@@ -124,10 +124,16 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     query_groups, key_groups = (
         (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
     )
-    query = norm(t, query, kind, "self_attn.q_norm", query_width, groups=query_groups)
+    # Of every head's columns in one projection a third is taken: no rows, unless autocast copies them.
+    strided = spec.projection is Projection.FUSED_SELECTED and t.autocast is None
+    query = norm(
+        t, query, kind, "self_attn.q_norm", query_width, groups=query_groups, strided=strided
+    )
     if spec.query_scaling is QueryScaling.NORMED:
         query = t.scale(query)
-    return query, norm(t, key, kind, "self_attn.k_norm", key_width, groups=key_groups)
+    return query, norm(
+        t, key, kind, "self_attn.k_norm", key_width, groups=key_groups, strided=strided
+    )
 
 
 def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:

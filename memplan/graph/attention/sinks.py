@@ -27,7 +27,8 @@ def sink_attention(
         scores = t.add(scores, mask)
     combined = _with_sink(t, scores, shape) if spec.sinks else scores
     shifted = _less_largest(t, combined, shape)
-    probabilities = softmax(t, shifted, dtype=DType.FP32 if spec.sinks_upcast else shifted.dtype)
+    own = not spec.sinks_upcast
+    probabilities = softmax(t, shifted, dtype=DType.FP32, in_own_dtype=own)
     t.touch(scores)
     weights = t.slice(probabilities, shape.scores) if spec.sinks else probabilities
     weights = t.cast(dropout(t, weights, spec.dropout), value.dtype)

@@ -47,7 +47,7 @@ def _route(
     t.touch(bias)
     tokens = given.numel // hidden
     best, chosen = top_k(t, logits, tokens * spec.num_experts_per_token)
-    soft = softmax(t, best, dtype=best.dtype)
+    soft = softmax(t, best, in_own_dtype=True)
     scores = t.scale(soft, OperationKind.DIV)
     t.touch(best, soft)
     return scores, chosen, logits

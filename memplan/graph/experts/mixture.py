@@ -268,9 +268,14 @@ def _clamp(t: Tape, x: Tensor) -> Tensor:
 
 
 def sum_of_rows(t: Tape, x: Tensor, numel: int) -> Tensor:
-    """Sum each token's rows; backward spreads the gradient and copies it out to every row."""
+    """Sum each token's rows, in fp32 under autocast; backward spreads the gradient and copies it out to
+    every row, which casting it does already."""
+    dtype = DType.FP32 if t.autocast is not None else x.dtype
+    kinds = Gradient.FRESH, Gradient.ALIAS
+    if dtype is not x.dtype:
+        kinds = Gradient.SEEN, Gradient.FRESH
     rows = t.view(x, x.numel)
-    t.record(OperationKind.VIEW, (x,), (rows,), gradients=(Gradient.FRESH,))
-    out = t.tensor(numel, x.dtype)
-    t.record(OperationKind.SUM, (rows,), (out,), gradients=(Gradient.ALIAS,))
+    t.record(OperationKind.VIEW, (x,), (rows,), gradients=kinds[:1])
+    out = t.tensor(numel, dtype)
+    t.record(OperationKind.SUM, (rows,), (out,), gradients=kinds[1:])
     return out

@@ -38,7 +38,7 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
         logits = scored
     if router.score is RouterScore.SOFTMAX_SELECTED:
         best, chosen = top_k(t, scored, count)
-        weights = softmax(t, best)
+        weights = softmax(t, best, in_own_dtype=router.own_dtype)
     else:
         weights, chosen = _scored(t, scored, spec, tokens)
     weights = _normalize(t, weights, tokens, router.normalization)
@@ -102,7 +102,7 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
         curve = t.elementwise(OperationKind.SOFTPLUS, logits, saves_input=True)
         scores = t.elementwise(OperationKind.SQRT, curve, saves_output=True)
     else:
-        scores = softmax(t, logits, dtype=None if router.own_dtype else DType.FP32)
+        scores = softmax(t, logits, dtype=DType.FP32, in_own_dtype=router.own_dtype)
     if router.table_rows:
         t.buffer(router.table_rows * spec.num_experts_per_token, DType.INT64)
         chosen = t.tensor(count, DType.INT64)

@@ -56,14 +56,21 @@ def drop(t: Tape, x: Tensor) -> Tensor:
     return out
 
 
-def softmax(t: Tape, x: Tensor, *, dtype: DType | None = None) -> Tensor:
+def softmax(
+    t: Tape, x: Tensor, *, dtype: DType | None = None, in_own_dtype: bool = False
+) -> Tensor:
     """Softmax over the last dimension, in fp32 under autocast: keeps its result.
+
+    A dtype that the call names itself, here ``x``'s own, is left alone by autocast (torch's
+    aten/src/ATen/autocast_mode.h, ``fp32_set_opt_dtype``).
 
     fp16 is widened inside the kernel, bf16 in a copy of its own (torch's
     aten/src/ATen/native/SoftMax.cpp, ``softmax``). Its backward pass first makes the gradient times
     the result (cuda/SoftMax.cu, ``softmax_backward_cuda_out``).
     """
     target = DType.FP32 if t.autocast is not None else dtype or x.dtype
+    if in_own_dtype:
+        target = x.dtype
     if x.dtype is not DType.FP16:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)

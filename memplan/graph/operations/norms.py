@@ -10,15 +10,24 @@ from memplan.model.parameters import WeightRole
 from memplan.training.kernels import NormKernel
 
 
-def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: int = 1) -> Tensor:
+def norm(
+    t: Tape,
+    x: Tensor,
+    spec: NormSpec,
+    name: str,
+    width: int,
+    *,
+    groups: int = 1,
+    strided: bool = False,
+) -> Tensor:
     """Normalize the last ``width`` elements as ``spec`` and the chosen kernel do.
 
-    ``groups`` is how many different weights stand side by side in a row. The caller's variable holds
-    ``x`` until the norm returns. A rank that has a share of the sequences has one of the weight's
+    ``groups`` is how many different weights stand side by side in a row. What is ``strided`` does not lie in
+    rows. The caller's variable holds ``x`` until the norm returns. A rank that has a share of the sequences has one of the weight's
     gradient too.
     """
     declared = len(t.segment.parameters)
-    out = _norm(t, x, spec, name, width, groups)
+    out = _norm(t, x, spec, name, width, groups, strided=strided)
     group = t.options.tensor_parallel
     if group is not None and group.sequence:
         for weight in t.segment.parameters[declared:]:
@@ -27,14 +36,16 @@ def norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, *, groups: i
     return out
 
 
-def _norm(t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int) -> Tensor:
+def _norm(
+    t: Tape, x: Tensor, spec: NormSpec, name: str, width: int, groups: int, *, strided: bool
+) -> Tensor:
     kind = spec.kind
     if kind is NormKind.LAYER and not spec.weight:
         return native_layer_norm(t, x, width, ())
     if kind is NormKind.LAYER and groups > 1:
         return layer_norm_per_head(t, x, name, width, groups)
     if kind is NormKind.LAYER:
-        return layer_norm(t, x, name, width, bias=spec.bias)
+        return layer_norm(t, x, name, width, bias=spec.bias, strided=strided)
     if kind is NormKind.LAYER_ONE_PLUS:
         return layer_norm_one_plus(t, x, name, width)
     if kind is NormKind.LAYER_PLAIN:
@@ -80,7 +91,14 @@ def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
 
 
 def layer_norm(
-    t: Tape, x: Tensor, name: str, width: int, *, bias: bool = True, between: bool = False
+    t: Tape,
+    x: Tensor,
+    name: str,
+    width: int,
+    *,
+    bias: bool = True,
+    strided: bool = False,
+    between: bool = False,
 ) -> Tensor:
     """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row.
 
@@ -90,7 +108,7 @@ def layer_norm(
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
         inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
-    return native_layer_norm(t, x, width, inputs, between=between)
+    return native_layer_norm(t, x, width, inputs, strided=strided, between=between)
 
 
 def native_layer_norm(

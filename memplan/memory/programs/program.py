@@ -548,9 +548,9 @@ def _next_weight(
 ) -> Weight | None:
     """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
     segment, position = buffer.segment, buffer.position
-    if buffer.module:
+    if buffer.before:
         own = declared[segment]
-        return next(each for each in own if each.name.startswith(f"{buffer.module}.")), copy
+        return next(each for each in own if each.name.startswith(f"{buffer.before}.")), copy
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:

@@ -1,0 +1,42 @@
+"""What classes of transformers 5.23 refuse by themselves, whatever their sizes mean to memplan."""
+
+from memplan.model.config import ConfigReader
+
+WHOLE_HEADS = frozenset(
+    {
+        "arcee", "aria_text", "deepseek_v2", "eurobert", "gemma2", "gemma3_text", "gpt_neox",
+        "hyperclovax", "jais2", "llama", "minicpm3", "muse_glimmer_text", "vaultgemma",
+    }
+)  # fmt: skip
+"""Types whose config raises where the hidden size is no multiple of the heads, though heads have a size of
+their own (``validate_architecture`` in each ``configuration_*.py``)."""
+
+WITHOUT_SDPA = frozenset(
+    {
+        "align", "big_bird", "bigbird_pegasus", "bit", "bloom", "clvp", "codegen", "convbert",
+        "convnext", "convnextv2", "cpmant", "cvt", "deberta", "deberta-v2", "deepseek_v4",
+        "efficientnet", "encodec", "falcon_mamba", "flava", "fnet", "focalnet", "fsmt", "funnel",
+        "gemma2", "glpn", "got_ocr2", "gpt_neo", "gpt_oss", "gptj", "groupvit", "led", "levit",
+        "lilt", "longformer", "longt5", "luke", "lxmert", "mamba", "mamba2", "mimo_v2_flash",
+        "mobilevit", "mpnet", "mpt", "openai-gpt", "openai_privacy_filter", "patchtsmixer",
+        "pegasus_x", "perceiver", "poolformer", "prophetnet", "pvt", "reformer", "regnet",
+        "rembert", "resnet", "rwkv", "speech_to_text", "speecht5", "squeezebert", "swinv2",
+        "switch_transformers", "timesformer", "upernet", "vaultgemma", "vilt", "visual_bert",
+        "vitmatte", "wavlm", "xglm", "xlnet",
+    }
+)  # fmt: skip
+"""Types whose classes raise where ``attn_implementation="sdpa"`` is asked for (``_supports_sdpa``;
+``PreTrainedModel._sdpa_can_dispatch``). Where nothing is asked for they run what they have."""
+
+
+DECLARING_FP32 = frozenset({"deberta", "xlnet"})
+"""Types of which a weight is ``torch.FloatTensor`` or ``dtype=torch.float`` in the class itself: built or
+loaded in 16 bits it stays in fp32, and a product of two formats raises (``XLNetRelativeAttention.q``,
+``DisentangledSelfAttention.q_bias``). A model that is cast as a whole, as DeepSpeed does, runs."""
+
+
+def check_heads(reader: ConfigReader, model_type: str) -> None:
+    """Refuse what the type's config refuses."""
+    if model_type in WHOLE_HEADS:
+        heads = reader.integer("num_attention_heads")
+        reader.divide("hidden_size", reader.integer("hidden_size"), "num_attention_heads", heads)
