@@ -97,8 +97,9 @@ fuzz: $(ENVIRONMENT)  ## Look for inputs that break it, for FUZZ_SECONDS (600) i
 golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
 	$(PYTHON) -m pytest tests/test_golden.py --update-golden $(PYTEST_FLAGS)
 
-bench: $(ENVIRONMENT)  ## Measure start-up, an estimate, a sweep of 19,200 setups and a plan; fails when a bar is missed
+bench: $(ENVIRONMENT)  ## Measure start-up, commands beside a minimal program, a sweep of 19,200 setups; fails when a bar is missed
 	$(PYTHON) benchmarks/startup.py
+	$(PYTHON) benchmarks/commands.py
 	$(PYTHON) benchmarks/sweep.py
 
 mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
