@@ -5,7 +5,7 @@ Parameters stand in the order of ``model.parameters()``, by which the flat buffe
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -179,6 +179,7 @@ class FlatBuffer:
         """Whose part each parameter begins in; -1 where it is not trained."""
         self.last_rank = [-1] * len(weights.numels)
         """Whose part it ends in."""
+        self._sums: dict[tuple[int, int], list[tuple[int, bool]]] = {}
         self.offsets = [0] * len(weights.numels)
         self.numels = weights.numels
         """Elements of each parameter."""
@@ -189,6 +190,15 @@ class FlatBuffer:
             self.first_rank[index] = offset // size
             offset += weights.numels[index]
             self.last_rank[index] = max(offset - 1, 0) // size
+
+    def sums(self, index: int, limit: int) -> list[tuple[int, bool]]:
+        """How a parameter larger than ``limit`` is summed over the ranks: elements at a time, and whether they
+        are of more than one part. Each ends with the piece that exceeds the limit; every rank does the same.
+        """
+        found = self._sums.get((index, limit))
+        if found is None:
+            found = self._sums[index, limit] = gathered_up(self.cuts(index), limit)
+        return found
 
     def cuts(self, index: int) -> list[int]:
         """Elements of the pieces that the parts' boundaries cut a parameter into."""
@@ -260,6 +270,23 @@ class FlatPartition:
     def owned(self) -> list[int]:
         """The parameters that touch this rank's part."""
         return [index for index, _ in self.kind.slices]
+
+
+def gathered_up(pieces: Iterable[int], limit: int) -> list[tuple[int, bool]]:
+    """Pieces put together until they exceed a limit: their sum, and whether they are more than one.
+
+    >>> gathered_up([3, 3, 3, 9, 2], limit=5)
+    [(6, True), (12, True), (2, False)]
+    """
+    found: list[tuple[int, bool]] = []
+    total = count = 0
+    for piece in pieces:
+        total += piece
+        count += 1
+        if total > limit:
+            found.append((total, count > 1))
+            total = count = 0
+    return [*found, (total, count > 1)] if count else found
 
 
 def deal_round_robin(items: Sequence[int], num_ranks: int) -> list[int]:

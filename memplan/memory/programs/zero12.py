@@ -236,14 +236,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
             ranks |= {buffer.last_rank[index] for index in waiting}
             is_apart = self.settings.compact and ranks == {self.job.rank} and len(waiting) > 1
             return [(self.filled, len(ranks) > 1 or is_apart)]
-        parts: list[tuple[int, bool]] = []
-        piece: list[int] = []
-        for numel in buffer.cuts(waiting[0]):
-            piece.append(numel)
-            if sum(piece) > limit:
-                parts.append((sum(piece), len(piece) > 1))
-                piece = []
-        return [*parts, (sum(piece), len(piece) > 1)] if piece else parts
+        return buffer.sums(waiting[0], limit)
 
     def _let_go(self, *, is_own: bool) -> None:
         """Gradients that no name holds any more; others stay stale, or views of their bucket."""
