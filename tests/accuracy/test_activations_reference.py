@@ -89,7 +89,8 @@ def test_representative_records(checkout: Path) -> None:
     assert not comparison.refused
     assert comparison.num_records >= 40
     for name in BARS:
-        assert comparison.worst(name)[0] <= 0.015, comparison.worst(name)
+        bar = 0.0003 if name == "activations" else 0.001
+        assert comparison.worst(name)[0] <= bar, comparison.worst(name)
 
 
 def test_the_long_tail(checkout: Path) -> None:
@@ -97,5 +98,6 @@ def test_the_long_tail(checkout: Path) -> None:
     comparison = compare(checkout / "tests" / "data" / "long_tail.jsonl")
     assert not comparison.refused
     for name in ("params", "bytes_before", "peak_backward", "peak_step", "peak"):
-        assert comparison.worst(name)[0] <= 0.0075, comparison.worst(name)
-    assert comparison.worst("activations")[0] <= 0.015, comparison.worst("activations")
+        bar = 0.0075 if name.startswith("peak") and name != "peak_step" else 0.005
+        assert comparison.worst(name)[0] <= bar, comparison.worst(name)
+    assert comparison.worst("activations")[0] <= 0.005, comparison.worst("activations")
