@@ -343,10 +343,13 @@ def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTI
     >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
     (True, False)
     """
-    if on_card(None).reserved_bytes <= capacity_bytes:
-        return True
-    if on_card(capacity_bytes).died_at is not None:
+    found = on_card(capacity_bytes, max_cycles=FEW_CYCLES)
+    if found.died_at is None and (not found.is_settled or found.num_flushes):
+        found = on_card(capacity_bytes)
+    if found.died_at is not None:
         return False
+    if found.lacked_bytes is None:
+        return True
     down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
     return down <= capacity_bytes
 
