@@ -11,8 +11,8 @@ from typing import Any
 from tests.measured.runs import Record, Run, basics, card_of, lora_of, model_of
 
 CITED = (
-    "PrimeIntellect-ai/prime-rl benchmarks/scripts/run_single_benchmark.py, src/prime_rl/trainer/{model,rl/train,sft/train}.py, "
-    ".github/workflows/benchmarks.yaml",
+    "PrimeIntellect-ai/prime-rl benchmarks/scripts/run_single_benchmark.py, src/prime_rl/trainer/{model,rl/train,sft/train}.py",
+    "PrimeIntellect-ai/prime-rl .github/workflows/benchmarks.yaml",
 )
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """``LoRAConfig.target_modules`` of ``src/prime_rl/configs/trainer.py``."""
