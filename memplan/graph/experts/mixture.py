@@ -10,8 +10,8 @@ from memplan.dtypes import DType
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import clamped
 from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import clamped
 from memplan.graph.operations.products import linear, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
