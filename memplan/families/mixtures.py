@@ -37,6 +37,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             embedding_size=hidden_size,
             scaled=_scales_embedding(reader, kind),
             unscaled_held=kind.embedding_flag is not None,
+            mask_first=kind.embedding_flag is None and _scales_embedding(reader, kind),
         ),
         final_norm=kind.norm,
         mixed_masks=kind.mixed_masks,

@@ -14,6 +14,7 @@ from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Storage, Tensor, allocated_bytes
+from memplan.training.compilation import Compilation
 from memplan.training.kernels import FITTING_TILES, LossKernel
 from memplan.training.losses import LOSS_FORMS, LossForm, LossGradient, MatrixLoss
 from memplan.units import GIB, ceil_div, round_up
@@ -384,7 +385,8 @@ def _over_tiles(
 def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """torchtune's: the logits of every piece, then each piece's fp32 copy and its log-softmax.
 
-    ``TransformerDecoder.chunked_output`` makes all logits before the loss is asked for.
+    ``TransformerDecoder.chunked_output`` makes all logits before the loss is asked for. Where layers are
+    compiled the recipes compile a piece's loss too (``training/_compile.py``, ``compile_loss``).
     """
     width = weight.shape[-1]
     tokens = x.numel // width
@@ -397,11 +399,30 @@ def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     logits = [matmul_weight(t, part, weight) for part in parts]
     total: Tensor | None = None
     for piece in logits:
-        loss = cross_entropy(t, t.cast(piece, DType.FP32))
+        if t.options.compile is Compilation.LAYER:
+            loss = _compiled_cross_entropy(t, piece, weight.shape[0])
+        else:
+            loss = cross_entropy(t, t.cast(piece, DType.FP32))
         total = loss if total is None else t.add(total, loss)
     t.touch(*logits)
     assert total is not None
     return total
+
+
+def _compiled_cross_entropy(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
+    """The loss of a piece as inductor compiles it: no copy of the logits in fp32, but two numbers a row.
+
+    Its backward pass makes their gradient anew from the logits, which are kept (events of torch 2.13's
+    CUDA build).
+    """
+    rows = logits.numel // vocab_size
+    largest, total = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
+    loss = t.tensor(1, DType.FP32)
+    t.record(
+        OperationKind.CROSS_ENTROPY, (logits,), (loss, largest, total),
+        saves=(largest, total, logits), gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return loss
 
 
 def _gradients_in_forward(

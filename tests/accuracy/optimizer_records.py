@@ -10,7 +10,7 @@ from memplan.memory.allocator import CachingAllocator
 from memplan.memory.ledger import Ledger, Part
 from memplan.memory.programs import program_of
 from memplan.memory.programs.stepping import stepped
-from memplan.memory.required import PlayedRun
+from memplan.memory.replay import replay
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -163,6 +163,6 @@ def played(record: dict[str, Any]) -> dict[str, int]:
     workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
     program = program_of(given, ledger, workspace_bytes=workspace)
     program.run(num_steps=record["settings"]["steps"])
-    reserved = PlayedRun(lambda: ledger, expandable=False).peaks.reserved_bytes
+    reserved = replay(ledger.events, ledger.streams).reserved_bytes
     off = program.optimizer.off_gpu_bytes
     return {**ledger.figures(), "reserved_peak": reserved, "off_gpu_bytes": off}
