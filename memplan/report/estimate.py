@@ -341,6 +341,10 @@ def host_formulas(answer: Estimate) -> list[str]:
             per_param = f"{writer / answer.num_params:,.3g} B x {answer.num_params:,}"
             terms.append(f"{per_param} on the rank that writes")
         lines.append(f"  {moment} {total / GIB:,.2f} GiB = {' + '.join(terms)}")
+    if host.held_bytes:
+        locked = ranks * host.pinned_bytes
+        share = f"{host.pinned_bytes / host.held_bytes:.0%} of what is held between steps"
+        lines.append(f"  page-locked (pin_memory) {locked / GIB:,.2f} GiB, {share}")
     return lines
 
 
