@@ -78,7 +78,19 @@ def tested(folder: Path, library: Path, arguments: list[str]) -> int:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }  # fmt: skip
-    python = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    python = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-s",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:faulthandler",
+    ]
     used = "from memplan.memory.replay import COMPILED; assert COMPILED is not None, 'not used'"
     subprocess.run([sys.executable, "-c", used], cwd=folder, env=environment, check=True)
     return subprocess.run(

@@ -1,6 +1,8 @@
 """``memplan compare``."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from memplan.cli.option_table import Values
 from memplan.cli.options import (
@@ -8,21 +10,25 @@ from memplan.cli.options import (
     AllowUnknownKeysOption,
     FamilyOption,
     FormatOption,
-    ModelArgument,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
+    OptionalModelArgument,
     OutputFormat,
     RevisionOption,
     TaskOption,
     TokenOption,
+    read_number,
 )
 from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
 from memplan.cli.terminal import say
 from memplan.cli.training_options import EngineOption, PrecisionOption, ZeroOption
 
 if TYPE_CHECKING:
+    from memplan.report.rule_table import RuleCase
     from memplan.training.setup import TrainingSetup
+
+GIVEN_PANEL = "Without a MODEL, one table of stages and checkpointing"
 
 
 @takes_settings(
@@ -35,7 +41,8 @@ if TYPE_CHECKING:
     "attention",
 )
 def compare(
-    model: ModelArgument,
+    ctx: typer.Context,
+    model: OptionalModelArgument = None,
     num_gpus: NumGpusOption = 1,
     num_nodes: NumNodesOption = None,
     engine: EngineOption = None,
@@ -49,10 +56,32 @@ def compare(
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="N", help="Parameters: 10B.", rich_help_panel=GIVEN_PANEL),
+    ] = None,
+    hidden_size: Annotated[  # noqa: ARG001
+        int | None,
+        typer.Option(
+            "--hidden-size", metavar="N", min=1, help="Of a layer.", rich_help_panel=GIVEN_PANEL
+        ),
+    ] = None,
+    layers: Annotated[  # noqa: ARG001
+        int | None,
+        typer.Option("--layers", metavar="N", min=1, help="How many.", rich_help_panel=GIVEN_PANEL),
+    ] = None,
+    heads: Annotated[  # noqa: ARG001
+        int | None,
+        typer.Option(
+            "--heads", metavar="N", min=1, help="Of attention.", rich_help_panel=GIVEN_PANEL
+        ),
+    ] = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Set memplan's figure beside published formulas, each with what it leaves out."""
     from memplan.cli.single import check_target_length
+    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.errors import UsageError
     from memplan.report.compare import (
         compare_assumptions,
         compare_methods,
@@ -62,6 +91,23 @@ def compare(
     from memplan.sources.models import load_model
     from memplan.training.setup import TrainingSetup
 
+    if params is not None:
+        refuse_unused(ctx, "--params", TABLE_USES)
+        case = _case(ctx, params)
+        if output_format is OutputFormat.TABLE:
+            from memplan.report.console import TerminalConsole
+            from memplan.report.rule_table import print_rule_table
+
+            print_rule_table(TerminalConsole(), case)
+            return
+        from memplan.report.rule_table import write_rule_table
+
+        say(write_rule_table(case, output_format.value))
+        return
+    refuse_without(ctx, {"hidden_size", "layers", "heads"}, "--params")
+    if model is None:
+        msg = "name a MODEL (memplan models lists the built-in ones), or give --params"
+        raise UsageError(msg)
     spec = load_model(
         model,
         task,
@@ -87,6 +133,56 @@ def compare(
         return
     assumptions = compare_assumptions(spec, setups[0])
     say(write_methods(rows, output_format.value, assumptions))
+
+
+TABLE_USES = frozenset({
+    "params", "hidden_size", "layers", "heads", "num_gpus", "batch_size", "seq_len", "precision", "output_format",
+})  # fmt: skip
+"""What the table for given sizes makes use of."""
+_GIVEN_TOKENS = 2048
+
+
+def _case(ctx: typer.Context, params: str) -> "RuleCase":
+    """The sizes that are given; all of a layer's are needed.
+
+    Raises ``UsageError`` where one is missing, or is no number.
+    """
+    from memplan.errors import UsageError
+    from memplan.report.rule_table import RuleCase
+    from memplan.training.coercion import coerce_enum
+    from memplan.training.precision import PRECISIONS, Precision
+
+    asked = ctx.params
+    missing = [
+        f"--{name.replace('_', '-')}"
+        for name in ("hidden_size", "layers", "heads")
+        if not asked[name]
+    ]
+    if missing:
+        msg = f"--params: its table needs {' and '.join(missing)} too"
+        raise UsageError(msg)
+    try:
+        count = read_number(params)
+    except ValueError as error:
+        msg = f"--params: {error}"
+        raise UsageError(msg) from error
+    if not count:
+        msg = "--params: a model has at least 1 parameter"
+        raise UsageError(msg)
+    width = 2
+    if asked["precision"] is not None:
+        formats = PRECISIONS[coerce_enum("precision", asked["precision"], Precision)]
+        width = (formats.autocast or formats.compute).num_bytes
+    return RuleCase(
+        num_params=count,
+        hidden_size=asked["hidden_size"],
+        num_layers=asked["layers"],
+        num_heads=asked["heads"],
+        seq_len=asked["seq_len"] or _GIVEN_TOKENS,
+        batch_size=asked["batch_size"] or 1,
+        num_gpus=asked["num_gpus"],
+        precision=width,
+    )
 
 
 def _setups(

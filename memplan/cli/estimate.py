@@ -272,6 +272,7 @@ def estimate(
         setups = _with_global_batch(ctx, setups, global_batch_size)
     first = setups[0]
     gpus = chosen_gpus(gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first)
+    everywhere = gpu is not None or gpu_memory is not None or len(setups) == 1
     from memplan import cli
     from memplan.search import together
     from memplan.search.cores import usable_cores
@@ -285,6 +286,7 @@ def estimate(
         gpus=gpus,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
         notes=base.notes,
+        says_needs=everywhere or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
     rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)
     if any(each.lengths is not None for each in setups):
@@ -298,7 +300,6 @@ def estimate(
     elif per_rank:
         show_ranks(rows, output_format)
     else:
-        everywhere = gpu is not None or gpu_memory is not None or len(rows) == 1
         show(
             rows,
             output_format,

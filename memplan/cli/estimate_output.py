@@ -116,7 +116,7 @@ def show(
         )  # fmt: skip
     else:
         print_comparison(
-            console, rows, hints, legend=legend, reserved=reserved,
+            console, rows, hints, everywhere=everywhere, legend=legend, reserved=reserved,
             lifetimes=lifetimes, question=question,
         )  # fmt: skip
 
@@ -148,4 +148,8 @@ def _show_markdown(
 
     rows = simplest_first(rows)
     hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
-    say(estimate_markdown(rows, hints, version=__version__, question=question))
+    say(
+        estimate_markdown(
+            rows, hints, everywhere=everywhere, version=__version__, question=question
+        )
+    )

@@ -45,11 +45,24 @@ def models(
     tree: Annotated[
         bool, typer.Option("--tree", help="Show one model's modules, equal layers once.")
     ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="SIZE|FILE",
+            help="How many parameters a checkpoint has: 42.1GB, pytorch_model.bin, "
+            "model.safetensors or its index.",
+        ),
+    ] = None,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
-    from memplan.cli.unused import given_options, refuse, refuse_without
+    from memplan.cli.unused import given_options, refuse, refuse_unused, refuse_without
 
+    if checkpoint is not None:
+        refuse_unused(ctx, "--checkpoint", {"checkpoint", "output_format"})
+        _show_checkpoint(checkpoint, output_format)
+        return
     if name is None:
         refuse_without(ctx, ctx.params.keys() - {"output_format"}, "a MODEL")
         _list(output_format)
@@ -94,6 +107,20 @@ def models(
         print_model(TerminalConsole(), spec, counts)
         return
     say(write_rows(rows, output_format.value))
+
+
+def _show_checkpoint(text: str, output_format: OutputFormat) -> None:
+    """Write what a checkpoint's size or header says of its parameters."""
+    from memplan.report.models import checkpoint_rows, print_checkpoint, write_rows
+    from memplan.sources.checkpoint_file import read_checkpoint
+
+    found = read_checkpoint(text)
+    if output_format is OutputFormat.TABLE:
+        from memplan.report.console import TerminalConsole
+
+        print_checkpoint(TerminalConsole(), found)
+        return
+    say(write_rows(checkpoint_rows(found), output_format.value))
 
 
 def _holding(text: str) -> "list[BuiltinModel]":

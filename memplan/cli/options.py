@@ -24,22 +24,24 @@ class OutputFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-_NUMBER = re.compile(r"(\d+)(?:\.(\d+))?(?:e\+?(\d{1,2}))?")
+_NUMBER = re.compile(r"(\d+)(?:\.(\d+))?(?:e\+?(\d{1,2}))?([kmbt])?")
+_SUFFIXES = {"k": 3, "m": 6, "b": 9, "t": 12}
+"""Powers of ten, as people count parameters."""
 _MAX_DIGITS = 18
 
 
 def read_number(text: str) -> int:
-    """Read a whole number that may be written 2851e6 or 2_851_000_000.
+    """Read a whole number that may be written 2851e6, 2_851_000_000 or 2.851B.
 
-    >>> read_number("2851e6"), read_number("1.5e3")
-    (2851000000, 1500)
+    >>> read_number("2851e6"), read_number("1.5e3"), read_number("10B")
+    (2851000000, 1500, 10000000000)
     """
     match = _NUMBER.fullmatch(text.strip().replace("_", "").lower())
-    whole, fraction, exponent = match.groups() if match else ("", None, None)
+    whole, fraction, exponent, suffix = match.groups() if match else ("", None, None, None)
     fraction = (fraction or "").rstrip("0")
-    places = int(exponent or 0) - len(fraction)
+    places = int(exponent or 0) + _SUFFIXES.get(suffix or "", 0) - len(fraction)
     if match is None or places < 0 or len(whole + fraction) + places > _MAX_DIGITS:
-        msg = f"{text!r} is not a whole number of at most {_MAX_DIGITS} digits, such as 2851e6"
+        msg = f"{text!r} is not a whole number of at most {_MAX_DIGITS} digits, such as 2851e6 or 2.85B"
         raise ValueError(msg)
     return int(whole + fraction + "0" * places)
 

@@ -9,7 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource
-from memplan.memory.runtime import ByteRange, context_range
+from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
@@ -251,18 +251,23 @@ class Estimate(Displayed):
         low = self.overhead_bytes.low
         if self.worst_bytes + low > capacity_bytes:
             return True
+        if self.worst_bytes * SURELY_ENOUGH + low <= capacity_bytes:
+            return False
         return not self.run.is_enough(capacity_bytes - low)
 
     def fits_within(self, capacity_bytes: int) -> bool:
         """Whether so much of a card holds the high end of what is needed.
 
-        It does not where it does not hold what is allocated at once, for which nothing has to be replayed.
+        It does where it holds twice what is allocated at once, and does not where it does not hold that:
+        for either nothing has to be replayed.
         """
         if self.crowded is not None and not self.crowded.fits_within(capacity_bytes):
             return False
         high = self.overhead_bytes.high
         if self.worst_bytes + high > capacity_bytes:
             return False
+        if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
+            return True
         return self.run.is_enough(capacity_bytes - high)
 
     @property
@@ -275,6 +280,8 @@ class Estimate(Displayed):
         if self.gpu is None:
             return False
         room = self.gpu.capacity_bytes - self.overhead_bytes.high
+        if self.worst_bytes * SURELY_ENOUGH <= room:
+            return False
         return self.reserved_bytes > room and self.run.on_card(room).flushes_recur
 
     @property

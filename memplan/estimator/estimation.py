@@ -4,6 +4,7 @@ from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
 from memplan.estimator.job import Job
 from memplan.estimator.recording import attention_kernel
+from memplan.estimator.skipped_layers import skipped_words
 from memplan.fast_dataclass import replace
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
@@ -53,6 +54,7 @@ def estimate(
             *_compared_with_eager(model, job, account, gpu),
             *_stages(model, job.setup, account, is_worst=rank is None),
             *_crowded_words(crowded),
+            *skipped_words(model, job.given.tape, job.given.passes),
         ),
     )
 

@@ -86,6 +86,7 @@ class Job:
             check_tiled(model, resolved)
         _refuse_kernels(resolved, gpu)
         _refuse_sdpa(resolved, model)
+        _refuse_half(resolved, model)
         _refuse_fp8(resolved, gpu)
         _refuse_packing(resolved, model)
         given = prepared(model, resolved, gpu)
@@ -365,6 +366,17 @@ def _refuse_sdpa(setup: TrainingSetup, model: ModelSpec) -> None:
         msg = (
             f"attention: sdpa: transformers' class of {model.family} raises where it is asked for that; "
             "choose eager, or leave it out"
+        )
+        raise SetupError(msg)
+
+
+def _refuse_half(setup: TrainingSetup, model: ModelSpec) -> None:
+    """Refuse to load a class in 16 bits that keeps a weight in fp32, and multiplies it by others."""
+    formats = PRECISIONS[setup.chosen_precision]
+    if model.declares_fp32 and formats.weights.is_half and not formats.master_weights:
+        msg = (
+            f"precision: {setup.chosen_precision.value}: transformers' class of {model.family} makes a weight in "
+            "fp32 whatever it is loaded in, and raises; choose fp32 weights: bf16-amp or fp32"
         )
         raise SetupError(msg)
 

@@ -9,7 +9,7 @@ operations that a ``ModelSpec`` describes, and knows no family.
 from collections.abc import Mapping
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
-from memplan.families.class_checks import WITHOUT_SDPA, check_heads
+from memplan.families.class_checks import DECLARING_FP32, WITHOUT_SDPA, check_heads
 from memplan.families.index import FAMILY_MODULES, family_module
 from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
 from memplan.fast_dataclass import replace
@@ -90,9 +90,27 @@ def read_model(
     if model.num_layers > MAX_LAYERS:
         msg = f"{source}: has {model.num_layers} layers in all, and memplan lays out {MAX_LAYERS}"
         raise ConfigError(msg)
-    return replace(model, without_sdpa=True) if model_type in WITHOUT_SDPA else model
+    return replace(
+        model,
+        layerdrop=_layerdrop(reader),
+        without_sdpa=model_type in WITHOUT_SDPA,
+        declares_fp32=model_type in DECLARING_FP32,
+    )
 
 
+def _layerdrop(reader: ConfigReader) -> tuple[tuple[str, float], ...]:
+    """The chances with which a step leaves out layers of the config's stacks."""
+    found = ((part, reader.number(key)) for part, key in _LAYERDROP)
+    return tuple((part, chance) for part, chance in found if chance)
+
+
+_LAYERDROP = (
+    ("speech_encoder", "speech_encoder_layerdrop"),
+    ("decoder", "decoder_layerdrop"),
+    ("encoder", "encoder_layerdrop"),
+    ("encoder", "layerdrop"),
+)
+"""What the name of a stack has in it, and the key of the chance that its layers are left out."""
 _WITHOUT_LABELS = (Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM)
 """Tasks whose classes have no number of labels."""
 

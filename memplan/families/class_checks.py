@@ -29,6 +29,12 @@ WITHOUT_SDPA = frozenset(
 ``PreTrainedModel._sdpa_can_dispatch``). Where nothing is asked for they run what they have."""
 
 
+DECLARING_FP32 = frozenset({"deberta", "xlnet"})
+"""Types of which a weight is ``torch.FloatTensor`` or ``dtype=torch.float`` in the class itself: built or
+loaded in 16 bits it stays in fp32, and a product of two formats raises (``XLNetRelativeAttention.q``,
+``DisentangledSelfAttention.q_bias``). A model that is cast as a whole, as DeepSpeed does, runs."""
+
+
 def check_heads(reader: ConfigReader, model_type: str) -> None:
     """Refuse what the type's config refuses."""
     if model_type in WHOLE_HEADS:

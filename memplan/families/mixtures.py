@@ -37,6 +37,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             embedding_size=hidden_size,
             scaled=_scales_embedding(reader, kind),
             unscaled_held=kind.embedding_flag is not None,
+            mask_first=kind.embedding_flag is None and _scales_embedding(reader, kind),
         ),
         final_norm=kind.norm,
         mixed_masks=kind.mixed_masks,
@@ -77,6 +78,7 @@ def _layers(reader: ConfigReader, kind: Mixture, hidden_size: int) -> list[Layer
         key = (sliding, dense, heads[number] if heads else 0)
         if key not in made:
             made[key] = LayerSpec(
+                renames_weights=kind.clamped_gate,
                 attention=mixture_attention(
                     reader, kind, hidden_size, window=window if sliding else None, heads=key[2]
                 ),
@@ -219,6 +221,7 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
             if shared
             else None
         ),
+        shared_between=kind.shared_between,
         shared_first=kind.shared_first,
         shared_gate=kind.shared_gate,
         sealed=kind.sealed,

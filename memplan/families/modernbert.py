@@ -101,7 +101,6 @@ def _layer(
             causal=False,
             sliding_window=window if local else None,
             dropout=dropout,
-            names_weights=False,
         ),
         feed_forward=FeedForwardSpec(
             intermediate_size=reader.integer("intermediate_size"),

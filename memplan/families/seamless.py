@@ -88,7 +88,7 @@ class _Text:
         reader, hidden, tokens = self.reader, self.hidden, f"{name}.embed_tokens"
         body = TargetsBody(
             size=hidden, num_positions=reader.integer("max_position_embeddings") + SINES_OFFSET,
-            tokens=tokens, sines=True, scaled=True, source=not behind, follows=behind == "encoder",
+            tokens=tokens, sines=True, scaled=True, source=not behind,
             dropout=reader.number("dropout", default=0.0),
         )  # fmt: skip
         first = not any(

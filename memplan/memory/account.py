@@ -115,6 +115,8 @@ class HostMemory:
     """While a checkpoint is written, what is held included."""
     writer_bytes: int = 0
     """How much more that is on the first rank, which writes for all, than on the others."""
+    pinned_bytes: int = 0
+    """What of ``held_bytes`` is page-locked."""
 
     @property
     def peak_bytes(self) -> int:

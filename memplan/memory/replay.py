@@ -134,7 +134,8 @@ class Replayer:
         """Into how many parts a surplus is cut to take one of them away (``floor_bytes``)."""
         cycle = self._num_events - self._cycle.start if self._cycle is not None else 0
         trials = TRIED_EVENTS // (self._num_events + cycle * FEW_CYCLES // 2)
-        return min(MOST_CAUTION, max(LEAST_CAUTION, trials // 3))
+        least = LEAST_CAUTION if self._num_events < MANY_EVENTS else LEAST_CAUTION // 2
+        return min(MOST_CAUTION, max(least, trials // 3))
 
     def on_card(
         self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
@@ -313,6 +314,8 @@ class OnCard(Protocol):
 TRIED_EVENTS = 1_000_000
 """Of all replays of a run together, before capacities are passed over in longer steps."""
 LEAST_CAUTION, MOST_CAUTION = 16, 128
+MANY_EVENTS = 100_000
+"""Of runs with so many, as of pipelines, even fewer capacities are tried."""
 
 
 def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
@@ -344,10 +347,13 @@ def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTI
     >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
     (True, False)
     """
-    if on_card(None).reserved_bytes <= capacity_bytes:
-        return True
-    if on_card(capacity_bytes).died_at is not None:
+    found = on_card(capacity_bytes, max_cycles=FEW_CYCLES)
+    if found.died_at is None and (not found.is_settled or found.num_flushes):
+        found = on_card(capacity_bytes)
+    if found.died_at is not None:
         return False
+    if found.lacked_bytes is None:
+        return True
     down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
     return down <= capacity_bytes
 

@@ -123,6 +123,15 @@ class Replays:
         """What is reached on a card with room."""
         return self.on_card(None)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether steps came to be all alike with the least capacity; else not all that there are were played."""
+        return self.on_card(self.required_bytes).is_settled
+
+    def islands(self) -> "list[tuple[int, int]]":
+        """Capacities below the least one with which the run lives all the same, each range with its end [bytes]."""
+        return self.source.played.islands()
+
     def is_enough(self, capacity_bytes: int) -> bool:
         """Whether so much room for segments is enough, and all that is more."""
         if self.peaks.reserved_bytes <= capacity_bytes:
@@ -162,6 +171,17 @@ class PlayedRun:
 
             self._required = floor_bytes(self.on_card, caution=self._play().caution)
         return self._required
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether steps came to be all alike with the least capacity; else not all that there are were played."""
+        return self.on_card(self.required_bytes).is_settled
+
+    def islands(self) -> "list[tuple[int, int]]":
+        """Capacities below the least one with which the run lives all the same, each range with its end [bytes]."""
+        from memplan.memory.replay import islands
+
+        return islands(self.on_card, below_bytes=self.required_bytes)
 
     def is_enough(self, capacity_bytes: int) -> bool:
         """Whether so much room for segments is enough, and all that is more."""

@@ -177,6 +177,8 @@ class LayerSpec:
     returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
+    renames_weights: bool = False
+    """What the network returns beside its result takes the name of attention's weights (gpt-oss)."""
     flat_products: bool = False
     """The network multiplies flat rows, of which its class makes a view each time, and has names for its
     activations and its result at once (GPT's ``Conv1D`` and ``MLP``)."""
@@ -289,6 +291,8 @@ class EmbeddingSpec:
     """Set for older decoders, which embed in the model's own ``forward``."""
     masked_last: bool = False
     """The attention mask is made once positions are added, not before (GPT-2)."""
+    mask_first: bool = False
+    """The attention mask is made before token vectors are scaled (GraniteMoE)."""
     mask_buffer: bool = False
     """The model owns a boolean matrix over all positions (GPT-BigCode)."""
     scaled_in_table: bool = False

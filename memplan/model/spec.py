@@ -67,8 +67,12 @@ class ModelSpec(Displayed, HashedOnce):
     """The order in which its class declares its parameters (``Tape.declared``)."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
+    layerdrop: tuple[tuple[str, float], ...] = ()
+    """The chance with which a step leaves a layer out, by what the name of its stack has in it."""
     without_sdpa: bool = False
     """The class cannot be asked for torch's ``scaled_dot_product_attention``."""
+    declares_fp32: bool = False
+    """The class makes a weight in fp32 whatever format it is built or loaded in, and then raises."""
     tables: tuple[ParameterBlock, ...] = ()
     """Parts that are counted but not written down: towers, projectors, or, without any stack, the
     whole model."""

@@ -75,17 +75,21 @@ def card_column(
     lines: Sequence[SetupLine],
     *,
     largest: Mapping[tuple[int, str], int | None],
+    with_needs: bool,
 ) -> Column:
-    """The verdict on a GPU and what is needed of it; ``largest``: with the largest micro-batch."""
+    """The verdict on a GPU, and what is needed of it where that is told of every setup.
+
+    ``largest``: with the largest micro-batch.
+    """
     held = [line.held.get(gpu.gpu_id) for line in lines]
     verdict_width = max(len(each.verdict or "") for each in held if each is not None)
-    needed = [needed_text(each.total_bytes) if each else "" for each in held]
+    needed = [needed_text(each.total_bytes) if each and with_needs else "" for each in held]
     width = max(map(len, needed))
     cells = []
     for line, each, text in zip(lines, held, needed, strict=True):
         cell = ""
         if each is not None and each.verdict is not None:
-            cell = f"{each.verdict.value.ljust(verdict_width)} {text.rjust(width)}"
+            cell = f"{each.verdict.value.ljust(verdict_width)} {text.rjust(width)}".rstrip()
             if size := largest.get((line.number, gpu.gpu_id)):
                 cell += f" <= {size}"
         cells.append(cell)

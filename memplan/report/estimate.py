@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.memory.replay import MAX_CYCLES
 from memplan.memory.runtime import ByteRange
 from memplan.report.answer import Rows, print_answer
 from memplan.report.blocks import Column, print_blocks
@@ -22,7 +23,7 @@ from memplan.report.columns import (
     short_names,
 )
 from memplan.training.choices import Offload
-from memplan.units import GIB
+from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +37,7 @@ def print_comparison(
     rows: Rows,
     hints: "Hints | None" = None,
     *,
+    everywhere: bool = True,
     legend: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
@@ -44,10 +46,11 @@ def print_comparison(
     """Print the answer for each GPU, then one line per setup, the simplest first.
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
+    ``everywhere``: with what each setup needs of each GPU.
     """
     print_answer(console, rows, hints)
     console.print()
-    label, *others = comparison_columns(rows, hints, reserved=reserved)
+    label, *others = comparison_columns(rows, hints, everywhere=everywhere, reserved=reserved)
     if question is not None:
         others += times_by_card(_answers_by_card(rows), len(label.cells), question)
     if lifetimes:
@@ -114,11 +117,42 @@ def print_account(
     if reserved:
         for each in estimates:
             if each.gpu is not None:
-                size = plain_gib(each.reserved_bytes)
-                _print_dim(console, f"On {each.gpu.short_name}, {size} GiB are reserved")
+                for text in reserved_lines(each, each.gpu.short_name):
+                    _print_dim(console, text)
         _print_dim(console, RESERVED_LINE)
     for text in LEGEND if legend else SHORT_ACCOUNT_LEGEND:
         _print_dim(console, text)
+
+
+MOST_ISLANDS = 4
+"""Of one run that are named."""
+LEAST_ISLAND_BYTES = 16 * MIB
+"""Narrower ones show as a single figure."""
+
+
+def reserved_lines(answer: Estimate, card: str) -> list[str]:
+    """What is reserved on a card with room; what is needed of it, and with what less it lives by luck."""
+    run, beside = answer.run, answer.overhead_bytes
+    reserved, least = plain_gib(answer.reserved_bytes), plain_gib(run.required_bytes)
+    enough = f"{least} GiB for segments are enough, and all that is more"
+    lines = [f"On {card}, {reserved} GiB are reserved; {enough}"]
+    found = [
+        f"{plain_gib(start)}-{plain_gib(end)}"
+        for start, end in run.islands()
+        if end - start >= LEAST_ISLAND_BYTES
+    ]
+    if found:
+        more = len(found) - MOST_ISLANDS
+        named = ", ".join(found[:MOST_ISLANDS]) + (f" and {more} more" if more > 0 else "")
+        lines.append(
+            f"It would live by luck with {named} GiB for segments too, not with all that lies between; "
+            f"beside them {plain_gib(beside.low)}-{plain_gib(beside.high)} GiB"
+        )
+    if not run.is_settled:
+        lines.append(
+            f"Steps were not all alike after {MAX_CYCLES} more: with just what is needed a later one may do otherwise"
+        )
+    return lines
 
 
 def _answers_by_card(rows: Rows) -> list[dict[int, Estimate]]:
@@ -218,11 +252,11 @@ def _print_notes(console: "Console", rows: Rows) -> None:
 
 
 def comparison_columns(
-    rows: Rows, hints: "Hints | None" = None, *, reserved: bool = False
+    rows: Rows, hints: "Hints | None" = None, *, everywhere: bool = True, reserved: bool = False
 ) -> list[Column]:
     """A column of setups, what each allocates, where and on the host, and one for each GPU.
 
-    ``reserved``: and what the allocator reserves on a card with room.
+    ``everywhere``: with what each setup needs of it. ``reserved``: and what the allocator reserves on a card with room.
     """
     lines = list(setup_lines(rows))
     largest = hints.largest if hints is not None else {}
@@ -230,7 +264,9 @@ def comparison_columns(
     if len(largest) < sum(len(row) for row in rows):
         largest = {}
     cards = [
-        card_column(each.gpu, lines, largest=largest) for each in rows[0] if each.gpu is not None
+        card_column(each.gpu, lines, largest=largest, with_needs=everywhere)
+        for each in rows[0]
+        if each.gpu is not None
     ]
     return [
         Column(header=("setup",), cells=tuple(line.label for line in lines)),
@@ -305,6 +341,10 @@ def host_formulas(answer: Estimate) -> list[str]:
             per_param = f"{writer / answer.num_params:,.3g} B x {answer.num_params:,}"
             terms.append(f"{per_param} on the rank that writes")
         lines.append(f"  {moment} {total / GIB:,.2f} GiB = {' + '.join(terms)}")
+    if host.held_bytes:
+        locked = ranks * host.pinned_bytes
+        share = f"{host.pinned_bytes / host.held_bytes:.0%} of what is held between steps"
+        lines.append(f"  page-locked (pin_memory) {locked / GIB:,.2f} GiB, {share}")
     return lines
 
 

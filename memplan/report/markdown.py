@@ -26,14 +26,19 @@ if TYPE_CHECKING:
 
 
 def estimate_markdown(
-    rows: Rows, hints: Hints, *, version: str, question: "TimeQuestion | None" = None
+    rows: Rows,
+    hints: Hints,
+    *,
+    everywhere: bool,
+    version: str,
+    question: "TimeQuestion | None" = None,
 ) -> str:
     """The whole page; rows are the simplest first. With times where they are asked for."""
-    return "\n".join(_lines(rows, hints, version=version, question=question))
+    return "\n".join(_lines(rows, hints, everywhere=everywhere, version=version, question=question))
 
 
 def _lines(
-    rows: Rows, hints: Hints, *, version: str, question: "TimeQuestion | None"
+    rows: Rows, hints: Hints, *, everywhere: bool, version: str, question: "TimeQuestion | None"
 ) -> Iterator[str]:
     name, *rest = (in_markdown(part) for part in head_parts(rows))
     yield f"## {name}"
@@ -46,7 +51,7 @@ def _lines(
     if len(rows) > 1:
         yield "### Setups, simplest first"
         yield ""
-        yield from table_lines(comparison_columns(rows, hints))
+        yield from table_lines(comparison_columns(rows, hints, everywhere=everywhere))
     else:
         yield "### Where the bytes are"
         for group in kernel_groups(rows[0]):

@@ -7,6 +7,7 @@ from memplan.estimator.assumptions import tying_note
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counts import ParameterCounts
 from memplan.graph.module_tree import ModuleNode
+from memplan.model.checkpoint import CheckpointCount
 from memplan.model.spec import ModelSpec, Tying
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
@@ -67,6 +68,46 @@ def write_rows(rows: Sequence[dict[str, object]], output_format: str) -> str:
     if output_format == "json":
         return rows_json(rows, schema_version=MODELS_SCHEMA_VERSION)
     return rows_csv(rows) if output_format == "csv" else rows_markdown(rows)
+
+
+def checkpoint_rows(found: Sequence[CheckpointCount]) -> list[dict[str, object]]:
+    """Flat rows: each reading of a checkpoint's size."""
+    return [
+        {
+            "format": each.format,
+            "size_read_as": each.unit,
+            "checkpoint_bytes": each.num_bytes,
+            "num_params": each.num_params,
+        }
+        for each in found
+    ]
+
+
+def print_checkpoint(console: "Console", found: Sequence[CheckpointCount]) -> None:
+    """Print how many parameters a checkpoint has, by format and by what its size may mean."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("if it holds", "and its size is in", "bytes", "parameters", ""):
+        is_figure = name in ("bytes", "parameters", "")
+        table.add_column(name, justify="right" if is_figure else "left", no_wrap=True)
+    for each in found:
+        count = f"{each.num_params:,}"
+        table.add_row(
+            each.format,
+            each.unit or "bytes",
+            f"{each.num_bytes:,}",
+            count,
+            format_count(each.num_params),
+        )
+    print_table(console, table)
+    if any(each.unit for each in found):
+        line = "GB = 10^9 bytes, GiB = 2^30: what is meant by GB is often GiB."
+        console.print(Text(line, style="dim"))
+    line = "A checkpoint of a training run holds the optimizer too, which is not in these counts."
+    console.print(Text(line, style="dim"))
 
 
 def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:

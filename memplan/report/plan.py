@@ -272,16 +272,16 @@ def shortfall_lines(plan: Plan) -> list[str]:
     for each in plan.shortfalls:
         setup = each.estimate.setup
         key = (each.given_up, setup.num_gpus, setup_label(setup))
-        if key not in least or (each.tier, each.missing_bytes) < (
+        if key not in least or (each.tier, each.estimate.worst_bytes) < (
             least[key].tier,
-            least[key].missing_bytes,
+            least[key].estimate.worst_bytes,
         ):
             least[key] = each
-    lines = [shortfall_text(each) for each in least.values()]
-    kept = lines[:MAX_SHORTFALLS]
+    # Only of those that are shown is it looked for how much they need.
+    kept = [shortfall_text(each) for each in list(least.values())[:MAX_SHORTFALLS]]
     if not kept:
         return []
-    more = [f"  ... and {len(lines) - len(kept)} more"] if len(lines) > len(kept) else []
+    more = [f"  ... and {len(least) - len(kept)} more"] if len(least) > len(kept) else []
     return ["Does not fit, even with the smallest micro-batch:", *kept, *more]
 
 

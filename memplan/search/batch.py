@@ -60,7 +60,7 @@ class SizeSearch:
         """The largest that fits; 0: none.
 
         First the largest that can fit by what it allocates; most often that one does. Where it does not,
-        sizes below it are replayed, from the one on that fits if it needs as much more than it allocates.
+        sizes below it are replayed, from a likely one on.
         """
         largest = self._largest(1, 1, limit=limit, first=first, known=known)
         if not largest:
@@ -71,9 +71,9 @@ class SizeSearch:
         low, high = 0, largest
         guess = 0
         if largest > 1:
-            guess = self._largest(
-                needed.required_bytes, needed.worst_bytes, limit=largest - 1, first=largest - 1
-            )
+            # What is needed lies between what is allocated and what is reserved with room.
+            likely = (needed.worst_bytes + needed.reserved_bytes) // 2
+            guess = self._largest(likely, needed.worst_bytes, limit=largest - 1, first=largest - 1)
         for size in (guess, guess + 1, guess - 1):
             low, high = self._narrowed(low, high, size)
         while high - low > 1:

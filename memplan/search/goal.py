@@ -271,13 +271,18 @@ class Shortfall:
     """A setup that does not fit even with the smallest micro-batch."""
 
     estimate: Estimate
-    missing_bytes: int
-    """How much the high end of the range exceeds what may be used [bytes]."""
+    limit_bytes: int
+    """What may be used of the card."""
     given_up: Concession
     tier: int
     """Of its precision: 0 where optimizer states are in fp32."""
     better: Estimate | None
     """The nearest setup of the plan that fits."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much the high end of the range exceeds what may be used [bytes]."""
+        return max(0, self.estimate.total_bytes.high - self.limit_bytes)
 
     @property
     def saved_bytes(self) -> int:

@@ -81,11 +81,14 @@ def memory_front(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
     """
     known = [each for each in found if each.time is not None]
     known = [each for each in known if _lost(each) == _lost(known[0])]
-    fastest_first = sorted(known, key=lambda each: (-_speed(each), each.estimate.total_bytes.high))
+    fastest_first = sorted(known, key=lambda each: (-_speed(each), each.estimate.worst_bytes))
     front: list[PlannedSetup] = []
     for each in fastest_first:
-        needed = each.estimate.total_bytes.high
-        if not front or needed < front[-1].estimate.total_bytes.high:
+        answer = each.estimate
+        # What it allocates alone may be more already: then no run is replayed for it.
+        least = answer.worst_bytes + answer.overhead_bytes.high
+        lowest = front[-1].estimate.total_bytes.high if front else None
+        if lowest is None or (least < lowest and answer.total_bytes.high < lowest):
             front.append(each)
     kept = front[-1:]
     for each in reversed(front[:-1]):

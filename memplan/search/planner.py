@@ -419,7 +419,7 @@ class Planner:
             better = self._no_larger(nearest.estimate, answer)
         return Shortfall(
             estimate=answer,
-            missing_bytes=max(0, answer.total_bytes.high - self.limit_bytes),
+            limit_bytes=self.limit_bytes,
             given_up=candidate.given_up,
             tier=candidate.tier,
             better=better,

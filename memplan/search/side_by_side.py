@@ -21,6 +21,8 @@ class SideBySide:
     """CPU RAM of a node, where it is judged too."""
     notes: tuple[str, ...] = ()
     """What is to be said of each answer besides."""
+    says_needs: bool = True
+    """What each needs is told, not its verdict alone."""
 
     def rows(self, *, meanwhile: Callable[[], None] | None = None) -> list[list[Estimate]]:
         """For each setup an answer on each GPU; ``meanwhile`` as in ``all_of``.
@@ -45,5 +47,6 @@ class SideBySide:
         if self.notes:
             found = replace(found, notes=(*found.notes, *self.notes))
         found = replace(found, node_memory_bytes=self.node_memory_bytes)
-        _ = found.required_bytes  # which is told of it
+        # What is told of it is found where it was played.
+        _ = found.required_bytes if self.says_needs else found.verdict
         return without_run(found)

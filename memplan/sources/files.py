@@ -80,6 +80,19 @@ def read_bytes(path: str | Path, *, max_bytes: int, kind: str) -> bytes:
     return _read(Path(path), label=str(path), max_bytes=max_bytes, expected=f"{kind} is smaller")
 
 
+def read_head(path: str | Path, *, num_bytes: int) -> bytes:
+    """The first bytes of a file that may be as large as it likes.
+
+    Raises ``ConfigError`` when it cannot be read or is shorter.
+    """
+    data = _read(Path(path), label=str(path), max_bytes=num_bytes, expected="", only_head=True)
+    if len(data) < num_bytes:
+        _refuse(
+            str(path), f"is cut off: it has {len(data)} of the {num_bytes} bytes it begins with"
+        )
+    return data
+
+
 def read_text(path: str | Path, *, max_bytes: int, kind: str) -> str:
     """Read a text file whole, as ``read_bytes`` does; what is not UTF-8 is refused too."""
     expected = f"{kind} is smaller"
@@ -97,9 +110,11 @@ def _read_text(path: Path, *, label: str, max_bytes: int, expected: str = _CONFI
         _refuse(label, f"is not text: byte {error.start + 1} is not UTF-8")
 
 
-def _read(path: Path, *, label: str, max_bytes: int, expected: str) -> bytes:
+def _read(
+    path: Path, *, label: str, max_bytes: int, expected: str, only_head: bool = False
+) -> bytes:
     try:
-        num_bytes, data = _open_and_read(path, max_bytes)
+        num_bytes, data = _open_and_read(path, max_bytes, only_head=only_head)
     except FileNotFoundError:
         _refuse(label, "there is no such file")
     except IsADirectoryError:
@@ -110,7 +125,7 @@ def _read(path: Path, *, label: str, max_bytes: int, expected: str) -> bytes:
         _refuse(label, "is a pipe or a device, not a file: write what it holds to one")
     except (OSError, ValueError) as error:
         _refuse(label, f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    if max(num_bytes, len(data)) > max_bytes:
+    if not only_head and max(num_bytes, len(data)) > max_bytes:
         limit = f"{max_bytes // MIB} MiB"
         _refuse(label, f"is larger than {limit}: {expected}")
     return data
@@ -120,8 +135,8 @@ class _NotAFileError(Exception):
     """What was opened may never end, or never begin."""
 
 
-def _open_and_read(path: Path, max_bytes: int) -> tuple[int, bytes]:
-    """A file's size and what it holds; one that is larger than this stays unread.
+def _open_and_read(path: Path, max_bytes: int, *, only_head: bool = False) -> tuple[int, bytes]:
+    """A file's size and what it holds; one that is larger than this stays unread, or is read so far.
 
     It is opened without waiting for a writer, as a named pipe would ask, and judged when open.
     """
@@ -130,6 +145,8 @@ def _open_and_read(path: Path, max_bytes: int) -> tuple[int, bytes]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise _NotAFileError
+        if only_head:
+            return status.st_size, _read_at_most(file, max_bytes)
         too_large = status.st_size > max_bytes
         return status.st_size, b"" if too_large else _read_at_most(file, max_bytes + 1)
 

@@ -17,7 +17,7 @@ from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.comparison import Comparison, remember
 
-BARS = {"requested_peak": 0.01, "reserved_peak": 0.03, "pinned": 0.003}
+BARS = {"requested_peak": 0.01, "reserved_peak": 0.02, "pinned": 0.003}
 """Worst relative errors: of the peak, of segments, and of page-locked CPU RAM."""
 
 

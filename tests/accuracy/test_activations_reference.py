@@ -17,13 +17,14 @@ PRECISIONS = {"bf16": "bf16", "amp": "bf16-amp", "fp32": "fp32"}
 
 # figure: (median, 95th percentile, worst) that the relative error may reach
 BARS = {
-    "bytes_before": (0.0001, 0.0001, 0.0001),
-    "activations": (0.003, 0.015, 0.04),
-    "peak": (0.003, 0.015, 0.04),
-    "peak_forward": (0.003, 0.025, 0.04),
-    "peak_backward": (0.003, 0.025, 0.04),
-    "peak_step": (0.003, 0.025, 0.04),
+    "bytes_before": (0.00002, 0.0001, 0.0001),
+    "activations": (0.00002, 0.00005, 0.00035),
+    "peak": (0.00002, 0.00005, 0.00025),
+    "peak_forward": (0.00002, 0.00005, 0.002),
+    "peak_backward": (0.00002, 0.00005, 0.00025),
+    "peak_step": (0.00002, 0.00005, 0.0003),
 }
+"""No more than five times what is reached."""
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:
@@ -88,7 +89,8 @@ def test_representative_records(checkout: Path) -> None:
     assert not comparison.refused
     assert comparison.num_records >= 40
     for name in BARS:
-        assert comparison.worst(name)[0] <= 0.015, comparison.worst(name)
+        bar = 0.0003 if name == "activations" else 0.001
+        assert comparison.worst(name)[0] <= bar, comparison.worst(name)
 
 
 def test_the_long_tail(checkout: Path) -> None:
@@ -96,5 +98,6 @@ def test_the_long_tail(checkout: Path) -> None:
     comparison = compare(checkout / "tests" / "data" / "long_tail.jsonl")
     assert not comparison.refused
     for name in ("params", "bytes_before", "peak_backward", "peak_step", "peak"):
-        assert comparison.worst(name)[0] <= 0.0075, comparison.worst(name)
-    assert comparison.worst("activations")[0] <= 0.015, comparison.worst("activations")
+        bar = 0.0075 if name.startswith("peak") and name != "peak_step" else 0.005
+        assert comparison.worst(name)[0] <= bar, comparison.worst(name)
+    assert comparison.worst("activations")[0] <= 0.005, comparison.worst("activations")

@@ -71,7 +71,7 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
 
 
 BESIDE = {
-    **BARS, "peak_forward": (0.006, 0.006), "peak_backward": (0.006, 0.006), "peak": (0.0005, 0.0005),
+    "bytes_before": (0.005, 0.005), "peak_forward": (0.006, 0.006), "peak_backward": (0.006, 0.006), "peak": (0.0005, 0.0005),
 }  # fmt: skip
 """Of what is split otherwise too: drawn once, and nothing was looked at."""
 SECTIONS = {

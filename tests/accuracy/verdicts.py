@@ -71,7 +71,7 @@ def remember_verdicts(
                 "id": run.id, "source": run.source, "gpu": run.gpu, "run": run.words,
                 "verdict": run.verdict.value, "ended": run.end, "low_bytes": run.needed[0],
                 "high_bytes": run.needed[1], "capacity_bytes": run.needed[2],
-                "why": guesses[run.id],
+                "why": guesses.get(run.id, "nobody has looked into it yet"),
             }
             for run in wrong
         ],

@@ -453,3 +453,13 @@ def test_refused(config: Mapping[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(config)
     assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_each_sequence_needs_room_for_its_picture(batch_size: int) -> None:
+    """LLaVA's 24 x 24 patches, however many sequences there are."""
+    config = {"model_type": "llava", "text_config": {"model_type": "llama", "num_hidden_layers": 1}}
+    model = read(config)
+    assert record_model(model, TapeOptions(batch_size=batch_size, seq_len=576)).segments
+    with pytest.raises(SetupError, match=r"575 tokens have no room .* sample, 576 tokens"):
+        record_model(model, TapeOptions(batch_size=batch_size, seq_len=575))

@@ -92,8 +92,9 @@ def is_expressible(measurement: dict[str, Any]) -> bool:
     return "unexpressible" not in measurement
 
 
-LEAST_INSIDE = 0.87
-"""The share of expressible reserved figures that must be inside."""
+LEAST_INSIDE = 0.875
+"""The share of expressible reserved figures that must be inside: as many as are. The aim is 0.9; the four that are
+not are named with what is known of why (``outside``)."""
 
 CLOSE = 0.08
 """How far off a replay may be without a reason."""

@@ -157,7 +157,8 @@ def convolve(
     )
     added = t.add(x, activation(t, dropout(t, filled, spec.dropout), spec.activation))
     normed = norm(t, added, spec.norm, "norm", hidden)
-    mask = t.tensor(context.batch * context.seq_len, DType.FP32)
+    # ``input_mask.to(output.dtype)``
+    mask = t.tensor(context.batch * context.seq_len, normed.dtype)
     t.record(OperationKind.TO, (), (mask,))
     out = t.mul(normed, mask)
     t.touch(added, normed)

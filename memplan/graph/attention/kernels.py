@@ -74,15 +74,19 @@ def _pad(t: Tape, x: Tensor, head_dim: int, padding: int) -> Tensor:
 def cudnn(
     t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
 ) -> Tensor:
-    """cuDNN's attention: as flash, and takes masks, which it keeps."""
-    random_state = (t.tensor(1, DType.INT64), t.tensor(1, DType.INT64))
+    """cuDNN's attention: as flash, and takes masks, which it keeps.
+
+    Seed and offset are made before its results (aten/src/ATen/native/transformers/cuda/attention.cu).
+    """
     mask = _additive(t, mask, shape, query.dtype)
+    random_state = (t.tensor(1, DType.INT64), t.tensor(1, DType.INT64))
+    t.record(OperationKind.TO, (), random_state)
     out = t.tensor(shape.outputs, query.dtype)
     out.by_head = query.by_head
     statistics = t.tensor(shape.rows * shape.spec.num_heads, DType.FP32)
     inputs = (query, key, value) if mask is None else (query, key, value, mask)
     t.record(
-        OperationKind.CUDNN_ATTENTION, inputs, (out, statistics, *random_state),
+        OperationKind.CUDNN_ATTENTION, inputs, (out, statistics),
         saves=(*inputs[3:], key, query, value, statistics, out, *random_state),
         gradients=(Gradient.FRESH,) * 3 + (Gradient.NONE,) * (mask is not None),
         forward_scratch_bytes=cudnn_forward_scratch(t),

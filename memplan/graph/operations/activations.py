@@ -53,14 +53,14 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
 def gelu_python(t: Tape, x: Tensor) -> Tensor:
     """The exact GELU written out: a half of x, times one plus an error function.
 
-    The error function's derivative is an expression of four intermediate tensors
-    (tools/autograd/derivatives.yaml, ``erf``).
+    The error function's derivative is an expression of four intermediate tensors, made before its
+    result (tools/autograd/derivatives.yaml, ``erf``).
     """
     half, inner = t.scale(x), t.scale(x)
     curve = t.tensor(x.numel, x.dtype)
     t.record(
         OperationKind.ERF, (inner,), (curve,), saves=(inner,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=4 * curve.storage.num_bytes,
+        backward_scratch_bytes=(*(curve.storage.num_bytes,) * 4, RESULT),
     )  # fmt: skip
     return t.mul(half, t.shift(curve))
 

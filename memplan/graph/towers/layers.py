@@ -12,7 +12,7 @@ from memplan.graph.operations.elementwise import clamp_between, dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary, rotary_as_complex
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import Gradient, Operation
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.heads import biased_attention
@@ -99,6 +99,9 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         rows = flow.items * shape.queries
         shape = replace(shape, batch=1, queries=rows, keys=rows)
 
+    copies: list[Operation] = []
+    start = len(t.segment.operations)
+
     def project(source: Tensor, part: str, heads: int, *, bias: bool) -> Tensor:
         source = _straight(t, source, body)
         made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
@@ -108,6 +111,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
+        copies.append(t.segment.operations[-1])
         made.by_head = True
         return made
 
@@ -131,6 +135,10 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         out = _in_stretches(t, query, key, value, shape, body, flow)
     else:
         out = attend(t, query, key, value, shape, flow.mask if masked else None)
+    if any(each.kind is OperationKind.EFFICIENT_ATTENTION for each in t.segment.operations[start:]):
+        # Its gradients lie in rows, whatever it was given (ATen/native/transformers/cuda/attention_backward.cu).
+        for each in copies:
+            each.gradients = each.gradients and (Gradient.ALIAS,)
     out = _linear(
         t, out, f"{name}.{body.names.output}", width, size, body, bias=spec.output_bias,
         role=WeightRole.ATTENTION_OUTPUT,

@@ -208,7 +208,7 @@ def position_convolution(t: Tape, x: Tensor, body: PositionConvolutionBody, flow
 def targets(t: Tape, body: TargetsBody, flow: Flow) -> Tensor:
     """``shift_tokens_right``, then tokens and positions of every sequence."""
     options = t.options
-    given = options.target_seq_len if body.follows else options.seq_len
+    given = options.seq_len if body.source else options.target_seq_len
     flow.items, flow.length = options.batch_size, min(given, body.num_positions)
     rows = flow.items * flow.length
     ids = from_batch(t, rows, DType.INT64)

@@ -49,6 +49,7 @@ def replicated_host(job: Job, *, part_numel: int, accumulated_bytes: int) -> Hos
         load_bytes=max(job.model_bytes, ready + copies),
         save_bytes=held + saved_bytes(job, part_numel=0),
         writer_bytes=writer_bytes(job, part_numel=0),
+        pinned_bytes=ready + accumulated_bytes if pinned else 0,
     )
 
 
@@ -75,16 +76,18 @@ def sharded_host(job: Job, *, shards: Sequence[int], groups: Sequence[int]) -> H
             load_bytes=loading,
             save_bytes=weights + saved_bytes(job, part_numel=largest),
             writer_bytes=writer_bytes(job, part_numel=largest),
+            pinned_bytes=weights,
         )
     if job.given.setup.offload_optimizer is Offload.NVME:
-        held, peak = _swapping(job, lock, groups)
+        held, peak, locked = _swapping(job, lock, groups)
     else:
-        held, peak = _optimizer(job, lock, groups)
+        held, peak, locked = _optimizer(job, lock, groups)
     return HostMemory(
         held_bytes=weights + held,
         load_bytes=max(loading, weights + peak),
         save_bytes=weights + held + saved_bytes(job, part_numel=0),
         writer_bytes=writer_bytes(job, part_numel=0),
+        pinned_bytes=weights + locked,
     )
 
 
@@ -95,8 +98,8 @@ def _apart(job: Job, lock: PageLock, shards: Sequence[int]) -> int:
     return sum(lock.bytes_of(job.weight_bytes * shard, pinned=pinned) for shard in shards)
 
 
-def _optimizer(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int]:
-    """Held and peak while loading: master weights, gradients, states and 16-bit gradients.
+def _optimizer(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int, int]:
+    """Held, peak while loading and page-locked of the held: master weights, gradients, states and 16-bit gradients.
 
     A zero-filled gradient of the largest group is there while the groups' own are made, each of
     them page-locked through a copy.
@@ -110,19 +113,21 @@ def _optimizer(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, in
         copy = block if pinned else 0
         peak = max(peak, master + MASTER_BYTES * max(groups) + made + copy)
     accumulated = job.gradient_bytes * total
-    ready = master + made + lock.bytes_of(accumulated, pinned=pinned)
+    locked = made + lock.bytes_of(accumulated, pinned=pinned)
+    ready = master + locked
     peak = max(peak, ready + (accumulated if pinned else 0))
-    return ready + job.state_bytes(total), peak
+    return ready + job.state_bytes(total), peak, locked if pinned else 0
 
 
-def _swapping(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int]:
+def _swapping(job: Job, lock: PageLock, groups: Sequence[int]) -> tuple[int, int, int]:
     """The same with NVMe: the swapper's buffers and the 16-bit gradients stay in memory
     (swap_tensor/optimizer_utils.py)."""
     largest = MASTER_BYTES * max(groups, default=0)
     buffers = job.options.optimizer_buffer_count * lock.bytes_of(largest)
     accumulated = lock.bytes_of(job.gradient_bytes * sum(groups), pinned=job.options.pin_memory)
     held = buffers + accumulated
-    return held, max(held, buffers + 2 * largest)
+    locked = held if job.options.pin_memory else buffers
+    return held, max(held, buffers + 2 * largest), locked
 
 
 def _offloaded_weights(job: Job, lock: PageLock, shards: Sequence[int]) -> int:

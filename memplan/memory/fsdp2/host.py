@@ -22,9 +22,10 @@ def host_memory(
     pinned: bool,
 ) -> HostMemory:
     """CPU RAM: what is offloaded, and the whole model while it is loaded or saved."""
-    held = 0
+    held = shards = 0
     if offloaded:
-        held = optimizer_bytes(given, own) + _offloaded_bytes(units, pinned=pinned)
+        shards = _offloaded_bytes(units, pinned=pinned)
+        held = optimizer_bytes(given, own) + shards
     whole = total_of(units, "whole_bytes")
     # One rank of the job reads or gathers for all: its node's share of that.
     node_share = ceil_div(whole, given.setup.gpus_per_node)
@@ -35,7 +36,9 @@ def host_memory(
         InitDevice.CUDA: 0,
     }[init_device]
     saved = node_share if state_dict_type is StateDictType.FULL else 0
-    return HostMemory(held_bytes=held, load_bytes=load, save_bytes=held + saved)
+    return HostMemory(
+        held_bytes=held, load_bytes=load, save_bytes=held + saved, pinned_bytes=shards * pinned
+    )
 
 
 def _offloaded_bytes(units: Units, *, pinned: bool) -> int:

@@ -229,6 +229,7 @@ class PipelineProgram:
                 load_bytes=found.load_bytes + own.load_bytes,
                 save_bytes=found.save_bytes + own.save_bytes,
                 writer_bytes=found.writer_bytes + own.writer_bytes,
+                pinned_bytes=found.pinned_bytes + own.pinned_bytes,
             )
         return found
 

@@ -47,8 +47,6 @@ class TargetsBody:
     """What was looked up is multiplied by a number."""
     source: bool = False
     """The text that is read, as the batch brings it, not what should be said."""
-    follows: bool = False
-    """It comes behind a text that is read, and is as long as targets are."""
     dropout: float = 0.0
 
 

@@ -1,0 +1,51 @@
+"""Whole runs of PyTorch's own CUDA build, in memplan's own words, and what memplan says of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from memplan.estimator import estimate
+from memplan.memory.allocator import SEGMENT_ROUNDING_BYTES
+from memplan.sources.catalog import load_gpu
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+
+def recorded_runs(path: Path) -> list[dict[str, Any]]:
+    """All runs of a file, with the truths that memplan is held to [bytes]."""
+    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["records"]
+    for run in runs:
+        run["model_type"] = run["config"]["model_type"]
+        run["truth"] = {
+            "requested_peak": run["requested"],
+            "reserved_peak": run["reserved"],
+            "least_capacity": run["lived"][-1][0] * SEGMENT_ROUNDING_BYTES,
+        }
+    return runs
+
+
+def kind_of(run: dict[str, Any]) -> str:
+    """The engine, as the accuracy table names it."""
+    setup = run["setup"]
+    if setup["engine"] == "deepspeed":
+        return f"ZeRO-{setup['zero_stage']}"
+    if setup["engine"] == "fsdp":
+        return "FSDP2"
+    return "DDP" if setup["num_gpus"] > 1 else "one GPU"
+
+
+def said_of(run: dict[str, Any]) -> dict[str, int]:
+    """The same figures from memplan: of rank 0, whose runs these are."""
+    model = load_model(run["config"], run["task"])
+    found = estimate(model, TrainingSetup(**run["setup"]), load_gpu(run["gpu"]), rank=0)
+    return {
+        "requested_peak": found.peak_bytes,
+        "reserved_peak": found.reserved_bytes,
+        "least_capacity": found.required_bytes,
+    }
+
+
+def lives(run: dict[str, Any], capacity_bytes: int) -> bool:
+    """Whether all of its steps complete with so much for the allocator's segments."""
+    steps = capacity_bytes // SEGMENT_ROUNDING_BYTES
+    return any(low <= steps and (high is None or steps < high) for low, high in run["lived"])
