@@ -16,7 +16,7 @@ TORCH ?= torch
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 # Paths that are linted and typed.
-CODE = memplan tests benchmarks docs conftest.py
+CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
 GENERATED = README.md docs/commands.md docs/diffusion.md docs/engine-options.md docs/jobs.md docs/kernels.md docs/optimizers.md \
   docs/presets.md docs/time.md
@@ -28,12 +28,13 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test pythons fuzz golden bench mutate accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize pythons fuzz golden bench mutate accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(VENV)/.ready: pyproject.toml
+# The compiled core is built where it lies, if it can be.
+$(VENV)/.ready: pyproject.toml setup.py memplan/memory/_replay.c
 	$(SYSTEM_PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --no-compile --upgrade "pip>=25.1"  # the first to know --group
 	$(VENV)/bin/python -m pip install --quiet --no-compile --editable . --group dev  # imports compile what they need
@@ -69,6 +70,12 @@ site: docs  ## The same, with the page that runs memplan in a browser (needs npm
 
 test: $(ENVIRONMENT)  ## Run the whole test suite
 	$(PYTHON) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+
+test-pure: export MEMPLAN_PURE_PYTHON = 1
+test-pure: test  ## The same without the compiled core
+
+sanitize: $(ENVIRONMENT)  ## Run the compiled core's tests under address and undefined-behaviour sanitizers
+	$(PYTHON) benchmarks/sanitize.py $(PYTEST_FLAGS)
 
 $(VERIFY_VENV)/.ready: pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)
@@ -113,4 +120,4 @@ build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/
 	$(PYTHON) -m build
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) $(VENV)-* dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* dist build memplan.egg-info memplan/memory/_replay*.so site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

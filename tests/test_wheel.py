@@ -1,38 +1,74 @@
 """The wheel works without the checkout: built, installed into a new environment, and run there."""
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.wheel
 
+COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+COMPILES = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
+STABLE_ABI = pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="free-threaded: no stable ABI"
+)
+COMPILED = (".pyc", ".so", ".pyd")
+NOT_CARRIED = {"memplan/memory/_replay.c"}
+"""Of the package's files: what is only compiled."""
 
-def call(*command: str | Path, cwd: Path) -> str:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+def call(*command: str | Path, cwd: Path, **settings: str) -> str:
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "MEMPLAN_PURE_PYTHON")
+    }
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+        command, cwd=cwd, env={**environment, **settings},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def scripts(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of scripts of a new environment with the wheel in it.
+@dataclass(frozen=True)
+class Installed:
+    """A new environment with a wheel in it."""
+
+    wheel: Path
+    scripts: Path
+
+    @property
+    def names(self) -> set[str]:
+        """Files of the wheel that are imported or read."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            return {name for name in archive.namelist() if name.startswith("memplan/")}
+
+
+def installed(checkout: Path, folder: Path, **settings: str) -> Installed:
+    """Build the wheel and install it.
 
     The dependencies are borrowed from this environment with a path file, so that nothing is
     fetched. The new environment's own packages come first, and an editable install's path files
-    are not followed from there, so memplan itself can only come from the wheel.
+    are not followed from there, so memplan itself can only come from the wheel. Built in a copy,
+    because a build leaves files beside its sources.
     """
-    folder = tmp_path_factory.mktemp("wheel")
-    environment = folder / "environment"
+    copy, environment = folder / "sources", folder / "environment"
+    shutil.copytree(
+        checkout / "memplan", copy / "memplan", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy2(checkout / name, copy / name)
     call(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, checkout,
-        cwd=folder,
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, copy,
+        cwd=folder, **settings,
     )  # fmt: skip
     (wheel,) = folder.glob("memplan-*.whl")
     call(sys.executable, "-m", "venv", "--without-pip", environment, cwd=folder)
@@ -46,7 +82,53 @@ def scripts(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         scripts / "python", "-c", "import site; print(site.getsitepackages()[0])", cwd=folder
     )
     (Path(own.strip()) / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return scripts
+    return Installed(wheel, scripts)
+
+
+@pytest.fixture(scope="module")
+def usual(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return installed(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def scripts(usual: Installed) -> Path:
+    """The folder of scripts of the environment with the usual wheel."""
+    return usual.scripts
+
+
+def replay_in_use(scripts: Path, folder: Path) -> str:
+    printed = call(scripts / "memplan", "--version", "--verbose", cwd=folder)
+    return next(line for line in printed.splitlines() if line.startswith("replay: "))
+
+
+@COMPILES
+@STABLE_ABI
+def test_the_wheel_has_the_compiled_core_and_uses_it(usual: Installed, tmp_path: Path) -> None:
+    assert usual.wheel.name.split("-")[2:4] == ["cp311", "abi3"]
+    suffix = ".pyd" if os.name == "nt" else ".abi3.so"
+    assert f"memplan/memory/_replay{suffix}" in usual.names
+    assert replay_in_use(usual.scripts, tmp_path) == "replay: compiled"
+
+
+def test_the_wheel_has_every_file_of_the_package(usual: Installed, checkout: Path) -> None:
+    files = {
+        path.relative_to(checkout).as_posix()
+        for path in (checkout / "memplan").rglob("*")
+        if path.is_file() and path.suffix not in COMPILED
+    }
+    assert {
+        name for name in usual.names if Path(name).suffix not in COMPILED
+    } == files - NOT_CARRIED
+
+
+def test_without_a_compiler_it_is_installed_without_it(checkout: Path, tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    found = installed(checkout, tmp_path, CC=str(nothing / "cc"), PATH=str(nothing))
+    assert not {name for name in found.names if name.startswith("memplan/memory/_replay.")}
+    assert replay_in_use(found.scripts, tmp_path) == "replay: in Python (nothing was compiled)"
+    printed = call(found.scripts / "memplan", "estimate", "t5-small", cwd=tmp_path)
+    assert printed.startswith("t5-small")
 
 
 def test_memplan_comes_from_the_wheel(scripts: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ of the environment that runs this, and all of them are plain Python. Needs ``npm
 
 import hashlib
 import importlib.metadata
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -60,13 +62,28 @@ def write_runtime(folder: Path) -> None:
             (folder / name).write_bytes(file.read())
 
 
+SOURCES = ("memplan", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+"""What the wheel is made of."""
+
+
 def build_wheel(folder: Path) -> Path:
-    """memplan's own wheel, the one that users install."""
+    """memplan's own wheel without the compiled core, which is another machine's code there.
+
+    It is built in a copy: a build leaves files beside its sources.
+    """
+    copy = folder / "sources"
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            copy.mkdir(exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)],
-        cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
+        cwd=copy, env={**os.environ, "MEMPLAN_PURE_PYTHON": "1"}, check=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    return next(folder.glob("memplan-*.whl"))
+    return next(folder.glob("memplan-*-py3-none-any.whl"))
 
 
 def write_packages(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 
 def version_text(*, verbose: bool) -> str:
-    """The version; ``verbose``: with Python's, the system's, the dependencies' and the cache."""
+    """The version; ``verbose``: with Python's, the system's, the dependencies', the replay in use and the cache."""
     from memplan import __version__
 
     lines = [f"memplan {__version__}"]
@@ -19,6 +19,7 @@ def _details() -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
         "installed in": str(_home()),
+        "replay": _replay(),
         **_dependencies(),
         "config cache": _cache(),
         "stdout": f"{sys.stdout.encoding}, {'a terminal' if sys.stdout.isatty() else 'no terminal'}",
@@ -29,6 +30,18 @@ def _home() -> object:
     from pathlib import Path
 
     return Path(__file__).resolve().parent.parent
+
+
+def _replay() -> str:
+    """Whether runs are replayed by compiled code, and why not."""
+    from os import environ
+
+    from memplan.memory.replay import COMPILED, PURE_PYTHON
+
+    if COMPILED is not None:
+        return "compiled"
+    why = f"{PURE_PYTHON} is set" if environ.get(PURE_PYTHON) else "nothing was compiled"
+    return f"in Python ({why})"
 
 
 def _dependencies() -> dict[str, str]:

@@ -66,6 +66,7 @@ class Mixture:
     shared_count: str | None = None
     """Which key counts shared experts of a routed expert's width."""
     sealed: bool = False
+    shared_between: bool = False
     shared_first: bool = False
     shared_gate: bool = False
     jitter: tuple[str, int] | None = None
@@ -341,7 +342,7 @@ MIXTURES: dict[str, Mixture] = {
         placement=NormPlacement.SANDWICH,
         normalizes=True,
         shared_count="num_shared_experts",
-        shared_first=True,
+        shared_between=True,
         output_gate=OutputGate.SIGMOID,
         dense=_dense_layers,
         sliding=_afmoe_sliding,

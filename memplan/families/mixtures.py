@@ -78,6 +78,7 @@ def _layers(reader: ConfigReader, kind: Mixture, hidden_size: int) -> list[Layer
         key = (sliding, dense, heads[number] if heads else 0)
         if key not in made:
             made[key] = LayerSpec(
+                renames_weights=kind.clamped_gate,
                 attention=mixture_attention(
                     reader, kind, hidden_size, window=window if sliding else None, heads=key[2]
                 ),
@@ -220,6 +221,7 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
             if shared
             else None
         ),
+        shared_between=kind.shared_between,
         shared_first=kind.shared_first,
         shared_gate=kind.shared_gate,
         sealed=kind.sealed,

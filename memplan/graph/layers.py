@@ -74,6 +74,9 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.sums_inside:
         t.touch(first)  # both norms' results have one name
     fed = feed_forward_of(t, normed, layer, context)
+    if layer.renames_weights:
+        t.touch(*t.segment.lingering)
+        t.segment.lingering.clear()
     multiplied = t.segment.operations[-1].inputs[0]
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:

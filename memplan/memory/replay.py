@@ -85,11 +85,15 @@ class _Compiled(Protocol):
         """Peaks, counts, where it died and how it settled; in units."""
 
 
+PURE_PYTHON = "MEMPLAN_PURE_PYTHON"
+"""Set in the environment to anything: the compiled code is neither built nor used."""
+
+
 def _compiled() -> _Compiled | None:
     """The compiled code, where it was built and is wanted."""
     from os import environ  # asked for once
 
-    if environ.get("MEMPLAN_PURE_PYTHON"):
+    if environ.get(PURE_PYTHON):
         return None
     try:
         from memplan.memory import _replay  # type: ignore[attr-defined,unused-ignore]
@@ -100,7 +104,7 @@ def _compiled() -> _Compiled | None:
 
 
 COMPILED = _compiled()
-"""None: replays are made in Python. ``MEMPLAN_PURE_PYTHON`` in the environment asks for that."""
+"""None: replays are made in Python."""
 _ENDLESS = (1 << 63) // 8
 """Of the compiled code: with this capacity something else would not have happened."""
 

@@ -177,6 +177,8 @@ class LayerSpec:
     returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
+    renames_weights: bool = False
+    """What the network returns beside its result takes the name of attention's weights (gpt-oss)."""
     flat_products: bool = False
     """The network multiplies flat rows, of which its class makes a view each time, and has names for its
     activations and its result at once (GPT's ``Conv1D`` and ``MLP``)."""

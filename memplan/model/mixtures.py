@@ -134,6 +134,8 @@ class MixtureSpec:
     """gpt-oss's gate: both halves clamped, a scaled sigmoid, one added to the other half."""
     shared: FeedForwardSpec | None = None
     """An expert that every token passes."""
+    shared_between: bool = False
+    """The shared expert runs between the router and the others (AFMoE)."""
     shared_first: bool = False
     """It runs before the routed experts rather than after them."""
     shared_gate: bool = False

@@ -21,7 +21,7 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.deepspeed_records import flat_options
-from tests.memory.capacities import bisected, run_of
+from tests.memory.capacities import bisected, in_steps, run_of
 
 TASKS = {"causal": "causal-lm", "seq2seq": "seq2seq-lm", "mlm": "masked-lm"}
 PRECISIONS = {
@@ -132,13 +132,11 @@ def ledger_of(record: dict[str, Any]) -> Ledger | None:
     program = program_of(given, ledger, workspace_bytes=workspace)
     if program is None:
         return None
-    num_steps: int = settings.get("steps", NUM_MICRO_BATCHES)
     if engine_of(settings) == "fsdp2":
         program.load = partial(load_empty, program)  # type: ignore[method-assign]
     if engine_of(settings) == "deepspeed":
         program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
-        num_steps = max(1, NUM_MICRO_BATCHES // setup.gradient_accumulation_steps)
-    program.run(num_steps=num_steps)
+    program.run(num_steps=_num_steps(settings))
     return ledger
 
 
@@ -174,9 +172,18 @@ def replayed(record: dict[str, Any]) -> dict[str, int]:
 
 
 def searched(record: dict[str, Any]) -> dict[str, int]:
-    """The same, and the least capacity with which it completes."""
-    run = played(record)
-    if run is None:
+    """The same, and the least capacity with which as many steps as the record's complete."""
+    ledger = ledger_of(record)
+    if ledger is None:
         msg = "its engine's run cannot be played out yet"
         raise SetupError(msg)
-    return {"reserved_peak": run.peaks.reserved_bytes, "least_capacity": bisected(run.on_card)}
+    reserved = run_of(ledger).on_card(None).reserved_bytes
+    least = bisected(in_steps(ledger, _num_steps(record["settings"])))
+    return {"reserved_peak": reserved, "least_capacity": least}
+
+
+def _num_steps(settings: dict[str, Any]) -> int:
+    steps: int = settings.get("steps", NUM_MICRO_BATCHES)
+    if engine_of(settings) == "deepspeed":
+        steps = max(1, NUM_MICRO_BATCHES // settings.get("ga", 1))
+    return steps

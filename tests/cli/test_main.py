@@ -1,4 +1,7 @@
+import importlib.util
 import io
+import os
+import platform
 import subprocess
 import sys
 import types
@@ -52,6 +55,27 @@ def test_version(run: Any) -> None:
     outcome = run("--version")
     assert outcome.exit_code == 0
     assert outcome.stdout == f"memplan {memplan.__version__}\n"
+
+
+def replay_told(checkout: Path, **settings: str) -> str:
+    code = "from memplan.cli import main; import sys; sys.argv[1:] = ['--version', '--verbose']; main()"
+    kept = {key: value for key, value in os.environ.items() if key != "MEMPLAN_PURE_PYTHON"}
+    lines = python(
+        code, checkout, env={**kept, **settings}, capture_output=True
+    ).stdout.splitlines()
+    assert f"python: {platform.python_implementation()} {platform.python_version()}" in lines
+    return next(line for line in lines if line.startswith("replay: "))
+
+
+def test_the_version_says_which_replay_is_in_use(checkout: Path) -> None:
+    built = importlib.util.find_spec("memplan.memory._replay") is not None
+    usual = "compiled" if built else "in Python (nothing was compiled)"
+    assert replay_told(checkout) == f"replay: {usual}"
+
+
+def test_the_version_says_that_python_was_asked_for(checkout: Path) -> None:
+    told = replay_told(checkout, MEMPLAN_PURE_PYTHON="1")
+    assert told == "replay: in Python (MEMPLAN_PURE_PYTHON is set)"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []], ids=["--help", "-h", "nothing"])

@@ -64,3 +64,9 @@ def test_fsdp1_makes_none_so() -> None:
     )
     with pytest.raises(SetupError, match="for fsdp1 write cpu, meta or cuda"):
         estimate(load_model("gpt2", "causal-lm"), setup, None)
+
+
+def test_prime_rl_runs_under_expandable_segments() -> None:
+    """Its launcher sets them (``DEFAULT_TRAINER_ENV_VARS``)."""
+    assert read_preset("prime-rl").setup.allocator.value == "expandable"
+    assert read_preset("torchtitan").setup.allocator.value == "default"

@@ -92,6 +92,7 @@ def _patches(
         size=reader.integer("hidden_size"), channels=reader.integer("num_channels"),
         image=(side, side), patch=(patch, patch), projection="patch_embedding", bias=bias,
         tokens=tokens, positions=Positions.TABLE, position_module="position_embedding",
+        names_patches=True,
     )  # fmt: skip
 
 

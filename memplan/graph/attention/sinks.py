@@ -29,9 +29,9 @@ def sink_attention(
     shifted = _less_largest(t, combined, shape)
     own = not spec.sinks_upcast
     probabilities = softmax(t, shifted, dtype=DType.FP32, in_own_dtype=own)
-    t.touch(scores)
     weights = t.slice(probabilities, shape.scores) if spec.sinks else probabilities
     weights = t.cast(dropout(t, weights, spec.dropout), value.dtype)
+    t.touch(scores)
     value = merged_heads(t, value, shape)
     out = t.scale(batched_matmul(t, weights, value, shape.outputs, shape.keys), OperationKind.CLONE)
     t.touch(*held, shifted, probabilities)

@@ -11,6 +11,7 @@ from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.elementwise import clamped
 from memplan.graph.operations.products import linear, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
@@ -36,6 +37,8 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Ten
     if spec.shared is not None and spec.shared_first:
         shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
+    if spec.shared is not None and spec.shared_between:
+        shared = _shared(t, x, spec, hidden_size)
     if spec.latent:
         routed = _behind_latent(t, x, weights, chosen, spec, hidden_size)
     else:
@@ -254,17 +257,13 @@ def _add_bias(t: Tape, x: Tensor, bias: Tensor | None) -> Tensor:
 def clamped_gate(t: Tape, both: Tensor) -> Tensor:
     """gpt-oss's ``_apply_gate`` on interleaved columns."""
     half = both.numel // 2
-    gate = _clamp(t, t.slice(both, half))
-    up = _clamp(t, t.slice(both, half))
+    gates, ups = t.slice(both, half), t.slice(both, half)
+    gate, up = clamped(t, gates, bounds=1), clamped(t, ups, bounds=2)
     curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate), saves_output=True)
     glu = t.mul(gate, curve)
     out = t.mul(t.shift(up), glu)
     t.touch(gate, up, glu)
     return out
-
-
-def _clamp(t: Tape, x: Tensor) -> Tensor:
-    return t.elementwise(OperationKind.CLAMP, x, saves_input=True)
 
 
 def sum_of_rows(t: Tape, x: Tensor, numel: int) -> Tensor:

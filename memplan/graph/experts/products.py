@@ -1,9 +1,26 @@
 """The grouped product that all experts of a mixture share."""
 
+from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
+
+STRIDE_BYTES = 16
+"""What a row of any operand has to be a multiple of (torch 2.13, aten/src/ATen/native/GroupedMMUtils.h,
+``check_valid_strides_and_return_transposed``)."""
+
+
+def _refuse_strides(t: Tape, weight: Parameter) -> None:
+    """Refuse experts as torch does; ranks that split them are asked for their share."""
+    for width in weight.shape[1:]:
+        if width * weight.dtype.num_bytes % STRIDE_BYTES:
+            msg = (
+                f"{t.source}: experts: rows of {width} numbers in {weight.dtype.label} are no multiple of "
+                f"{STRIDE_BYTES} bytes, at which torch's grouped_mm raises; choose widths that are, or a "
+                "wider dtype of the weights"
+            )
+            raise SetupError(msg)
 
 
 def grouped_matmul(
@@ -13,6 +30,7 @@ def grouped_matmul(
 
     ``factor`` is the weight itself, or its sum with an adapter's product.
     """
+    _refuse_strides(t, weight)
     x = t.cast(x, weight.dtype)
     _, out_features, in_features = weight.shape
     rows = x.numel // in_features

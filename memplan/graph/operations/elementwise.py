@@ -18,6 +18,18 @@ def clamp(t: Tape, x: Tensor) -> Tensor:
     return after
 
 
+def clamped(t: Tape, x: Tensor, *, bounds: int) -> Tensor:
+    """``x.clamp(...)`` by one number or two: keeps x; in backward a mask for each stands beside the
+    gradient (torch's FunctionsManual.cpp, ``clamp_backward``)."""
+    out = t.tensor(x.numel, x.dtype)
+    masks = (allocated_bytes(x.numel, DType.BOOL),) * bounds
+    t.record(
+        OperationKind.CLAMP, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=() if t.decomposed else (*masks, RESULT),
+    )  # fmt: skip
+    return out
+
+
 def clamp_between(t: Tape, x: Tensor) -> Tensor:
     """``torch.clamp(x, low, high)`` with tensors: keeps x; masks stand beside its gradient."""
     out = t.tensor(x.numel, x.dtype)

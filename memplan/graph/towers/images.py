@@ -62,7 +62,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         x = t.cast(x, t.compute)
     if body.picked:
         x = _picked(t, x, flow.items)
-    x = _vectors(t, x, body, flow.items * patches)
+    x = vectors = _vectors(t, x, body, flow.items * patches)
     if body.tokens:
         others = [spread(t, name, flow.items, body.size) for name in body.tokens]
         x = t.concatenate(x, *others) if body.tokens_last else t.concatenate(*others, x)
@@ -71,7 +71,10 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.first_norm:
         x = norm(t, x, body.first_norm_kind, body.first_norm, body.size)
     if body.positions is not Positions.NONE:
-        x = t.add(x, positions(t, body, flow.items, patches, x.dtype))
+        given, added = x, positions(t, body, flow.items, patches, x.dtype)
+        x = t.add(given, added)
+        if body.names_patches:
+            t.touch(added, given, vectors)
     if body.num_registers:
         first = t.slice(x, flow.items * body.size)
         rest = t.slice(x, x.numel - flow.items * body.size)

@@ -98,6 +98,8 @@ class PatchesBody:
     """Patches are put in the order of windows (Qwen2.5-VL)."""
     by_channel: bool = False
     """They stay as the convolution laid them, channel by channel: nothing is joined to them (SigLIP)."""
+    names_patches: bool = False
+    """What the convolution gave has a name until the embedding returns (``CLIPVisionEmbeddings``)."""
     casts_pictures: bool = True
     """The class itself casts pictures to the convolution's dtype."""
     dropout: float = 0.0

@@ -12,6 +12,7 @@ from tests.measured.runs import Record, Run, basics, card_of, lora_of, model_of
 
 CITED = (
     "PrimeIntellect-ai/prime-rl benchmarks/scripts/run_single_benchmark.py, src/prime_rl/trainer/{model,rl/train,sft/train}.py",
+    "PrimeIntellect-ai/prime-rl .github/workflows/benchmarks.yaml",
 )
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """``LoRAConfig.target_modules`` of ``src/prime_rl/configs/trainer.py``."""
@@ -20,12 +21,13 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def prime_rl(record: Record) -> Run:
     """A baseline, or a run that died."""
     setup = basics(record) | {
+        "allocator": "expandable",
         "engine": "fsdp",
         "precision": "bf16-mixed",
         "optimizer": "adamw-foreach",
         "compile": "layer",
         "gradient_accumulation_steps": record.get("grad_accum") or 2,
-        "engine_options": {"init_device": "meta", "sync_each_batch": True},
+        "engine_options": {"init_device": "to_empty", "sync_each_batch": True},
     }
     if "trainer rl" in record["other"] or "-rl-" in record["id"]:
         setup["loss"] = "cut"
