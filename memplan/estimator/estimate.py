@@ -282,7 +282,7 @@ class Estimate(Displayed):
         room = self.gpu.capacity_bytes - self.overhead_bytes.high
         if self.worst_bytes * SURELY_ENOUGH <= room:
             return False
-        return self.reserved_bytes > room and self.run.on_card(room).flushes_recur
+        return self.run.on_card(room).flushes_recur
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
