@@ -15,7 +15,10 @@ import pytest
 pytestmark = pytest.mark.wheel
 
 COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-COMPILES = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"there is no {COMPILER}")
+HEADER = Path(sysconfig.get_path("include")) / "Python.h"
+COMPILES = pytest.mark.skipif(
+    shutil.which(COMPILER) is None or not HEADER.exists(), reason=f"no {COMPILER}, or no {HEADER}"
+)
 STABLE_ABI = pytest.mark.skipif(
     bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="free-threaded: no stable ABI"
 )

@@ -72,6 +72,17 @@ def in_python(ledger: Ledger, capacity_bytes: int | None, *, expandable: bool) -
     )  # fmt: skip
 
 
+@pytest.fixture(params=["compiled", "Python"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Replays are made by both, one after the other."""
+    name: str = request.param
+    if name == "Python":
+        monkeypatch.setattr(replays, "COMPILED", None)
+    elif replays.COMPILED is None:
+        pytest.skip("no compiled code was built")
+    return name
+
+
 @COMPILED
 @KINDS
 def test_compiled_code_finds_what_python_does(*, expandable: bool) -> None:
@@ -132,6 +143,7 @@ def test_events_that_are_no_run_are_refused(events: list[int], before: int, cycl
 
 
 class TestSettling:
+    @pytest.mark.usefixtures("either")
     def test_a_step_that_changes_nothing_is_followed_once_more(self) -> None:
         run = [64 * MIB, 3 * MIB, ~1, 3 * MIB, ~3]
         found = replay(run, {}, Cycle(1, 3))
@@ -161,6 +173,7 @@ class TestSettling:
 
 
 class TestFloor:
+    @pytest.mark.usefixtures("either")
     def test_it_is_the_least_of_all_that_are_enough_from_there_on(self) -> None:
         chance = random.Random(3)
         islanded = 0
