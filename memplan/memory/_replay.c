@@ -38,7 +38,9 @@ typedef struct { int64_t size, address; Block *block; } Key;
 
 typedef struct {
     Key *keys;                 /* free blocks by size, then address */
-    Py_ssize_t count, room;
+    Py_ssize_t count;
+    Key *held;                 /* the memory in which they lie, with room before and behind them */
+    Py_ssize_t room;
     Block *first, *last;       /* segments in the order of their addresses; the range's blocks */
     int64_t page;              /* of an expandable range */
 } Pool;
@@ -94,17 +96,35 @@ static Py_ssize_t lower(const Pool *pool, int64_t size, int64_t address) {
     return low;
 }
 
+/* Lay the keys into the middle of their memory; where that is half full, of twice as much. */
+static void spread(State *state, Pool *pool) {
+    Py_ssize_t room = pool->room ? pool->room : 64;
+    if (2 * pool->count >= room) room *= 2;
+    Key *held = malloc((size_t)room * sizeof(Key));
+    if (!held) { state->failed = 1; return; }
+    Key *keys = held + (room - pool->count) / 2;
+    if (pool->count) memcpy(keys, pool->keys, (size_t)pool->count * sizeof(Key));
+    free(pool->held);
+    pool->held = held;
+    pool->keys = keys;
+    pool->room = room;
+}
+
+/* Of the keys on both sides of a place the fewer ones move. */
 static void put(State *state, Block *block) {
     Pool *pool = &state->pools[block->pool];
     Py_ssize_t at = lower(pool, block->size, block->address);
-    if (pool->count == pool->room) {
-        Py_ssize_t room = pool->room ? 2 * pool->room : 64;
-        Key *keys = realloc(pool->keys, room * sizeof(Key));
-        if (!keys) { state->failed = 1; return; }
-        pool->keys = keys;
-        pool->room = room;
+    int forward = at >= pool->count - at;
+    if (pool->keys == (forward ? pool->held + pool->room - pool->count : pool->held)) {
+        spread(state, pool);
+        if (state->failed) return;
     }
-    memmove(pool->keys + at + 1, pool->keys + at, (pool->count - at) * sizeof(Key));
+    if (forward) {
+        memmove(pool->keys + at + 1, pool->keys + at, (pool->count - at) * sizeof(Key));
+    } else {
+        pool->keys--;
+        memmove(pool->keys, pool->keys + 1, at * sizeof(Key));
+    }
     pool->count++;
     pool->keys[at] = (Key){block->size, block->address, block};
     block->used = 0;
@@ -112,7 +132,12 @@ static void put(State *state, Block *block) {
 
 static void take_at(Pool *pool, Py_ssize_t at) {
     pool->count--;
-    memmove(pool->keys + at, pool->keys + at + 1, (pool->count - at) * sizeof(Key));
+    if (at < pool->count - at) {
+        memmove(pool->keys + 1, pool->keys, at * sizeof(Key));
+        pool->keys++;
+    } else {
+        memmove(pool->keys + at, pool->keys + at + 1, (pool->count - at) * sizeof(Key));
+    }
 }
 
 static void take(State *state, Block *block) {
@@ -605,7 +630,7 @@ static PyObject *replay(PyObject *module, PyObject *args) {
                               outcome.cycles, outcome.settled, (long long)state.lacked,
                               (long long)state.pressed, outcome.flushing);
     if (state.pools)
-        for (int number = 0; number < num_pools; number++) free(state.pools[number].keys);
+        for (int number = 0; number < num_pools; number++) free(state.pools[number].held);
     free(state.pools);
     while (state.chunks) {
         Chunk *chunk = state.chunks->next;
