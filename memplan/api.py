@@ -84,7 +84,7 @@ def sweep(
     ...     verdicts = [each.verdict.value for each in result.estimates]
     ...     print(result.setup.micro_batch_size, *verdicts)
     1 fits fits
-    4 tight fits
+    4 fits fits
     16 OOM fits
     """
     from memplan.search.grid import Grid
@@ -114,7 +114,7 @@ def plan(model: Model, goal: "Goal | None" = None, *, gpu: str | GpuSpec = "h100
     >>> found = memplan.plan("llama-3.2-1b", memplan.Goal(num_gpus=(1,), base=base), gpu="h100")
     >>> best = found.setups[0]
     >>> best.setup.checkpointing.value, best.setup.micro_batch_size
-    ('none', 6)
+    ('none', 8)
     """
     from memplan.search.goal import Goal
     from memplan.search.planner import plan as plan_setups

@@ -152,6 +152,8 @@ JOB = (*MODEL, *CARD, "--gpus", "8")
 SPLIT = (*JOB, "--engine", "fsdp", "--tensor-parallel", "2")
 STEPS = (*MODEL, *CARD, "--gpus", "2", "--engine", "ddp", "--gradient-accumulation", "4")
 STAGES = (*STEPS, "--pipeline-parallel", "2")
+GIVEN = ("--params", "10B", "--hidden-size", "4096", "--layers", "40", "--heads", "40")
+PRODUCT = ("--operation", "mul")
 Words = tuple[str, ...]
 Entry = tuple[Words, Words]
 """What a command is called with, and what is added; FILE names are written before."""
@@ -285,6 +287,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         **TRAINED,
         "offload": (JOB, ("--offload", "cpu")),
         "operation": ((), ("--operation", "softmax")),
+        "shape": (PRODUCT, ("--shape", "512x1024x1024")),
+        "dtype": (PRODUCT, ("--dtype", "fp32")),
         "snapshot": (JOB, ("--snapshot", "run.pickle")),
         "against": (JOB, ("--against", "missing.pickle")),
         "versus": (JOB, ("--versus", "--seq-len 512")),
@@ -316,7 +320,14 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "maximize": (JOB, ("--maximize", "seq-len")),
         "emit": ((*JOB, "--engine", "deepspeed"), ("--emit", "deepspeed")),
     },
-    "compare": {**TRAINED, "model": (("gpt2-medium",), ("gpt2",))},
+    "compare": {
+        **TRAINED,
+        "model": (("gpt2-medium",), ("gpt2",)),
+        "params": (MODEL, ("--params", "10B")),
+        "hidden_size": (GIVEN, ("--hidden-size", "5120")),
+        "layers": (GIVEN, ("--layers", "20")),
+        "heads": (GIVEN, ("--heads", "20")),
+    },
     "flops": {
         **TRAINED,
         "model": (("gpt2-medium",), ("gpt2",)),
@@ -348,11 +359,16 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "dora": (JOB, ("--dora",)),
         "loss_tiles": (JOB, ("--loss-tiles", "4")),
     },
-    "models": {**SHARED, "name": ((), MODEL), "tree": (MODEL, ("--tree",))},
+    "models": {
+        **SHARED,
+        "name": ((), MODEL),
+        "tree": (MODEL, ("--tree",)),
+        "checkpoint": ((), ("--checkpoint", "42.1GB")),
+    },
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
 }
-READ_AS_TEXT = ("output_format", "emit", "legend", "output", "pivot", "tree")
-"""Options beside which there are no rows for scripts."""
+READ_AS_TEXT = ("output_format", "emit", "legend", "output", "pivot", "reserved", "tree")
+"""Options beside which there are no rows for scripts, or that show people what these always have."""
 EXPLAINED_BESIDE = ("num_nodes", "gpu", "gpu_memory")
 """What stands beside the arithmetic that ``explain`` hands to scripts: only its text tells of them."""
 NARROWED = ("--checkpointing", "none")

@@ -310,7 +310,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
         print_lesson,
         print_operators,
     )
-    from memplan.report.lessons import find_lesson
+    from memplan.report.lesson_names import find_lesson
 
     sizes = _lesson_sizes(ctx)
     if name == EVERY_OPERATOR:

@@ -418,7 +418,9 @@ def _maker(storage: Storage, segment: Segment) -> tuple[Tensor | None, str, Para
 
 
 def _copied_weight(operation: Operation) -> Parameter | None:
-    weight = operation.inputs[0] if operation.kind is OperationKind.TO else None
+    weight = (
+        operation.inputs[0] if operation.kind is OperationKind.TO and operation.inputs else None
+    )
     return weight if isinstance(weight, Parameter) else None
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from math import prod
 
 from memplan.dtypes import DType
-from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import attend
@@ -159,26 +158,6 @@ class Taught:
     """The most alive at once, forward or backward, weights and their gradients left out."""
     forward_peak_bytes: int
     """The same of the forward pass alone."""
-
-
-def find_lesson(name: str) -> Lesson:
-    """The lesson of this name; ``UsageError`` names the nearest one."""
-    wanted = name.lower().replace("-", "_")
-    for lesson in LESSONS:
-        if lesson.name == wanted:
-            return lesson
-    from memplan.report.operator_lessons import operator_lesson, operator_names  # for others alone
-
-    found = operator_lesson(name)
-    if found is not None:
-        return found
-    known = tuple(lesson.name for lesson in LESSONS)
-    hint = did_you_mean(wanted, known) or did_you_mean(wanted, operator_names())
-    msg = (
-        f"operation: there is no lesson on {name!r}.{hint} There are: {', '.join(known)}; and `all` for "
-        "every operator of the table"
-    )
-    raise UsageError(msg)
 
 
 def teach(variant: Variant, sizes: Sizes = USUAL) -> Taught:

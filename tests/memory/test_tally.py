@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "mixtral": (
         {
             "model_type": "mixtral", "hidden_size": 256, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 700,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704,
             "vocab_size": 4001, "num_local_experts": 4,
         },
         "causal-lm",

@@ -8,7 +8,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideModel
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.others import OtherProgram
+from memplan.memory.programs.other_program import OtherProgram
 from memplan.memory.programs.program import Program, RankProgram
 from memplan.training.evaluation import Evaluation
 
