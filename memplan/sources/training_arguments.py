@@ -276,7 +276,7 @@ class _Arguments(ArgumentValues):
         if kept is not None:
             said += f", logits of {kept} kept at once, as compute_metrics would have them"
         elif not self.flag("prediction_loss_only"):
-            said += ", of which the loss is kept; with compute_metrics give --eval-batches-kept too"
+            said += ", of which the loss is kept; with compute_metrics say how many batches' logits are kept too"
         self.notes.append(said)
         return Evaluation(batch_size=batch_size, batches_kept=kept or 0, accumulation_steps=steps)
 

@@ -45,7 +45,7 @@ def num_flash_splits(grid: FlashGrid, multiprocessors: int) -> int:
     """Over how many thread blocks a query's keys are shared; in single precision, as it is computed.
 
     >>> grid = FlashGrid.of(heads=16, queries=512, keys=512, head_dim=64)
-    >>> num_flash_splits(grid, 108), num_flash_splits(grid, 58)
+    >>> num_flash_splits(grid, 132), num_flash_splits(grid, 108)
     (2, 1)
     """
     places = BLOCKS_PER_MULTIPROCESSOR * multiprocessors

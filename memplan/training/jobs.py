@@ -206,10 +206,10 @@ class Job:
         names = [each.name for each in fields(cls)]
         for name in given:
             if name in ("eval_batch_size", "eval_batches_kept"):
-                msg = (
-                    f"job: {name}: evaluation is a setting of its own: evaluation={shown(given[name])}, or "
-                    f"--eval-batch-size {shown(given[name])}"
-                )
+                value = shown(given[name])
+                msg = f"job: {name}: evaluation is a setting of its own: `evaluation={value}`"
+                if name == "eval_batches_kept":
+                    msg = f"job: {name}: evaluation is a setting of its own, which takes batches_kept={value}"
                 raise SetupError(msg)
             if name not in names:
                 hint = did_you_mean(str(name), names)

@@ -46,7 +46,8 @@ def test_a_job_is_written_as_it_is_read(text: str) -> None:
         ("grpo:rollout=vllm,gpu_memory_utilization=30", "above 0 and below 1"),
         ("grpo:rollout=vllm,sleep=3", "sleep: must be 0, 1 or 2"),
         ("dpo:beta", "not KEY=VALUE"),
-        ("sft:eval_batch_size=3", "evaluation=3, or --eval-batch-size 3"),
+        ("sft:eval_batch_size=3", "a setting of its own: `evaluation=3`"),
+        ("sft:eval_batches_kept=3", "a setting of its own, which takes batches_kept=3"),
         (7, "expected a kind"),
     ],
 )
