@@ -47,7 +47,8 @@ BARS = {
         {
             "requested_peak": PEAK,
             "reserved_peak": (0.005, 0.005),
-            "least_capacity": (0.002, 0.002),
+            # One granule of 2 MiB of the smallest runs, of a GiB.
+            "least_capacity": (0.0025, 0.0025),
         },
         NAMES, 10, all_live=True,
     ),
