@@ -61,6 +61,7 @@ class Job:
             found += [f"--{name}", str(value)]
         if "offload" not in self.engine:
             found += ["--offload", "none"]
+        found += ["--offload-param", "none"]
         if self.precision is not None:
             found += ["--precision", self.precision]
         if not self.model.startswith("vit"):
