@@ -1,8 +1,6 @@
 """Replays: compiled and in Python alike, until a step changes nothing, and the least capacity of all."""
 
 import random
-from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -20,6 +18,7 @@ from memplan.memory.replay import (
     replayed,
 )
 from memplan.units import KIB, MIB
+from tests.memory.test_repeated_steps import again
 
 KINDS = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
 COMPILED = pytest.mark.skipif(replays.COMPILED is None, reason="no compiled code was built")
@@ -149,27 +148,35 @@ class TestSettling:
         found = replay(run, {}, Cycle(1, 3))
         assert (found.num_cycles, found.is_settled) == (1, True)
 
-    def test_a_run_may_die_long_after_its_third_step(self) -> None:
-        """Each step leaves a block where the next one needs room for a larger one."""
-        settings = {"num_gpus": 8, "seq_len": 512, "engine": "deepspeed", "zero_stage": 1}
-        run = estimate(load_model("t5-small"), TrainingSetup(**settings), load_gpu("a100")).run
+    def test_a_run_may_die_long_after_its_first_steps(self) -> None:
+        """BERT under FSDP2 lives some MiB below the floor for steps on end, and then dies."""
+        setup = TrainingSetup(num_gpus=8, engine="fsdp", micro_batch_size=4, seq_len=256)  # type: ignore[arg-type]
+        run = estimate(load_model("bert-base"), setup, load_gpu("a100")).run
         floor = run.required_bytes
         late = [
-            answer.num_cycles
-            for capacity in range(floor - 64 * MIB, floor, 2 * MIB)
-            if (answer := run.on_card(capacity)).died_at is not None
+            capacity
+            for capacity in range(floor - 200 * MIB, floor, 2 * MIB)
+            if (found := run.on_card(capacity)).died_at is not None and found.num_cycles > 3
         ]
         assert late
+        for capacity in late:
+            assert run.on_card(capacity, max_cycles=2).died_at is None
         assert run.on_card(floor).is_settled
 
     def test_that_it_was_not_followed_to_the_end_is_said(self) -> None:
-        run = estimate(
-            load_model("t5-small"),
-            TrainingSetup(num_gpus=8, engine="deepspeed", zero_stage=3),
-            load_gpu("a100"),
-        ).run
-        found = run.on_card(run.required_bytes, max_cycles=0)
-        assert found.num_cycles == 0 or found.is_settled
+        chance, unsettled = random.Random(4), 0
+        for _ in range(150):
+            ledger = drawn(chance, num_events=60)
+            run = Replayer(ledger.events, ledger.streams, ledger.cycle)
+            peaks = run.on_card(None)
+            for capacity in range(peaks.requested_bytes, peaks.reserved_bytes, 6 * MIB):
+                found = run.on_card(capacity)
+                if found.died_at is None and found.num_cycles > 1:
+                    assert found.is_settled
+                    short = run.on_card(capacity, max_cycles=found.num_cycles - 1)
+                    assert not short.is_settled
+                    unsettled += 1
+        assert unsettled > 5
 
 
 class TestFloor:
@@ -221,16 +228,29 @@ class TestFloor:
                     assert in_python(ledger, other, expandable=False) == found
 
 
-def test_a_cycle_is_a_step_whose_copy_is_sound() -> None:
-    chance = random.Random(2)
-    for _ in range(80):
+def test_a_cycle_does_what_its_copies_do() -> None:
+    """A step that recurs, against the same step written down as often."""
+    chance, checked = random.Random(2), 0
+    for number in range(120):
         ledger = drawn(chance, num_events=30)
-        found = cycle_of(ledger.events, ledger.streams, *ledger.steps)
-        if found is None:
+        if ledger.cycle is None:
             continue
-        freed = {~event for event in ledger.events if event < 0}
-        for one, other in pairwise((found.before, found.start)):
-            assert all(each >= one for each in freed if each >= other)
+        checked += 1
+        events, streams = again(ledger, len(ledger.steps) + 3)
+        capacity = chance.randrange(MIB, replay(events, streams).reserved_bytes + 1)
+        for room in (None, capacity):
+            run = Replayer(ledger.events, ledger.streams, ledger.cycle)
+            found, whole = (
+                run.on_card(room, max_cycles=3),
+                replay(events, streams, capacity_bytes=room),
+            )
+            assert (found.died_at is None) == (whole.died_at is None), (number, room)
+            if not found.is_settled:
+                assert found.num_mallocs == whole.num_mallocs, (number, room)
+            assert found.reserved_bytes == whole.reserved_bytes, (number, room)
+    assert checked > 20
+
+
+def test_what_is_no_cycle() -> None:
     assert cycle_of([512, 512, ~0], {}, 1, 2) is None, "it frees what no step left"
     assert cycle_of([512, 512, 1024, ~1], {}, 1, 2) is None, "what it leaves is of another size"
-    assert replace(replay([512]), num_mallocs=0).num_mallocs == 0
