@@ -12,6 +12,11 @@ import typer
 MODEL_PANEL = "Model"
 HARDWARE_PANEL = "Hardware"
 TRAINING_PANEL = "Training"
+ENGINE_PANEL = "Engine"
+PARALLEL_PANEL = "Parallel"
+KERNELS_PANEL = "Kernels"
+DATA_PANEL = "Data"
+FILES_PANEL = "Files"
 OUTPUT_PANEL = "Output"
 
 

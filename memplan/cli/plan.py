@@ -9,6 +9,7 @@ import typer
 from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
+    PARALLEL_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     CpuMemoryOption,
@@ -62,9 +63,6 @@ if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 PLAN_PANEL = "Goal"
-DEGREES_PANEL = (
-    "How models are split [default: what is usual, where that is faster or all that fits]"
-)
 
 
 def degrees_option(name: str, also: str, what: str) -> Any:
@@ -73,8 +71,8 @@ def degrees_option(name: str, also: str, what: str) -> Any:
         name,
         also,
         metavar="LIST",
-        help=f"{what}: 1,2,4 or 1..8.",
-        rich_help_panel=DEGREES_PANEL,
+        help=f"{what}: 1,2,4 or 1..8. [default: what is usual, where that is faster or all that fits]",
+        rich_help_panel=PARALLEL_PANEL,
         show_default=False,
     )
 

@@ -81,7 +81,7 @@ def test_a_number_of_gpus_under_the_wrong_name(run: Any, command: str) -> None:
 
 @pytest.mark.parametrize("command", ["estimate", "sweep", "plan", "explain"])
 def test_megatron_is_an_engine(run: Any, command: str) -> None:
-    engines = run(command, "--help").stdout.partition("--engine ")[2].partition("--")[0]
+    engines = run(command, "--help", "all").stdout.partition("--engine ")[2].partition("--")[0]
     assert "megatron" in engines
     refused = run(command, "gpt2", "--engine", "megatrn")
     assert refused.exit_code == 3
