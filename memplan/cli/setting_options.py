@@ -196,8 +196,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     ),
     SettingOption(
         flag="--mlp-tiles", panel=KERNELS_PANEL, field="mlp_tiles", kind=int, default=1, metavar="N",
-        help_text="Tiles in which feed-forward networks run, forward and again in backward (ALST's "
-        "tiled MLP); 0: as many as its recipes have, tokens over hidden size.",
+        help_text="Tiles in which feed-forward networks run (ALST's tiled MLP); 0: as many as its "
+        "recipes have, tokens over hidden size.",
         axis_help="Tiles of feed-forward networks: 1,0,8.",
     ),
     SettingOption(
