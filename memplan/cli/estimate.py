@@ -12,6 +12,7 @@ from memplan.cli.options import (
     OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
+    AssumptionsOption,
     CpuMemoryOption,
     FamilyOption,
     FormatOption,
@@ -130,6 +131,7 @@ def estimate(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
+    assumptions: AssumptionsOption = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -305,6 +307,7 @@ def estimate(
             output_format,
             everywhere=everywhere,
             legend=legend,
+            assumptions=assumptions,
             reserved=reserved,
             lifetimes=lifetimes,
             question=question,
@@ -333,7 +336,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"assumptions", "legend", "lifetimes", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 
 

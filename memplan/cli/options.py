@@ -213,3 +213,11 @@ FormatOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+AssumptionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--assumptions",
+        help="List everything that was assumed, not only what fits into three lines.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]

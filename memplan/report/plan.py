@@ -212,6 +212,7 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
             cells=tuple(map(words, plan.setups)),
             styles=("bold",) * len(plan.setups) if header in _BOLD else (),
             is_figure=header not in _WORDS,
+            gives_way=_GIVE_WAY.get(header, 0),
         )
         for header, words in _columns(plan).items()
         if question is None or header != ("speed",)
@@ -225,6 +226,10 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
 
 _WORDS = (("setup",), ("given up",), ("precision",), ("check-", "pointing"))
 """Columns that are set to the left."""
+_GIVE_WAY = {
+    ("precision",): 5, ("CPU", "GiB"): 4, ("peak", "GiB"): 3, ("left", "GiB"): 2, ("accum.",): 1,
+}  # fmt: skip
+"""Columns that are left out where it is narrow, the highest first."""
 _BOLD = (("tokens",), ("layers",), ("params",))
 """What was looked for."""
 
