@@ -78,7 +78,11 @@ class Job:
     @property
     def setup(self) -> memplan.TrainingSetup:
         """The same in Python."""
-        names = {"zero": "zero_stage", "offload": "offload_optimizer", "offload-param": "offload_param"}
+        names = {
+            "zero": "zero_stage",
+            "offload": "offload_optimizer",
+            "offload-param": "offload_param",
+        }
         fields = {names.get(name, name): value for name, value in self.engine.items()}
         if not self.model.startswith("vit"):
             fields["seq_len"] = self.tokens
