@@ -35,6 +35,7 @@ from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
     OffloadOption,
+    OffloadParamOption,
     PrecisionOption,
     ZeroOption,
     parse_engine_options,
@@ -62,6 +63,7 @@ def explain(
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
+    offload_param: OffloadParamOption = None,
     settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
     precision: PrecisionOption = None,
@@ -195,7 +197,10 @@ def explain(
         **setting_fields(settings),  # type: ignore[arg-type]
         engine_options=parse_engine_options(engine_option),
     )
-    engine_words = {"precision": precision, "engine": engine, "zero": zero, "offload": offload}
+    engine_words = {
+        "precision": precision, "engine": engine, "zero": zero, "offload": offload,
+        "offload_param": offload_param,
+    }  # fmt: skip
     setup = with_engine(base, **engine_words)
     names = gpu_names(gpu) or ([] if gpu_memory else ["a100-80gb"])
     if len(names) + (gpu_memory is not None) > 1 and output is None:
@@ -228,8 +233,8 @@ def explain(
 
 
 VERSUS_TAKES = SETTING_PARAMETERS | {
-    "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload", "precision",
-    "engine_option",
+    "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload",
+    "offload_param", "precision", "engine_option",
 }  # fmt: skip
 """Parameters that the other setup may differ in; the model is the same."""
 
