@@ -7,9 +7,11 @@ import typer
 
 from memplan.cli.compared_setups import compared_setups, is_of
 from memplan.cli.estimate_output import prepare_tables, show, show_ranks
+from memplan.cli.largest import filled, found_note, looked_for, or_max, read_whole, without_max
 from memplan.cli.option_table import Values
 from memplan.cli.options import (
     OUTPUT_PANEL,
+    TRAINING_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     AssumptionsOption,
@@ -72,7 +74,7 @@ def _table_option(name: str, help_text: str, metavar: str) -> Any:
 
 
 @takes_times
-@takes_settings()
+@takes_settings(finds_largest=True)
 def estimate(
     ctx: typer.Context,
     model: OptionalModelArgument = None,
@@ -90,6 +92,18 @@ def estimate(
     engine_option: EngineOptionOption = None,
     global_batch_size: GlobalBatchOption = None,
     precision: PrecisionOption = None,
+    num_layers: Annotated[
+        Any,
+        typer.Option(
+            "--num-layers",
+            metavar="N|max",
+            parser=or_max(read_whole),
+            help="Layers of each stack, in the model's own pattern; max: the most that fit. "
+            "[default: the model's]",
+            rich_help_panel=TRAINING_PANEL,
+            show_default=False,
+        ),
+    ] = None,
     setup_file: SetupFileOption = None,
     preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
@@ -185,6 +199,10 @@ def estimate(
     else:
         refuse_without(ctx, {"output"}, "--emit")
     question = time_question(times)
+    quantity = looked_for({**settings, "num_layers": num_layers})
+    if quantity is not None:
+        settings = without_max(settings)
+        ctx.params.update(settings)
     checks = None
     if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
         from memplan.cli.checking import read_checks
@@ -274,6 +292,18 @@ def estimate(
         setups = _with_global_batch(ctx, setups, global_batch_size)
     first = setups[0]
     gpus = chosen_gpus(gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first)
+    notes = base.notes
+    if isinstance(num_layers, int):
+        from memplan.search.depth import with_layers
+
+        spec = with_layers(spec, num_layers)
+    if quantity is not None:
+        found = filled(
+            quantity, spec, setups, gpus, is_named=gpu is not None or gpu_memory is not None,
+            global_batch_size=global_batch_size,
+        )  # fmt: skip
+        spec, setups = found.model, [found.setup]
+        notes = (found_note(found, quantity, gpus[0]), *notes)
     everywhere = gpu is not None or gpu_memory is not None or len(setups) == 1
     from memplan import cli
     from memplan.search import together
@@ -287,7 +317,7 @@ def estimate(
         setups=setups,
         gpus=gpus,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
-        notes=base.notes,
+        notes=notes,
         says_needs=everywhere or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
     rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)

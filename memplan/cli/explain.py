@@ -33,6 +33,7 @@ from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
     OffloadOption,
+    OffloadParamOption,
     PrecisionOption,
     ZeroOption,
     parse_engine_options,
@@ -58,6 +59,7 @@ def explain(
     engine: EngineOption = None,
     zero: ZeroOption = None,
     offload: OffloadOption = None,
+    offload_param: OffloadParamOption = None,
     settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
     precision: PrecisionOption = None,
@@ -208,7 +210,10 @@ def explain(
         **setting_fields(settings),  # type: ignore[arg-type]
         engine_options=parse_engine_options(engine_option),
     )
-    engine_words = {"precision": precision, "engine": engine, "zero": zero, "offload": offload}
+    engine_words = {
+        "precision": precision, "engine": engine, "zero": zero, "offload": offload,
+        "offload_param": offload_param,
+    }  # fmt: skip
     setup = with_engine(base, **engine_words)
     names = gpu_names(gpu) or ([] if gpu_memory else ["a100-80gb"])
     if len(names) + (gpu_memory is not None) > 1 and output is None:

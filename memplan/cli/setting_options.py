@@ -13,9 +13,11 @@ import typer
 
 from memplan.cli.adapter_options import ADAPTERS
 from memplan.cli.job_options import JOB_PANEL, JOBS
+from memplan.cli.largest import LEAST, or_max, read_whole
 from memplan.cli.optimizer_options import OPTIMIZER_ARGUMENTS
 from memplan.cli.option_table import OptionGroup, SettingOption, Values
 from memplan.cli.options import DATA_PANEL, KERNELS_PANEL, PARALLEL_PANEL
+from memplan.fast_dataclass import replace
 
 NO_SETTINGS: Values = {}
 """Of a command that is called from Python."""
@@ -40,7 +42,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--batch-size", field="micro_batch_size", kind=int, default=1, metavar="N",
         help_text="Sequences of one micro-batch on one GPU.",
-        axis_help="Sequences of one micro-batch: 1..32.",
+        axis_help="Sequences of one micro-batch: 1..32, or max: the largest that fits.",
     ),
     SettingOption(
         flag="--gradient-accumulation", field="gradient_accumulation_steps", kind=int, default=1,
@@ -51,7 +53,7 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     SettingOption(
         flag="--seq-len", field="seq_len", kind=int | None, metavar="N", parser=read_tokens,
         help_text="Tokens of a sequence, 8k. [default: the context, at most 2048]",
-        axis_help="Tokens of a sequence: 2k..8k.",
+        axis_help="Tokens of a sequence: 2k..8k, or max.",
     ),
     SettingOption(
         flag="--target-seq-len", panel=DATA_PANEL, field="target_seq_len", kind=int | None, metavar="N",
@@ -280,13 +282,15 @@ FIELD_PARAMETERS: dict[str, str] = {
 Command = Callable[..., None]
 
 
-def takes_settings(*fields: str) -> Callable[[Command], Command]:
+def takes_settings(*fields: str, finds_largest: bool = False) -> Callable[[Command], Command]:
     """Give a command every option as one value, or those of some fields alone.
 
-    They are handed over in its parameter ``settings``.
+    They are handed over in its parameter ``settings``; ``finds_largest``: some may be ``max``.
     """
     every = (*SETTING_OPTIONS, *_GROUPED)
     taken = [each for each in every if not fields or each.field in fields]
+    if finds_largest:
+        taken = [_or_max(each) for each in taken]
     return lambda command: _with_parameters(command, [_single(option) for option in taken])
 
 
@@ -335,6 +339,18 @@ def changed_fields(given: Values, settings: Values) -> dict[str, object]:
             group = groups.get(option.field)
             found[option.field] = group.make(settings) if group else given[option.parameter]
     return found
+
+
+def _or_max(option: SettingOption) -> SettingOption:
+    """An option that takes ``max`` too, where its value can be looked for."""
+    if option.parameter not in LEAST:
+        return option
+    return replace(
+        option,
+        metavar=f"{option.metavar}|max",
+        parser=or_max(option.parser or read_whole),
+        help_text=f"{option.help_text.rstrip('.')}; max: the largest that fits.",
+    )
 
 
 def _single(option: SettingOption) -> inspect.Parameter:
