@@ -1,0 +1,11 @@
+"""Headings that options stand under in the help."""
+
+MODEL_PANEL = "Model"
+HARDWARE_PANEL = "Hardware"
+TRAINING_PANEL = "Training"
+ENGINE_PANEL = "Engine"
+PARALLEL_PANEL = "Parallel"
+KERNELS_PANEL = "Kernels"
+DATA_PANEL = "Data"
+FILES_PANEL = "Files"
+OUTPUT_PANEL = "Output"
