@@ -74,7 +74,7 @@ class MemplanCommand(TyperCommand):
         for title, rows in _grouped(params, ctx).items():
             with formatter.section(title):
                 write_rows(formatter, rows)
-        if is_short:
+        if is_short and self.name is not None:
             write_first_page(formatter, self.name, topics_of(self.params))
 
 

@@ -23,7 +23,7 @@ TOPICS = {
     "Adapters": "adapters",
     "Job": "job",
     "Model": "model",
-    "Without a MODEL, one table of stages and checkpointing": "sizes",
+    "What is compared": "pair",
     "Published formulas": "formulas",
     "DeepSpeed's own tables": "deepspeed",
     "Output": "output",
@@ -266,7 +266,7 @@ def write_first_page(formatter: Any, name: str, topics: Mapping[str, Sequence[An
         formatter.write_text(f"memplan {name} --help TOPIC: {listed}, {EVERYTHING}")
 
 
-WIDEST_NAME = 30
+WIDEST_NAME = 26
 """Columns up to which a name stands beside its words, not above them."""
 
 

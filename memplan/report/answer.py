@@ -158,9 +158,10 @@ def head_parts(rows: Rows) -> list[str]:
     first = rows[0][0]
     setup = first.setup
     nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
-    count = format_count(first.num_params)
-    if first.trainable_params != first.num_params:
-        count += f", {format_count(first.trainable_params)} trained"
+    trained = first.trainable_params
+    count = format_count(first.num_params - (trained if setup.adapter is not None else 0))
+    if trained != first.num_params:
+        count += f", {format_count(trained)} trained"
     tokens = f"{setup.seq_len:,} tokens"
     if setup.target_seq_len != setup.seq_len:
         tokens += f" in, {setup.target_seq_len:,} out"
@@ -181,7 +182,12 @@ def head_parts(rows: Rows) -> list[str]:
 def print_answer(console: "Console", rows: Rows, hints: "Hints | None" = None) -> None:
     """Print the answer for each GPU, and the job."""
     answers = gpu_answers(rows, hints)
-    names = [each.gpu.short_name for each in answers]
+    print_verdicts(console, answers, [each.gpu.short_name for each in answers])
+    print_job(console, head_parts(rows))
+
+
+def print_verdicts(console: "Console", answers: Sequence[GpuAnswer], names: Sequence[str]) -> None:
+    """Print a line for each answer, and below it what would make it fit; ``names`` stand before them."""
     lines = [_line_parts(each) for each in answers]
     left = max(map(len, names), default=0) + GAP
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -190,7 +196,6 @@ def print_answer(console: "Console", rows: Rows, hints: "Hints | None" = None) -
         _print_verdict(console, each, name.ljust(left), parts, widths if is_wide else None)
         for text in filter(None, [each.advice]):
             _print_indented(console, text)
-    print_job(console, head_parts(rows))
 
 
 def _print_verdict(

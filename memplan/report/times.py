@@ -314,5 +314,9 @@ def _column(header: tuple[str, ...], cells: "Sequence[str | None]") -> Column:
     )
 
 
-_GIVE_WAY = {("TFLOP/s", "per GPU"): 9, ("HFU", "%"): 8, ("tokens/s", "per GPU"): 7}
+_GIVE_WAY: Mapping[tuple[str, ...], int] = {
+    ("TFLOP/s", "per GPU"): 9,
+    ("HFU", "%"): 8,
+    ("tokens/s", "per GPU"): 7,
+}
 """Columns that are left out where it is narrow, the highest first."""
