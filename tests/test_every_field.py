@@ -291,7 +291,9 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "dtype": (PRODUCT, ("--dtype", "fp32")),
         "snapshot": (JOB, ("--snapshot", "run.pickle")),
         "against": (JOB, ("--against", "missing.pickle")),
-        "versus": (JOB, ("--versus", "--seq-len 512")),
+        "component": (JOB, ("--component", "gradients")),
+        "timeline": (JOB, ("--timeline",)),
+        "full": (JOB, ("--full",)),
     },
     "sweep": {
         **TRAINED,
@@ -323,6 +325,10 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     "compare": {
         **TRAINED,
         "model": (("gpt2-medium",), ("gpt2",)),
+        "vs": (MODEL, ("--vs", "--seq-len 512")),
+        "setup": (MODEL, ("--setup", "setup.yaml", "setup.yaml")),
+        "preset": (MODEL, ("--preset", "trl-sft", "unsloth")),
+        "formulas": (MODEL, ("--formulas",)),
         "params": (MODEL, ("--params", "10B")),
         "hidden_size": (GIVEN, ("--hidden-size", "5120")),
         "layers": (GIVEN, ("--layers", "20")),

@@ -11,6 +11,7 @@ from memplan.cli.options import (
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -21,7 +22,7 @@ from memplan.cli.options import (
     complete_models,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_settings, takes_times
-from memplan.cli.terminal import remark, say
+from memplan.cli.terminal import remark, say, say_legend
 from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
@@ -117,6 +118,7 @@ def compare(
     layers: Annotated[int | None, _formula_option("--layers", "How many.")] = None,  # noqa: ARG001
     heads: Annotated[int | None, _formula_option("--heads", "Of attention.")] = None,  # noqa: ARG001
     times: Values = NO_SETTINGS,
+    legend: LegendOption = False,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Set two setups side by side: what moved, verdicts, time, money; or published formulas."""
@@ -150,6 +152,7 @@ def compare(
     words = list(model or ())
     if not formulas and is_a_pair(words, ctx.params):
         _show_pair(ctx, words, times, output_format)
+        say_legend(legend, is_table=output_format is OutputFormat.TABLE)
         return
     if len(words) != 1:
         msg = (

@@ -193,7 +193,8 @@ def answer_of(typed: Typed) -> "Estimate":
         accelerate_config=None,
     )
     for note in base.notes:
-        remark(f"{typed.label}: {note}")
+        if typed.preset is None or not note.startswith("preset "):  # whose name says it
+            remark(f"{typed.label}: {note}")
     setup = with_engine(base.setup, **words)
     model = _model(typed.model or model_of(base, typed.setup_file), values)
     names = gpu_names(values["gpu"]) or ([] if values["gpu_memory"] else [DEFAULT_GPU])

@@ -15,6 +15,7 @@ from memplan.cli.options import (
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -132,14 +133,7 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
-    legend: Annotated[
-        bool,
-        typer.Option(
-            "--legend",
-            help="Explain every word of the table below it.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
+    legend: LegendOption = False,
     assumptions: AssumptionsOption = False,
     per_rank: Annotated[
         bool,

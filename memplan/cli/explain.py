@@ -12,6 +12,7 @@ from memplan.cli.options import (
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -22,7 +23,7 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
-from memplan.cli.terminal import remark, say, write_bytes, write_file
+from memplan.cli.terminal import remark, say, say_legend, write_bytes, write_file
 from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
@@ -157,6 +158,7 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
+    legend: LegendOption = False,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
@@ -236,6 +238,7 @@ def explain(
         _show_parting(found[0], against, output_format)
         return
     _show(found[0], output_format, component=component, timeline=timeline, full=full)
+    say_legend(legend, is_table=output_format is OutputFormat.TABLE)
 
 
 LESSON_USES = frozenset({

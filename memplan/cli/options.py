@@ -182,6 +182,14 @@ FormatOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+LegendOption = Annotated[
+    bool,
+    typer.Option(
+        "--legend",
+        help="Explain every word below the answer.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
 AssumptionsOption = Annotated[
     bool,
     typer.Option(

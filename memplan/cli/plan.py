@@ -12,6 +12,7 @@ from memplan.cli.options import (
     CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
+    LegendOption,
     ModelArgument,
     NumLabelsOption,
     RevisionOption,
@@ -32,7 +33,7 @@ from memplan.cli.sweep_options import (
     axis_option,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
-from memplan.cli.terminal import remark, say, write_file
+from memplan.cli.terminal import remark, say, say_legend, write_file
 from memplan.cli.training_options import (
     PresetOption,
     SetupFileOption,
@@ -180,6 +181,7 @@ def plan(
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
+    legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
     emit: EmitOption = None,
     output: Annotated[
@@ -198,7 +200,7 @@ def plan(
     from memplan.cli.unused import given_options, refuse_unused, refuse_without
 
     if emit is not None:
-        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
+        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit", "legend"})
     elif not (output or "").lower().endswith(DRAWN):
         refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
     from memplan.estimator.run_cost import TimeQuestion
@@ -265,6 +267,7 @@ def plan(
         return
     known = any(each.time is not None for found in plans for each in found.setups)
     _show(plans, spec, output_format, question if asked or known else None)
+    say_legend(legend, is_table=output_format is RowFormat.TABLE)
 
 
 DRAWN = (".svg", ".html", ".htm")

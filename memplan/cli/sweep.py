@@ -13,6 +13,7 @@ from memplan.cli.options import (
     CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
+    LegendOption,
     NumLabelsOption,
     RevisionOption,
     TaskOption,
@@ -40,7 +41,7 @@ from memplan.cli.sweep_options import (
     ZeroAxis,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
-from memplan.cli.terminal import remark, say
+from memplan.cli.terminal import remark, say, say_legend
 from memplan.cli.training_options import (
     EngineOptionOption,
     PresetOption,
@@ -111,6 +112,7 @@ def sweep(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
@@ -179,6 +181,7 @@ def sweep(
         node = file.node_memory_bytes
     made = Sweep(spec, grid, gpus, num_jobs=_processes(jobs), node_memory_bytes=node)
     _show(made, output_format, matrix, checks, question)
+    say_legend(legend, is_table=output_format is RowFormat.TABLE)
 
 
 def _processes(jobs: int) -> int:

@@ -63,10 +63,9 @@ def print_comparison(
         console.print(line, soft_wrap=True)
     console.print()
     _print_assumed(console, rows, everything=assumptions)
-    _print_notes(console, rows)
+    _print_notes(console, rows, everything=assumptions)
     zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
-    for text in (*LEGEND, *([ZERO_INIT_LINE] * zero_init)) if legend else SHORT_LEGEND:
-        print_dim(console, text)
+    _print_words(console, SHORT_LEGEND, legend=legend, zero_init=zero_init)
     if reserved:
         print_dim(console, RESERVED_LINE)
     if lifetimes:
@@ -113,7 +112,7 @@ def print_account(
         for text in lines:
             _print_plain(console, text)
     _print_assumed(console, [estimates], everything=assumptions)
-    _print_notes(console, [estimates])
+    _print_notes(console, [estimates], everything=assumptions)
     if reserved or legend:
         for text in beside_lines(estimates):
             print_dim(console, text)
@@ -123,8 +122,7 @@ def print_account(
                 for text in reserved_lines(each, each.gpu.short_name):
                     print_dim(console, text)
         print_dim(console, RESERVED_LINE)
-    for text in LEGEND if legend else SHORT_ACCOUNT_LEGEND:
-        print_dim(console, text)
+    _print_words(console, SHORT_ACCOUNT_LEGEND, legend=legend)
 
 
 MOST_ISLANDS = 4
@@ -306,10 +304,36 @@ def notes(rows: Rows) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _print_notes(console: "Console", rows: Rows) -> None:
-    """Print the notes."""
-    for line in notes(rows):
+def _print_notes(console: "Console", rows: Rows, *, everything: bool = False) -> None:
+    """Print the notes; what a preset fills in is counted, unless everything is asked for."""
+    found = notes(rows)
+    for line in found if everything else shown_notes(found):
         print_dim(console, line)
+
+
+PRESET_NOTE = "preset "
+"""How notes begin that say what a preset filled in."""
+
+
+def shown_notes(found: Sequence[str]) -> list[str]:
+    """The notes with those of a preset in one.
+
+    >>> shown_notes(["preset nemo: optimizer adam", "preset nemo: seq_len 2048", "something else"])
+    ['preset nemo fills in 2 settings: --assumptions lists them', 'something else']
+    """
+    counts: dict[str, int] = {}
+    others = []
+    for note in found:
+        name, colon, _ = note.partition(": ")
+        if colon and note.startswith(PRESET_NOTE):
+            counts[name] = counts.get(name, 0) + 1
+        else:
+            others.append(note)
+    told = [
+        f"{name} fills in {count} setting{'s' if count > 1 else ''}: --assumptions lists them"
+        for name, count in counts.items()
+    ]
+    return [*told, *others]
 
 
 def comparison_columns(
@@ -480,40 +504,39 @@ SHORT_LEGEND = ("GiB = 2^30 bytes; --legend: every word; --assumptions: all of t
 SHORT_ACCOUNT_LEGEND = (
     "* decides; GiB = 2^30 bytes; --legend: every word; --assumptions: all of them",
 )
-LEGEND = (
-    (
-        "GiB = 2^30 bytes. allocated: what PyTorch has handed out at the fullest moment of a training "
-        "step, and of loading or saving where these are fuller and decide."
-    ),
-    (
-        "needs: what its caching allocator must have of the card to complete the run, with NCCL and the "
-        "CUDA context, as a range. The run is played out, and replayed through the allocator's rules until "
-        "a step leaves it as the one before did."
-    ),
-    (
-        "fits: the card holds the high end, tight: its memory is inside the range, OOM: it does not hold "
-        "the low end; states fit: something is left out of the figures, and the rest fits."
-    ),
-    (
-        "with: the simplest of these setups that fits, least offloading, then least sharding; from: all "
-        "below it fit too. The table has the same order."
-    ),
-    (
-        "batch: the largest micro-batch that fits, everything else being as here; beside every row where "
-        "a GPU is named (--gpu h100)."
-    ),
-    "CPU: RAM of one node, all its ranks together, in GiB.",
-    (
-        "Where cards differ in precision or kernel by under 2 %, the table shows the higher figure of "
-        "what is allocated."
-    ),
-)
-"""What every word means."""
 
 
 def footnotes(rows: Rows) -> list[str]:
     """What the reader of a report has to know, each line once."""
-    return [*LEGEND[:3], *precision_lines(rows), *notes(rows)]
+    return [*meaning_lines(), *precision_lines(rows), *notes(rows)]
+
+
+def meaning_lines() -> list[str]:
+    """What the words of the answer mean, where there is no ``--legend`` to ask for."""
+    from memplan.report.legend import ANSWER_WORDS
+
+    return [
+        f"GiB = {ANSWER_WORDS['GiB']}. needs: {ANSWER_WORDS['needs']}.",
+        (
+            f"fits: {ANSWER_WORDS['fits']}; tight: {ANSWER_WORDS['tight']}; does not fit, OOM: "
+            f"{ANSWER_WORDS['OOM, does not fit']}; states fit: {ANSWER_WORDS['states fit']}."
+        ),
+    ]
+
+
+def _print_words(
+    console: "Console", short: Sequence[str], *, legend: bool, zero_init: bool = False
+) -> None:
+    """Print what the words mean: a line, or all of them."""
+    if not legend:
+        for text in short:
+            print_dim(console, text)
+        return
+    from memplan.report.legend import print_legend
+
+    print_legend(console)
+    if zero_init:
+        print_dim(console, ZERO_INIT_LINE)
 
 
 ZERO_INIT_LINE = (

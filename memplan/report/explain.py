@@ -112,6 +112,11 @@ def print_timeline(console: "Console", found: Estimate, hints: "Hints") -> None:
 
     print_answer(console, [[found]], hints)
     console.print()
+    if found.setup.pipeline is not None:
+        from memplan.report.stages import print_stages  # only where there are any
+
+        print_stages(console, found)
+        console.print()
     for line in timeline_lines(found, width=console.width):
         console.print(Text(line, no_wrap=True), soft_wrap=True)
 

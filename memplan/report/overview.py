@@ -1,5 +1,6 @@
 """An explanation on one screen: a bar for each component at the moment that decides, and one's arithmetic."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from memplan.report.blocks import hanging
 from memplan.report.columns import plain_gib
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.palette import COMPONENTS
-from memplan.units import GIB
+from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 14
 """Columns of the longest bar."""
+FIGURES_WIDTH = 15
+"""Of bytes and share, with the spaces between."""
 WIDE_BAR = 30
 """The same on a terminal of more than this and 80 columns."""
 SCREEN_COLUMNS = 80
@@ -66,10 +69,14 @@ def words_of(kind: ComponentKind) -> str:
 
 
 def _words(nodes: Sequence[Node]) -> str:
-    """The formula of the largest part, or its source."""
+    """The formula of the largest part, its counts as people say them, or its source."""
     largest = max(nodes, key=lambda node: node.num_bytes)
+    formula = COUNT.sub(lambda match: format_count(int(match[0].replace(",", ""))), largest.formula)
     source = f"  ({largest.source})" if largest.formula and largest.source else largest.source
-    return f"{largest.formula}{source}"
+    return f"{formula}{source}"
+
+
+COUNT = re.compile(r"\d{1,3}(,\d{3})+")
 
 
 def print_overview(
@@ -96,18 +103,20 @@ def bar_lines(found: Estimate, explained: Explanation, width: int) -> "list[Text
     whole = sum(bar.num_bytes for bar in bars)
     most = max(bar.num_bytes for bar in bars)
     names = max(len(bar.name) for bar in bars)
-    bar_width = WIDE_BAR if width >= SCREEN_COLUMNS + WIDE_BAR else BAR_WIDTH
+    wanted = WIDE_BAR if width >= SCREEN_COLUMNS + WIDE_BAR else BAR_WIDTH
+    bar_width = max(0, min(wanted, width - names - FIGURES_WIDTH))
     lines = [Text(f" GiB at the peak of {found.deciding_phase}", style="bold")]
     for bar in bars:
         share = bar.num_bytes / whole if whole else 0
-        drawn = "█" * max(1, round(bar_width * bar.num_bytes / most)) if bar.num_bytes else ""
+        drawn = "█" * round(bar_width * bar.num_bytes / most) or "▏"[:bar_width]
         line = Text(f" {bar.name:<{names}} {plain_gib(bar.num_bytes):>7} {share:4.0%} ")
         line.append(f"{drawn:<{bar_width}}", style=_colour(bar.kind))
         room = width - len(line.plain) - 1
         line.append(f" {shortened(bar.words, room)}".rstrip(), style="dim")
         line.rstrip()
         lines.append(line)
-    return [*lines, *(Text(f" {text}", style="bold") for text in sum_lines(found, names))]
+    sums = (each for text in sum_lines(found, names) for each in hanging(f" {text}", width))
+    return [*lines, *(Text(text, style="bold") for text in sums)]
 
 
 def _colour(kind: ComponentKind | None) -> str:
@@ -118,10 +127,9 @@ def sum_lines(found: Estimate, names: int) -> list[str]:
     """What that comes to, and with what lies beside the allocator, as the verdict has it."""
     if found.gpu is None:
         return [f"{'allocated':<{names}} {plain_gib(found.worst_bytes):>7}"]
-    beside = needed_text(found.overhead_bytes)
-    together = "CUDA context and NCCL" if found.nccl_bytes.high else "CUDA context"
-    total = f"{plain_gib(found.required_bytes)} and {beside} ({together}): needs"
-    return [f"{'together':<{names}} {total} {needed_text(found.total_bytes)} GiB"]
+    beside = "CUDA context, NCCL" if found.nccl_bytes.high else "CUDA context"
+    total = f"{plain_gib(found.required_bytes)} + {needed_text(found.overhead_bytes)} ({beside})"
+    return [f"{'needs':<{names}} {needed_text(found.total_bytes)} GiB = {total}"]
 
 
 def shortened(text: str, room: int) -> str:
@@ -142,7 +150,7 @@ def phases_line(found: Estimate) -> str:
         f"{name} {phase.peak_bytes / GIB:,.1f}{'*' if name == found.deciding_phase else ''}"
         for name, phase in found.phases.items()
     ]
-    return f"Peak of each phase: {', '.join(told)} GiB (* decides)"
+    return f"By phase: {', '.join(told)} GiB (* decides)"
 
 
 def closing_lines(found: Estimate) -> list[str]:
@@ -150,10 +158,7 @@ def closing_lines(found: Estimate) -> list[str]:
     return [
         *found.all_notes,
         *found.left_out_notes,
-        (
-            "More: --component activations (its arithmetic), --timeline (the step, drawn), --full "
-            "(everything)"
-        ),
+        "More: --component activations, --timeline, --full",
     ]
 
 

@@ -131,7 +131,7 @@ def job_text(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
     some, looked_for = plan.some, plan.goal.objective
     size = f"{format_count(some.num_params)} parameters, "
-    length = f"{some.setup.seq_len} tokens, "
+    length = f"{some.setup.seq_len:,} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length
 
