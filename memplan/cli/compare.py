@@ -221,7 +221,12 @@ def _show_pair(
 
     question = time_question(times) or TimeQuestion()
     first, second = (
-        Side(label=each.label, answer=answer, hints=hints_for(answer.model, [[answer]]))
+        Side(
+            label=each.label,
+            name=each.name,
+            answer=answer,
+            hints=hints_for(answer.model, [[answer]]),
+        )
         for each in typed_sides(ctx, words)
         for answer in [answer_of(each)]
     )

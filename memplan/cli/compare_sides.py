@@ -24,6 +24,8 @@ class Typed:
     """One setup as it was typed."""
 
     label: str
+    name: str
+    """Before its verdict, where there is less room."""
     values: Mapping[str, Any]
     """The command's parameters."""
     given: frozenset[str]
@@ -48,7 +50,7 @@ def typed_sides(ctx: Any, words: Sequence[str]) -> tuple[Typed, Typed]:
 
     values, given = ctx.params, frozenset(given_options(ctx))
     setups, presets = _split(values["setup"]), _split(values["preset"])
-    one = Typed(label=AS_GIVEN, values=values, given=given)
+    one = Typed(label=AS_GIVEN, name=AS_GIVEN, values=values, given=given)
     if values["vs"] is not None:
         _at_most_one("--vs", setups, presets, list(words))
         first = replace(one, model=_first(words), setup_file=_first(setups), preset=_first(presets))
@@ -56,17 +58,21 @@ def typed_sides(ctx: Any, words: Sequence[str]) -> tuple[Typed, Typed]:
     if setups:
         models, files = _apart(words, setups, of=lambda word: word.endswith((".yaml", ".yml")))
         _two("--setup", files)
-        sides = [replace(one, label=_short(each), setup_file=each) for each in files]
+        sides = [
+            replace(one, label=_short(each), name=_short(each), setup_file=each) for each in files
+        ]
     elif presets:
         from memplan.sources.stacks.presets import preset_names
 
         known = preset_names()
         models, names = _apart(words, presets, of=lambda word: word in known)
         _two("--preset", names)
-        sides = [replace(one, label=each, preset=each) for each in names]
+        sides = [replace(one, label=each, name=each, preset=each) for each in names]
     else:
         _two("compare", words)
-        return tuple(replace(one, label=_short(each), model=each) for each in words)  # type: ignore[return-value]
+        return tuple(
+            replace(one, label=_short(each), name=_short(each), model=each) for each in words
+        )  # type: ignore[return-value]
     if len(models) > 1:
         msg = f"compare takes one MODEL beside two files or presets, not {' and '.join(models)}"
         raise UsageError(msg)
@@ -142,7 +148,7 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
     if "gpu" in changed or "gpu_memory" in changed:
         for name in {"gpu", "gpu_memory"} - changed.keys():
             values[name] = None
-    return replace(first, label=text, values=values, given=given)
+    return replace(first, label=text, name="--vs", values=values, given=given)
 
 
 def vs_takes() -> frozenset[str]:

@@ -186,7 +186,13 @@ def print_answer(console: "Console", rows: Rows, hints: "Hints | None" = None) -
     print_job(console, head_parts(rows))
 
 
-def print_verdicts(console: "Console", answers: Sequence[GpuAnswer], names: Sequence[str]) -> None:
+def print_verdicts(
+    console: "Console",
+    answers: Sequence[GpuAnswer],
+    names: Sequence[str],
+    *,
+    with_advice: bool = True,
+) -> None:
     """Print a line for each answer, and below it what would make it fit; ``names`` stand before them."""
     lines = [_line_parts(each) for each in answers]
     left = max(map(len, names), default=0) + GAP
@@ -194,8 +200,8 @@ def print_verdicts(console: "Console", answers: Sequence[GpuAnswer], names: Sequ
     is_wide = left + sum(widths) + 3 * (len(widths) - 1) <= console.width
     for each, name, parts in zip(answers, names, lines, strict=True):
         _print_verdict(console, each, name.ljust(left), parts, widths if is_wide else None)
-        for text in filter(None, [each.advice]):
-            _print_indented(console, text)
+        if with_advice and each.advice:
+            _print_indented(console, each.advice)
 
 
 def _print_verdict(

@@ -88,6 +88,13 @@ def print_account(
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
     print_answer(console, [estimates], hints)
+    from memplan.report.times import speed_lines, time_lines  # which tables do without
+
+    if question is not None:
+        console.print()
+        for each in estimates:
+            for text in time_lines(each, question):
+                _print_plain(console, text)
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
@@ -105,11 +112,8 @@ def print_account(
     console.print()
     for text in host_lines(estimates):
         _print_plain(console, text)
-    from memplan.report.times import speed_lines, time_lines  # which tables do without
-
-    for each in estimates:
-        lines = speed_lines(each) if question is None else time_lines(each, question)
-        for text in lines:
+    for each in estimates if question is None else ():
+        for text in speed_lines(each):
             _print_plain(console, text)
     _print_assumed(console, [estimates], everything=assumptions)
     _print_notes(console, [estimates], everything=assumptions)
@@ -500,9 +504,9 @@ def account_columns(estimate: Estimate, names: str = "") -> list[Column]:
     return columns
 
 
-SHORT_LEGEND = ("GiB = 2^30 bytes; --legend: every word; --assumptions: all of them",)
+SHORT_LEGEND = ("GiB = 2^30 bytes; --legend: every word; --assumptions: every default",)
 SHORT_ACCOUNT_LEGEND = (
-    "* decides; GiB = 2^30 bytes; --legend: every word; --assumptions: all of them",
+    "* decides; GiB = 2^30 bytes; --legend: every word; --assumptions: every default",
 )
 
 

@@ -7,6 +7,7 @@ from memplan.estimator import Estimate, Verdict
 from memplan.estimator.measured import Figure, Measurement, beside_bytes, figures_of
 from memplan.fast_dataclass import dataclass
 from memplan.memory.runtime import ByteRange, overhead_range
+from memplan.report.blocks import hanging
 from memplan.report.changes import gpus_label, setup_label
 from memplan.report.narrow import print_table
 from memplan.report.rows import Row
@@ -154,7 +155,8 @@ def print_verified(console: "Console", run: Verified) -> None:
         console.print()
         print_table(console, _table(run))
     for line in verified_lines(run):
-        console.print(Text(line), soft_wrap=True)
+        for each in hanging(line, console.width):
+            console.print(Text(each), soft_wrap=True)
 
 
 def peak_words(run: Verified) -> str:

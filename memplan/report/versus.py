@@ -46,6 +46,8 @@ class Side:
 
     label: str
     """What it is called in the table."""
+    name: str
+    """And before its verdict."""
     answer: Estimate
     hints: "Hints | None" = None
 
@@ -169,12 +171,12 @@ def print_versus(console: "Console", sides: Sides, question: "TimeQuestion") -> 
 
     one, other = (side.answer for side in sides)
     answers = [gpu_answers([[side.answer]], side.hints)[0] for side in sides]
-    widest = max(len(side.label) for side in sides)
+    widest = max(len(side.name) for side in sides)
     names = [
-        f"{side.label.ljust(widest)}  {answer.gpu.short_name}"
+        f"{side.name.ljust(widest)}  {answer.gpu.short_name}"
         for side, answer in zip(sides, answers, strict=True)
     ]
-    print_verdicts(console, answers, names)
+    print_verdicts(console, answers, names, with_advice=False)
     for text in hanging(difference_text(one, other, sides[1].label), console.width):
         console.print(Text(text))
     parts = head_parts([[one]])
