@@ -5,11 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.compared_setups import compared_setups, is_of
 from memplan.cli.estimate_output import prepare_tables, show, show_ranks
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     CpuMemoryOption,
@@ -26,13 +23,6 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import (
-    FIELD_PARAMETERS,
-    NO_SETTINGS,
-    group_fields,
-    setting_fields,
-    takes_settings,
-)
 from memplan.cli.sweep_options import (
     BaselineOption,
     CheckOption,
@@ -43,7 +33,8 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
 )
-from memplan.cli.time_options import NO_TIMES, takes_times, time_question
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings, takes_times
+from memplan.cli.terminal import remark
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -57,8 +48,14 @@ from memplan.cli.training_options import (
     SetupFileOption,
     TrainingArgumentsOption,
     ZeroOption,
-    parse_engine_options,
 )
+from memplan.options.compared_setups import compared_setups, is_of
+from memplan.options.engine_options import parse_engine_options
+from memplan.options.largest import filled, found_note, looked_for, or_max, read_whole, without_max
+from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.run_times import time_question
+from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_fields
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
@@ -71,7 +68,7 @@ def _table_option(name: str, help_text: str, metavar: str) -> Any:
 
 
 @takes_times
-@takes_settings()
+@takes_settings(finds_largest=True)
 def estimate(
     ctx: typer.Context,
     model: OptionalModelArgument = None,
@@ -89,6 +86,18 @@ def estimate(
     engine_option: EngineOptionOption = None,
     global_batch_size: GlobalBatchOption = None,
     precision: PrecisionOption = None,
+    num_layers: Annotated[
+        Any,
+        typer.Option(
+            "--num-layers",
+            metavar="N|max",
+            parser=or_max(read_whole),
+            help="Layers of each stack, in the model's own pattern; max: the most that fit. "
+            "[default: the model's]",
+            rich_help_panel=TRAINING_PANEL,
+            show_default=False,
+        ),
+    ] = None,
     setup_file: SetupFileOption = None,
     preset: PresetOption = None,
     training_args: TrainingArgumentsOption = None,
@@ -138,7 +147,7 @@ def estimate(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
-    times: Values = NO_TIMES,
+    times: Values = NO_SETTINGS,
     lifetimes: Annotated[
         bool,
         typer.Option(
@@ -166,9 +175,9 @@ def estimate(
     unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
-    from memplan.cli.hardware import chosen_gpus, node_memory
-    from memplan.cli.setup_files import model_of, read_base
     from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.options.hardware import chosen_gpus, node_memory
+    from memplan.options.setup_files import model_of, read_base
     from memplan.sources.models import load_model
 
     if deepspeed or params is not None:
@@ -183,6 +192,10 @@ def estimate(
     else:
         refuse_without(ctx, {"output"}, "--emit")
     question = time_question(times)
+    quantity = looked_for({**settings, "num_layers": num_layers})
+    if quantity is not None:
+        settings = without_max(settings)
+        ctx.params.update(settings)
     checks = None
     if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
         from memplan.cli.checking import read_checks
@@ -271,7 +284,21 @@ def estimate(
     if global_batch_size is not None:
         setups = _with_global_batch(ctx, setups, global_batch_size)
     first = setups[0]
-    gpus = chosen_gpus(gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first)
+    gpus = chosen_gpus(
+        gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first, remark=remark
+    )
+    notes = base.notes
+    if isinstance(num_layers, int):
+        from memplan.search.depth import with_layers
+
+        spec = with_layers(spec, num_layers)
+    if quantity is not None:
+        found = filled(
+            quantity, spec, setups, gpus, is_named=gpu is not None or gpu_memory is not None,
+            global_batch_size=global_batch_size,
+        )  # fmt: skip
+        spec, setups = found.model, [found.setup]
+        notes = (found_note(found, quantity, gpus[0]), *notes)
     everywhere = gpu is not None or gpu_memory is not None or len(setups) == 1
     from memplan import cli
     from memplan.search import together
@@ -285,7 +312,7 @@ def estimate(
         setups=setups,
         gpus=gpus,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
-        notes=base.notes,
+        notes=notes,
         says_needs=everywhere or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
     rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)

@@ -14,6 +14,7 @@ def with_engine(
     engine: str | None,
     zero: str | None,
     offload: str | None = None,
+    offload_param: str | None = None,
 ) -> "TrainingSetup":
     """``base`` with an engine named by its stage or precision, and what is offloaded.
 
@@ -21,8 +22,8 @@ def with_engine(
     """
     from dataclasses import replace
 
-    from memplan.cli.ranges import parse_range
     from memplan.errors import UsageError
+    from memplan.search.ranges import parse_range
     from memplan.training.choices import Offload
     from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine, Precision, engines_with
@@ -52,6 +53,8 @@ def with_engine(
             or changes.get("engine", base.chosen_engine) is not Engine.DEEPSPEED
         ):
             changes["offload_param"] = place
+    if offload_param is not None:
+        changes["offload_param"] = coerce_enum("offload_param", offload_param, Offload)
     return replace(base, **changes)
 
 
