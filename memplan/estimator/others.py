@@ -111,7 +111,7 @@ def left_bytes(tape: Tape, setup: TrainingSetup) -> int:
     replicas = dict(setup.engine_options).get("data_parallel_replicate_degree", 1)
     degree = setup.gradient_ranks // int(str(replicas)) if shards else 1
     frozen = frozen_format(setup)
-    row, options = chosen(setup.optimizer, setup.optimizer_options)  # type: ignore[arg-type]
+    row, options = chosen(setup.optimizer, setup.optimizer_options)
     found = 0
     for segment in tape.segments:
         for parameter in segment.parameters:

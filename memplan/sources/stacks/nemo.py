@@ -7,8 +7,10 @@ earlier AutoModels (``parallelizer``, ``autopipeline``, ``distributed_config``) 
 from collections.abc import Mapping
 from math import lcm
 
+from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import OFF, Keys
+from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import model_type, num_layers
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import EVERY_LINEAR, lora
 
@@ -48,7 +50,8 @@ _FREEZABLE = {
     "freeze_config.freeze_embeddings": ("embeddings",),
 }  # fmt: skip
 """What is frozen by each (``apply_parameter_freezing``: modules by words in their names)."""
-_RECIPES = ("KnowledgeDistillation",)
+_OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
+"""Types whose class in transformers has no other attention than eager."""
 GPUS_PER_NODE = 8
 
 
@@ -134,7 +137,9 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append(f"{nodes} nodes of {GPUS_PER_NODE} GPUs, unless you say others")
     elif fewest > 1:
         found.fields["num_gpus"] = fewest
-        found.notes.append(f"{fewest} GPUs, the fewest that its degrees need, unless you say others")
+        found.notes.append(
+            f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
+        )
 
 
 def _degree(found: Found, field: str) -> int:
@@ -184,9 +189,12 @@ def _virtual_stages(keys: Keys, found: Found, *, each: int | None, rounded: str 
     """Stages of a rank (``calculate_virtual_stages``): as many layers as said make one."""
     if each is None:
         return 2
-    layers, ranks = _num_layers(found.model), _degree(found, "pipeline_parallel")
+    layers = None if found.model is None else num_layers(found.model)
+    ranks = _degree(found, "pipeline_parallel")
     if layers is None:
-        found.notes.append("layers_per_stage: the model is not known here: counted as 2 stages a rank")
+        found.notes.append(
+            "layers_per_stage: the model is not known here: counted as 2 stages a rank"
+        )
         return 2
     stages = -(-layers // each)
     if stages % ranks and rounded is None:
@@ -196,22 +204,6 @@ def _virtual_stages(keys: Keys, found: Found, *, each: int | None, rounded: str 
         )
     stages += ranks - stages % ranks if rounded == "up" and stages % ranks else -(stages % ranks)
     return max(2, stages // ranks)
-
-
-def _num_layers(model: str | None) -> int | None:
-    """Layers of a built-in model."""
-    from memplan.sources.registry import find_builtin
-
-    builtin = None if model is None else find_builtin(model)
-    if builtin is None:
-        return None
-    config = builtin.config()
-    inner = config.get("text_config")
-    for place in (config, inner if isinstance(inner, Mapping) else {}):
-        count = place.get("num_hidden_layers")
-        if isinstance(count, int):
-            return count
-    return None
 
 
 def _read_length(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -288,6 +280,15 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
 def _read_kernels(keys: Keys, found: Found) -> None:
     own = keys.choice("model.backend.attn", _ATTENTION)
     found.fields["attention"] = keys.choice("model.attn_implementation", _ATTENTION) or own
+    if model_type(found.model) in _OWN_ATTENTION and found.fields["attention"] not in (
+        None,
+        "eager",
+    ):
+        found.fields["attention"] = None
+        found.notes.append(
+            "AutoModel's own class runs attention with sinks in a kernel; transformers' class, which is counted, "
+            "has eager alone"
+        )
     by_layer = keys.flag("distributed.enable_compile")
     found.fields["compile"] = (
         "model" if keys.flag("compile.enabled") else "layer" if by_layer else "none"

@@ -23,9 +23,7 @@ _CLASSES: Mapping[str, str] = {
     "transformer_engine.pytorch.optimizers.fusedadam": "te-adamw", "fusedadam": "te-adamw",
 }  # fmt: skip
 """Classes, in lower case, and what transformers' ``TrainingArguments`` call the same."""
-_FORMS = {
-    "adamw_torch": {"fused": "adamw-fused", "foreach": "adamw-foreach", "loop": "adamw-loop"}
-}
+_FORMS = {"adamw_torch": {"fused": "adamw-fused", "foreach": "adamw-foreach", "loop": "adamw-loop"}}
 """How torch's own may be asked for."""
 
 

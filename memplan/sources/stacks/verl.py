@@ -36,6 +36,13 @@ _JOBS = {"gae": "ppo"}
 """Estimators of the advantage that have a critic; the others compare the answers of a group."""
 _MARKS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer", "ppo_veomni_trainer")
 """Files of verl's own that a hydra file's ``defaults`` name."""
+_CRITIC_OFFLOADS = (
+    ("param_offload", "critic.fsdp.param_offload", "critic.model.fsdp_config.param_offload"),
+    (
+        "optimizer_offload", "critic.fsdp.optimizer_offload",
+        "critic.model.fsdp_config.optimizer_offload",
+    ),
+)  # fmt: skip
 _OTHER_ENGINES = ("megatron", "torchtitan", "veomni")
 _COLOCATED = ("vllm", "sglang")
 
@@ -44,7 +51,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     """Whether an actor stands in it, a model for SFT, or defaults or classes of verl's own."""
     model, defaults = values.get("model"), values.get("defaults")
     named = isinstance(defaults, list) and any(
-        each in _MARKS or isinstance(each, Mapping) and "actor@actor_rollout_ref.actor" in each
+        each in _MARKS or (isinstance(each, Mapping) and "actor@actor_rollout_ref.actor" in each)
         for each in defaults
     )
     target = values.get("_target_")
@@ -143,7 +150,9 @@ def _read_sizes(keys: Keys, found: Found) -> None:
     length = keys.count("data.max_length") if keys.has("sft") else None
     whole = length or prompt + answer
     most = keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu")
-    micro = _micro_batch(keys, found, ACTOR, "ppo")
+    micro = _micro_batch(
+        keys, found, f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"
+    )
     if keys.flag(f"{ACTOR}.use_dynamic_bsz") and most is not None:
         # A micro-batch is filled up with sequences, and each rank of a group has its share of them.
         tokens = most * _number(found, "context_parallel")
@@ -164,10 +173,9 @@ def _divided(length: int, ranks: int) -> int:
     return -(-length // ranks) * ranks
 
 
-def _micro_batch(keys: Keys, found: Found, place: str, name: str) -> int | None:
+def _micro_batch(keys: Keys, found: Found, key: str, older: str) -> int | None:
     """Sequences of a micro-batch on one rank; the older key has those of all ranks."""
-    own = keys.count(f"{place}.{name}_micro_batch_size_per_gpu")
-    of_all = keys.take(f"{place}.{name}_micro_batch_size")
+    own, of_all = keys.count(key), keys.take(older)
     if own is None and isinstance(of_all, int) and of_all > 0:
         ranks = _number(found, "num_gpus") // _number(found, "context_parallel")
         own = max(1, of_all // max(1, ranks))
@@ -201,7 +209,9 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["fsdp_strategy"] = "shard_grad_op" if keeps else "full_shard"
         found.options["use_orig_params"] = keys.flag(f"{FSDP}.use_orig_params")
         found.options["forward_prefetch"] = keys.flag(f"{FSDP}.forward_prefetch")
-    found.options["sync_each_batch"] = not keys.flag(f"{FSDP}.use_no_sync_for_gradient_accumulation")
+    found.options["sync_each_batch"] = not keys.flag(
+        f"{FSDP}.use_no_sync_for_gradient_accumulation"
+    )
     if keys.flag(f"{FSDP}.offload_policy") and engine == "fsdp":
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     group, gpus = keys.take(f"{FSDP}.fsdp_size"), _number(found, "num_gpus")
@@ -271,7 +281,11 @@ def _read_job(keys: Keys, found: Found) -> None:
     critic = keys.take("critic.enable")
     if kind == "ppo" and critic is False:
         kind = "grpo"
-    job: dict[str, object] = {"kind": kind, "frozen_units": "layers", "log_probabilities": "in-place"}
+    job: dict[str, object] = {
+        "kind": kind,
+        "frozen_units": "layers",
+        "log_probabilities": "in-place",
+    }
     job |= _reference(keys, found, kind)
     if kind == "ppo":
         job |= _critic(keys, found)
@@ -301,7 +315,9 @@ def _critic(keys: Keys, found: Found) -> dict[str, object]:
     named = keys.text("critic.model.path")
     if named is not None and named != found.model:
         job["critic"] = _known(named, "critic.model.path", found)
-    micro = _micro_batch(keys, found, "critic", "ppo")
+    micro = _micro_batch(
+        keys, found, "critic.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size"
+    )
     most = keys.count("critic.ppo_max_token_len_per_gpu")
     dynamic = keys.take("critic.use_dynamic_bsz")
     if dynamic is None:
@@ -310,8 +326,8 @@ def _critic(keys: Keys, found: Found) -> dict[str, object]:
         micro = max(1, most // _number(found, "seq_len"))
     if micro is not None and micro != found.fields["micro_batch_size"]:
         job["critic_batch_size"] = micro
-    for name in ("param_offload", "optimizer_offload"):
-        if any(keys.flag(f"critic.{place}.{name}") for place in ("model.fsdp_config", "fsdp")):
+    for name, key, older in _CRITIC_OFFLOADS:
+        if keys.flag(key) or keys.flag(older):
             found.notes.append(
                 f"critic: {name} takes it off the GPU while others run, which is not modelled: the figures "
                 "are upper bounds"
@@ -334,7 +350,7 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     engine = keys.text(f"{ROLLOUT}.name")
     share = keys.number(f"{ROLLOUT}.gpu_memory_utilization") or 0.5
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
-    params, states = (keys.flag(f"{FSDP}.{each}_offload") for each in ("param", "optimizer"))
+    params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
     share = max(share, _reward_share(keys, found, sleeps=sleeps))
     if engine not in _COLOCATED:
         return {"rollout": "server"} if engine is not None else {}
@@ -367,7 +383,10 @@ def _scored_at_once(keys: Keys, found: Found) -> int:
     micro, length = _number(found, "micro_batch_size"), _number(found, "seq_len")
     sizes = []
     for place in (ROLLOUT, REFERENCE):
-        own = _micro_batch(keys, found, place, "log_prob")
+        own = _micro_batch(
+            keys, found, f"{place}.log_prob_micro_batch_size_per_gpu",
+            f"{place}.log_prob_micro_batch_size",
+        )  # fmt: skip
         most = keys.count(f"{place}.log_prob_max_token_len_per_gpu")
         dynamic = keys.take(f"{place}.log_prob_use_dynamic_bsz")
         if dynamic is None:
