@@ -30,6 +30,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.adapters import (
     ALL_LINEAR,
+    EVERY_LINEAR,
     Ia3,
     Lora,
     ModuleAdapter,
@@ -236,9 +237,10 @@ def _chosen(
     targets = adapter.targets
     if targets is None:
         targets = default_targets(model, modules, adapter)
-    if targets == ALL_LINEAR:
+    if targets in (ALL_LINEAR, EVERY_LINEAR):
         _check_known(model)
-        wanted = [each for each in modules if each.kind is ModuleKind.LINEAR and not each.is_output]
+        linear = [each for each in modules if each.kind is ModuleKind.LINEAR]
+        wanted = [each for each in linear if targets == EVERY_LINEAR or not each.is_output]
     elif isinstance(targets, str):
         wanted = [each for each in modules if _matches(targets, each.name, "targets")]
         if not wanted:

@@ -27,6 +27,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.text import shown
 
 ALL_LINEAR = "all-linear"
+EVERY_LINEAR = "every-linear"
+"""The same with the output matrix (NeMo's ``match_all_linear``)."""
 """Every linear layer but the output matrix (peft's ``INCLUDE_LINEAR_LAYERS_SHORTHAND``)."""
 MAX_RANK = 1_000_000
 
@@ -71,7 +73,7 @@ class Lora:
     """Scale over the rank: it changes no bytes. None: peft's 8."""
     targets: tuple[str, ...] | str | None = None
     """Names of modules, or the ends of them; as one text a pattern for whole names, or
-    ``all-linear``. None: peft's own choice for the model's type."""
+    ``all-linear`` (``every-linear``: the head too). None: peft's own choice for the model's type."""
     parameters: tuple[str, ...] = ()
     """Ends of names of single weights, such as all experts' in one, each with an adapter that is
     multiplied out and added to it (``target_parameters``)."""
@@ -293,7 +295,8 @@ def _check_rank(value: object, name: str) -> None:
 
 def _names_or_pattern(value: object, name: str) -> tuple[str, ...] | str | None:
     if value is None or (isinstance(value, str) and value):
-        return ALL_LINEAR if isinstance(value, str) and value.lower() == ALL_LINEAR else value
+        word = value.lower() if isinstance(value, str) else value
+        return word if word in (ALL_LINEAR, EVERY_LINEAR) else value
     return _names(value, name)
 
 

@@ -1,6 +1,7 @@
 """Models that stacks have names of their own for."""
 
 import re
+from collections.abc import Mapping
 
 _TORCHTUNE = {
     "llama2_7b": "llama-2-7b", "llama2_13b": "llama-2-13b", "llama2_70b": "llama-2-70b",
@@ -31,6 +32,7 @@ _TORCHTITAN = {
     ("qwen3", "8B"): "qwen3-8b", ("qwen3", "14B"): "qwen3-14b", ("qwen3", "32B"): "qwen3-32b",
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b", ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
     ("deepseek_v3", "16B"): "deepseek-v2-lite", ("deepseek_v3", "671B"): "deepseek-v3",
+    ("flux", "flux-dev"): "flux.1-dev", ("flux", "flux-schnell"): "flux.1-schnell",
     ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
 }  # fmt: skip
 """``torchtitan.models``: a name and a flavor."""
@@ -54,3 +56,35 @@ def torchtitan_model(name: str, flavor: str) -> str | None:
     """
     plain = re.sub(r"_(flex|flex_attn|varlen|varlen_attn)$", "", flavor)
     return _TORCHTITAN.get((name, plain))
+
+
+def num_layers(model: str) -> int | None:
+    """Layers of a built-in; None for other models.
+
+    >>> num_layers("llama-3.1-8b")
+    32
+    """
+    from memplan.sources.registry import find_builtin
+
+    builtin = find_builtin(model)
+    if builtin is None:
+        return None
+    config = builtin.config()
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        count = place.get("num_hidden_layers")
+        if isinstance(count, int):
+            return count
+    return None
+
+
+def model_type(model: str | None) -> str | None:
+    """The type of a built-in; None for other models.
+
+    >>> model_type("gpt-oss-20b")
+    'gpt_oss'
+    """
+    from memplan.sources.registry import find_builtin
+
+    builtin = None if model is None else find_builtin(model)
+    return None if builtin is None else str(builtin.config().get("model_type"))
