@@ -1,6 +1,7 @@
 """The command line and Python are two faces of one table: every option, the same answer in both."""
 
 import csv
+import doctest
 import io
 import json
 import re
@@ -279,7 +280,7 @@ def test_no_option_is_without_a_sample() -> None:
         ({"batch_size": 0}, "batch_size: "),
         ({"lora_dropout": 0.1}, "lora_dropout: means nothing without lora: add that, or leave it out"),
         ({"engine": "fsdp3"}, "engine: 'fsdp3' is not one of"),
-        ({"zero": "1-3"}, "zero: '1-3' names 3 stages, and one setup has one"),
+        ({"zero": "1-3"}, "zero: '1-3' names 3 stages, and one setup takes one"),
         ({"gpu": ["t4", "h100"]}, "gpu: names several, and one estimate is of one"),
         ({"batch_size": "max"}, "batch_size max: is the largest that fits one card: name it"),
         ({"cpu_memory": "much"}, "cpu_memory: "),
@@ -346,3 +347,15 @@ def test_types_of_keywords_can_be_read() -> None:
         names = {"Adapter": Any, "GpuSpec": Any, "Job": Any, "Lengths": Any, "TrainingSetup": Any}
         hints = get_type_hints(each, localns=names)
         assert all(typing.get_origin(hint) or get_args(hint) or hint for hint in hints.values())
+
+
+def test_the_page_runs_and_names_all_that_is_public(checkout: Path) -> None:
+    page = checkout / "docs" / "python.md"
+    text = page.read_text(encoding="utf-8").replace("```", "")
+    parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
+    test = parser.get_doctest(text, {}, "python.md", str(page), 0)
+    assert len(test.examples) > 20
+    said: list[str] = []
+    assert runner.run(test, out=said.append).failed == 0, "".join(said)
+    for name in memplan.__all__:
+        assert f"`{name}`" in text or name == "__version__", name
