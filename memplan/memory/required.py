@@ -140,6 +140,12 @@ class Replays:
             return self.source.played.is_enough(capacity_bytes)
         return self.least_bytes <= capacity_bytes and self.on_card(capacity_bytes).died_at is None
 
+    def may_be_enough(self, capacity_bytes: int) -> bool:
+        """Whether a first look does not deny that."""
+        if self.least_bytes is not None:
+            return self.least_bytes <= capacity_bytes
+        return self.source.played.may_be_enough(capacity_bytes)
+
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
         from memplan.memory.replay import known_on
@@ -191,6 +197,12 @@ class PlayedRun:
         from memplan.memory.replay import is_enough
 
         return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
+
+    def may_be_enough(self, capacity_bytes: int) -> bool:
+        """Whether a few steps live with it, without which it is not enough."""
+        from memplan.memory.replay import FEW_CYCLES
+
+        return self.on_card(capacity_bytes, max_cycles=FEW_CYCLES).died_at is None
 
     def replays(self, source: RunSource) -> Replays:
         """All that was found so far."""
