@@ -63,7 +63,7 @@ class _Walked:
         )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _played(
     walked: _Walked,
     setup: TrainingSetup,
