@@ -24,6 +24,7 @@ enum {
 };
 #define ENDLESS (INT64_MAX / 4)
 #define LARGEST (INT64_C(1) << 39) /* of one block: sums of them stay below ENDLESS */
+#define FIRST_STAND_IN (INT64_C(1) << 62) /* memplan/memory/ledger.py */
 #define LASTING (-1) /* the name of a block from before the step that recurs */
 
 typedef struct Block { /* one line of a cache */
@@ -672,15 +673,18 @@ done:
 }
 
 PyDoc_STRVAR(pack_doc,
-"pack(events, streams) -> (events, pools, num_pools): lists as replay() takes them.\n"
+"pack(events, streams, sizes) -> (events, pools, num_pools): lists as replay() takes them.\n"
+"An event of FIRST_STAND_IN or more bytes stands for one of `sizes`.\n"
 "Raises OverflowError for a block that no card will ever hold.");
 
 static PyObject *pack(PyObject *module, PyObject *args) {
-    PyObject *list, *streams, *found = NULL, *key, *value;
+    PyObject *list, *streams, *sizes, *found = NULL, *key, *value;
     Py_ssize_t place = 0;
     long num_streams = 1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &list, &PyDict_Type, &streams)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &list, &PyDict_Type, &streams, &PyList_Type,
+                          &sizes))
+        return NULL;
     Py_ssize_t count = PyList_Size(list);
     int64_t *events = malloc((size_t)(count + 1) * sizeof(int64_t));
     int32_t *pools = calloc((size_t)count + 1, sizeof(int32_t));
@@ -688,6 +692,12 @@ static PyObject *pack(PyObject *module, PyObject *args) {
     for (Py_ssize_t number = 0; number < count; number++) {
         int64_t event = PyLong_AsLongLong(PyList_GetItem(list, number));
         if (event == -1 && PyErr_Occurred()) goto done;
+        if (event >= FIRST_STAND_IN) {
+            PyObject *size = PyList_GetItem(sizes, (Py_ssize_t)(event - FIRST_STAND_IN));
+            if (!size) goto done; /* there are fewer */
+            event = PyLong_AsLongLong(size);
+            if (event == -1 && PyErr_Occurred()) goto done;
+        }
         if (event > LARGEST * UNIT) {
             PyErr_SetString(PyExc_OverflowError, "a block is too large");
             goto done;
