@@ -1,6 +1,9 @@
 """Models that stacks have names of their own for."""
 
 import re
+from collections.abc import Mapping
+
+from memplan.units import ceil_div
 
 _TORCHTUNE = {
     "llama2_7b": "llama-2-7b", "llama2_13b": "llama-2-13b", "llama2_70b": "llama-2-70b",
@@ -34,6 +37,64 @@ _TORCHTITAN = {
     ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
 }  # fmt: skip
 """``torchtitan.models``: a name and a flavor."""
+
+
+_LITGPT: dict[str, str | dict[str, object]] = {
+    "tiny-llama-1.1b": "tinyllama-1.1b", "tiny-llama-1.1b-chat": "tinyllama-1.1b",
+    "micro-llama-300m": {
+        "name": "micro-llama-300M", "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024,
+        "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "intermediate_size": 5632, "vocab_size": 32000, "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Names of ``litgpt/config.py`` that are no hub id's last part, in lower case."""
+_LITGPT_SIZES = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "intermediate_size": "intermediate_size", "block_size": "max_position_embeddings",
+    "head_size": "head_dim",
+}  # fmt: skip
+_LITGPT_VOCABULARY = 50254
+_LITGPT_PADDING = 512
+"""``vocab_size`` and ``padding_multiple`` of ``litgpt.Config``."""
+
+
+def litgpt_model(name: str) -> str | dict[str, object]:
+    """The model of a name of LitGPT's; most are the last part of a hub id.
+
+    >>> litgpt_model("tiny-llama-1.1b"), litgpt_model("pythia-14m")
+    ('tinyllama-1.1b', 'pythia-14m')
+    """
+    return _LITGPT.get(name.rpartition("/")[2].lower(), name)
+
+
+def litgpt_config(
+    sizes: Mapping[str, object], *, tied: bool
+) -> tuple[dict[str, object] | None, str]:
+    """A config that says the same as LitGPT's sizes of a model, or what is missing in it.
+
+    Models of Llama's layers alone are read: its MLP, RMSNorm, no biases and rotary embeddings of whole heads.
+    """
+    if sizes.get("mlp_class_name") != "LLaMAMLP" or sizes.get("norm_class_name") != "RMSNorm":
+        return None, "is read where mlp_class_name is LLaMAMLP and norm_class_name RMSNorm: name a MODEL beside it"
+    config = {ours: sizes[key] for key, ours in _LITGPT_SIZES.items() if sizes.get(key)}
+    for key in ("n_embd", "n_layer", "n_head", "intermediate_size"):
+        if not sizes.get(key):
+            return None, f"has no {key}: name a MODEL beside it"
+    vocabulary = sizes.get("padded_vocab_size")
+    if not isinstance(vocabulary, int):
+        plain = sizes.get("vocab_size", _LITGPT_VOCABULARY)
+        multiple = sizes.get("padding_multiple", _LITGPT_PADDING)
+        if not isinstance(plain, int) or not isinstance(multiple, int):
+            return None, "vocab_size: write a whole number"
+        vocabulary = ceil_div(plain, multiple) * multiple
+    return {
+        "name": str(sizes.get("name") or "model_config"), "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"], **config, "vocab_size": vocabulary,
+        "num_key_value_heads": sizes.get("n_query_groups") or sizes["n_head"],
+        "tie_word_embeddings": tied, "attention_bias": sizes.get("bias", True) is True,
+        "mlp_bias": sizes.get("bias", True) is True,
+    }, ""  # fmt: skip
 
 
 def torchtune_model(builder: str) -> str | None:
