@@ -22,8 +22,8 @@ class SetupFile:
     """What a file of a setup says."""
 
     setup: TrainingSetup
-    model: str | None = None
-    """The model that it names: what ``load_model`` takes."""
+    model: str | Mapping[str, object] | None = None
+    """The model that it names, or its config: what ``load_model`` takes."""
     notes: tuple[str, ...] = ()
     """What the answer should say of it."""
     engine_fixed: bool = False

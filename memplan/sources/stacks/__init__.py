@@ -28,6 +28,8 @@ STACKS = (
     "nemo",
     "prime_rl",
     "verl",
+    "litgpt",
+    "nanotron",
     "lightning",
     "hf_trainer",
 )

@@ -13,6 +13,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
+from memplan.training.adapters import LINEAR_NAMES
 from memplan.units import ceil_div
 
 NAME = "axolotl"
@@ -226,7 +227,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         rank=keys.count("lora_r") or 8,
         alpha=keys.number("lora_alpha"),
         dropout=keys.number("lora_dropout"),
-        targets="all-linear" if linear else _targets(keys, names),
+        targets=LINEAR_NAMES if linear else _targets(keys, names),
         modules_to_save=keys.names("lora_modules_to_save"),
         rslora=keys.flag("peft_use_rslora"),
         dora=keys.flag("peft_use_dora"),

@@ -27,9 +27,10 @@ _PRECISIONS = {
 _QUANTIZED = {"nf4": "nf4", "nf4-dq": "nf4", "fp4": "fp4", "fp4-dq": "fp4", "int8-training": "int8"}
 _TARGETS = (
     ("lora_query", ("q_proj",)), ("lora_key", ("k_proj",)), ("lora_value", ("v_proj",)),
-    ("lora_projection", ("o_proj",)), ("lora_mlp", ("gate_proj", "up_proj", "down_proj")),
-    ("lora_head", ("lm_head",)),
+    ("lora_projection", ("o_proj", "dense")),
+    ("lora_mlp", ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")), ("lora_head", ("lm_head",)),
 )  # fmt: skip
+"""As classes of several families call them: each has some of a switch's names."""
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -69,7 +70,7 @@ def _read_model(keys: Keys, found: Found) -> None:
         return
     folder = keys.text("checkpoint_dir")
     if folder is not None:
-        found.model = "/".join(folder.strip("/").split("/")[-2:])
+        found.model = litgpt_model("/".join(folder.strip("/").split("/")[-2:]))
     elif name is not None:
         found.model = litgpt_model(name)
         if tied:

@@ -5,7 +5,21 @@ from collections.abc import Mapping
 
 from memplan.units import ceil_div
 
-_TORCHTUNE = {
+_PHI_3: dict[str, object] = {
+    "name": "phi-3-mini-4k", "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 3072, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "intermediate_size": 8192, "vocab_size": 32064, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_PHI_4: dict[str, object] = {
+    "name": "phi-4", "model_type": "llama", "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 10,
+    "intermediate_size": 17920, "vocab_size": 100352, "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+"""Phi as torchtune and LitGPT build it: with matrices of their own for q, k and v, gate and up, as Llama's."""
+
+_TORCHTUNE: dict[str, str | dict[str, object]] = {
     "llama2_7b": "llama-2-7b", "llama2_13b": "llama-2-13b", "llama2_70b": "llama-2-70b",
     "code_llama2_7b": "codellama-7b", "code_llama2_13b": "codellama-13b",
     "code_llama2_70b": "codellama-70b",
@@ -16,7 +30,7 @@ _TORCHTUNE = {
     "llama4_maverick_17b_128e": "llama-4-maverick",
     "mistral_7b": "mistral-7b", "gemma_2b": "gemma-2b", "gemma_7b": "gemma-7b",
     "gemma2_2b": "gemma-2-2b", "gemma2_9b": "gemma-2-9b", "gemma2_27b": "gemma-2-27b",
-    "phi3_mini": "phi-3-mini-4k", "phi4_14b": "phi-4",
+    "phi3_mini": _PHI_3, "phi4_14b": _PHI_4,
     "qwen2_0_5b": "qwen2-0.5b", "qwen2_1_5b": "qwen2-1.5b", "qwen2_7b": "qwen2-7b",
     "qwen2_5_0_5b": "qwen2.5-0.5b", "qwen2_5_1_5b": "qwen2.5-1.5b", "qwen2_5_3b": "qwen2.5-3b",
     "qwen2_5_7b": "qwen2.5-7b", "qwen2_5_14b": "qwen2.5-14b", "qwen2_5_32b": "qwen2.5-32b",
@@ -40,6 +54,7 @@ _TORCHTITAN = {
 
 
 _LITGPT: dict[str, str | dict[str, object]] = {
+    "phi-3-mini-4k-instruct": _PHI_3, "phi-4": _PHI_4,
     "tiny-llama-1.1b": "tinyllama-1.1b", "tiny-llama-1.1b-chat": "tinyllama-1.1b",
     "micro-llama-300m": {
         "name": "micro-llama-300M", "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 1024,
@@ -97,7 +112,40 @@ def litgpt_config(
     }, ""  # fmt: skip
 
 
-def torchtune_model(builder: str) -> str | None:
+_NANOTRON = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "max_position_embeddings", "tie_word_embeddings", "vocab_size", "attention_bias",
+)  # fmt: skip
+
+
+def nanotron_config(
+    sizes: Mapping[str, object], *, padded_to: int
+) -> tuple[dict[str, object] | None, str]:
+    """A config that says the same as ``model.model_config`` of nanotron's, or what is wrong with it.
+
+    ``padded_to`` is what the vocabulary is padded to a multiple of. Qwen 2's class is Llama's unless
+    ``attention_bias`` is on.
+    """
+    biased = sizes.get("is_qwen2_config") is True and sizes.get("attention_bias") is True
+    if sizes.get("moe_config"):
+        return None, "moe_config: its mixture of experts is not modelled"
+    if sizes.get("is_starcoder2_config") is True or "grouped_query" in sizes:
+        return None, "is read for is_llama_config and is_qwen2_config: name a MODEL beside it"
+    config = {key: sizes[key] for key in _NANOTRON if sizes.get(key) is not None}
+    if biased:
+        config.pop("attention_bias")
+    vocabulary = config.get("vocab_size")
+    if not isinstance(vocabulary, int):
+        return None, "vocab_size: write a whole number"
+    config["vocab_size"] = ceil_div(vocabulary, padded_to) * padded_to
+    family, model_class = ("qwen2", "Qwen2ForCausalLM") if biased else ("llama", "LlamaForCausalLM")
+    return {
+        "name": "model_config", "model_type": family, "architectures": [model_class],
+        "tie_word_embeddings": False, **config,
+    }, ""  # fmt: skip
+
+
+def torchtune_model(builder: str) -> str | dict[str, object] | None:
     """The model that one of torchtune's builders makes; None where it is not known.
 
     >>> torchtune_model("qlora_llama3_1_8b"), torchtune_model("lora_qwen2_5_7b_instruct")
