@@ -261,6 +261,10 @@ STACKS: Mapping[str, Callable[[Path], Iterator[Key]]] = {
         roots=("ModelArguments", "DataArguments", "FinetuningArguments", "GeneratingArguments",
                "TrainingArguments"),
     ),
+    "llama_factory_v1": partial(
+        _classes, files=("src/llamafactory/v1/config/*.py",),
+        roots=("ModelArguments", "DataArguments", "TrainingArguments", "SampleArguments"),
+    ),
     "litgpt": _litgpt,
     "nanotron": partial(_classes, files=("src/nanotron/config/*.py",), roots=("Config",)),
     "torchtune": _torchtune,

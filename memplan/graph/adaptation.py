@@ -204,11 +204,11 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
         chosen += weights
     saved = [each for each in modules if _is_saved(model, each, adapter)]
     _check_saved(model, adapter, modules, saved)
-    named = adapter.targets if isinstance(adapter.targets, tuple) else ()
+    names = adapter.targets if isinstance(adapter.targets, tuple) else ()
     return Adaptation(
         adapter=adapter,
         dtype=dtype,
-        absent=_absent(named, modules),
+        absent=_absent(names, modules),
         scaled_inputs=_scaled_inputs(model, adapter, chosen),
         ranks={
             name: tuple({each.module: _rank_of(each, adapter) for each in row} for row in rows)

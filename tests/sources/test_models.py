@@ -396,7 +396,7 @@ def test_the_hubs_refusal_suggests_a_builtin(
 
     monkeypatch.setattr(hub, "fetch_config", refuse)
     with pytest.raises(kind, match=r"the hub says no\. Did you mean the built-in 't5-3b'\?"):
-        load_model("google/t5-3b-of-mine")
+        load_model("google/t5-3bb")
     with pytest.raises(kind, match=r"the hub says no$"):
         load_model("owner/entirely-different-0815")
 

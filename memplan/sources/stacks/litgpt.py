@@ -160,9 +160,7 @@ def _read_adapter(keys: Keys, found: Found, command: str) -> None:
     )  # fmt: skip
 
 
-def _read_optimizer(
-    keys: Keys, found: Found, given: Mapping[str, object], *, packed: bool
-) -> None:
+def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object], *, packed: bool) -> None:
     """By its class, torch's where no module is named; only pretraining asks for the fused form."""
     if packed:
         keys.take("optimizer")

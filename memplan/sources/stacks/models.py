@@ -91,7 +91,10 @@ def litgpt_config(
     Models of Llama's layers alone are read: its MLP, RMSNorm, no biases and rotary embeddings of whole heads.
     """
     if sizes.get("mlp_class_name") != "LLaMAMLP" or sizes.get("norm_class_name") != "RMSNorm":
-        return None, "is read where mlp_class_name is LLaMAMLP and norm_class_name RMSNorm: name a MODEL beside it"
+        return (
+            None,
+            "is read where mlp_class_name is LLaMAMLP and norm_class_name RMSNorm: name a MODEL beside it",
+        )
     config = {ours: sizes[key] for key, ours in _LITGPT_SIZES.items() if sizes.get(key)}
     for key in ("n_embd", "n_layer", "n_head", "intermediate_size"):
         if not sizes.get(key):

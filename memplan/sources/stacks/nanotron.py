@@ -98,4 +98,3 @@ def _read_states(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["optimizer"] = "adamw-fused" if fused else "adamw-foreach"
     if found.fields["engine"] == "megatron":
         found.fields["optimizer"] = "sgd" if name == "sgd" else "adamw-fused"
-
