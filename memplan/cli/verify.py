@@ -32,7 +32,7 @@ from memplan.options.settings import setting_fields
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memplan.estimator.measured import Measurement
     from memplan.report.verify import Verified
@@ -211,11 +211,11 @@ def _setup(
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace
 
-    from memplan.cli.estimate import given_fields
+    from memplan.cli.asked import asked_of
     from memplan.options.setup_files import read_base
     from memplan.options.single import with_engine
 
-    given = given_fields(ctx, {**fields, **setting_fields(settings)})
+    given = asked_of(ctx).given_fields({**fields, **setting_fields(settings)})
     given["num_gpus"] = fields["num_gpus"]
     base = read_base(
         given,

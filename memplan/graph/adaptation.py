@@ -30,6 +30,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.adapters import (
     ALL_LINEAR,
+    EVERY_LINEAR,
     LINEAR_NAMES,
     Ia3,
     Lora,
@@ -246,9 +247,10 @@ def _chosen(
     targets = adapter.targets
     if targets is None:
         targets = default_targets(model, modules, adapter)
-    if targets in (ALL_LINEAR, LINEAR_NAMES):
+    if targets in (ALL_LINEAR, EVERY_LINEAR, LINEAR_NAMES):
         _check_known(model)
-        wanted = [each for each in modules if each.kind is ModuleKind.LINEAR and not each.is_output]
+        linear = [each for each in modules if each.kind is ModuleKind.LINEAR]
+        wanted = [each for each in linear if targets == EVERY_LINEAR or not each.is_output]
     elif isinstance(targets, str):
         wanted = [each for each in modules if _is_meant(targets, each.name)]
         if not wanted:

@@ -48,6 +48,7 @@ _TORCHTITAN = {
     ("qwen3", "8B"): "qwen3-8b", ("qwen3", "14B"): "qwen3-14b", ("qwen3", "32B"): "qwen3-32b",
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b", ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
     ("deepseek_v3", "16B"): "deepseek-v2-lite", ("deepseek_v3", "671B"): "deepseek-v3",
+    ("flux", "flux-dev"): "flux.1-dev", ("flux", "flux-schnell"): "flux.1-schnell",
     ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
 }  # fmt: skip
 """``torchtitan.models``: a name and a flavor."""
@@ -166,3 +167,42 @@ def torchtitan_model(name: str, flavor: str) -> str | None:
     """
     plain = re.sub(r"_(flex|flex_attn|varlen|varlen_attn)$", "", flavor)
     return _TORCHTITAN.get((name, plain))
+
+
+def num_layers(model: str | Mapping[str, object]) -> int | None:
+    """Layers of a built-in, a copy of one or a config; None for other models.
+
+    >>> num_layers("llama-3.1-8b")
+    32
+    """
+    config = _config_of(model)
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, Mapping) else {}):
+        count = place.get("num_hidden_layers")
+        if isinstance(count, int):
+            return count
+    return None
+
+
+def model_type(model: str | Mapping[str, object] | None) -> str | None:
+    """The type of a built-in, a copy of one or a config; None for other models.
+
+    >>> model_type("gpt-oss-20b"), model_type("unsloth/gpt-oss-20b")
+    ('gpt_oss', 'gpt_oss')
+    """
+    name = _config_of(model or {}).get("model_type")
+    return None if name is None else str(name)
+
+
+def _config_of(model: str | Mapping[str, object]) -> Mapping[str, object]:
+    """What is known here of a model; empty for one that is not."""
+    if not isinstance(model, str):
+        return model
+    from memplan.sources.copied_models import copy_of
+    from memplan.sources.registry import find_builtin
+
+    builtin = find_builtin(model)
+    if builtin is not None:
+        return builtin.config()
+    copy = copy_of(model)
+    return {} if copy is None else copy.model.config()
