@@ -33,7 +33,7 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     ("mixtral-8x7b", {"num_gpus": 64, "engine": "fsdp", "checkpointing": "full"}),
     ("vit-base", {"kernels": "liger"}),
 ]
-PLACES = [(1, "h100"), (2, "h100"), (3, "a100"), (4, "v100"), (8, "a100")]
+PLACES = [(1, "h100"), (2, "h100"), (2, "a100"), (3, "a100"), (8, "v100")]
 
 
 def played(source: RunSource, *, with_numbers: bool) -> Ledger:
