@@ -18,6 +18,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.towers.convolutions import convolve as convolution
 from memplan.model.attention import AttentionSpec
 from memplan.model.distances import DistanceSpec
 from memplan.model.layers import ConvolutionSpec, StackSpec
@@ -35,9 +36,8 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
     mask = t.tensor(context.batch * pairs, DType.FP32)
     t.record(OperationKind.MUL, (ones,), (mask,))
     relative = t.tensor(pairs, DType.INT64)
-    # ``build_relative_position`` repeats the keys' positions first.
-    repeated = (relative.storage.num_bytes, RESULT)
-    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=repeated)
+    scratch = _of_distances(spec.distances, pairs)
+    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=scratch)
     for tensor in (ones, mask, relative):
         t.hold(tensor)
     context.mask, context.relative = mask, relative
@@ -50,6 +50,25 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
             normed = norm(t, context.distances, spec.distances.norm, "rel_norm", hidden)
             t.hold(normed)
             context.distances = normed
+
+
+def _of_distances(spec: DistanceSpec, pairs: int) -> tuple[int, ...]:
+    """What ``build_relative_position`` makes on its way, in the order of ``Operation.forward_scratch``.
+
+    DeBERTa repeats the keys' positions first; DeBERTa-v2 does not, but ``make_log_bucket_position`` has a
+    sign, three comparisons, distances without one and their logarithms, step by step, before it is cast.
+    """
+    long, full, bools = (
+        allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
+    )
+    if not spec.flat_heads:
+        return long, RESULT
+    if not spec.log_buckets:
+        return (RESULT,)
+    near = (long, long, bools, bools, bools, ~2, ~3, long, long, ~4, ~7)
+    logarithm = (full, full, ~11, full, ~12, full, ~14, full, ~16, full, ~18)
+    bucket = (bools, full, full, full, ~22, ~23, ~24)
+    return (*near, *logarithm, *bucket, ~1, ~8, ~20, ~0, RESULT)
 
 
 def disentangled_attention(
@@ -109,9 +128,8 @@ def flat_attention(
             query_weights = _projection(t, "self_attn.pos_query_proj", hidden, width)
         dropped = dropout(t, table, distances.dropout)
         span = 2 * distances.max_distance
-        near = t.slice(dropped, span * hidden)
-        queries = _repeated(t, matmul_weight(t, near, *query_weights), shape)
-        keys = _repeated(t, matmul_weight(t, near, *key_weights), shape)
+        queries = _repeated(t, matmul_weight(t, dropped, *query_weights), shape)
+        keys = _repeated(t, matmul_weight(t, dropped, *key_weights), shape)
         total = _flat_scores(t, (query, key), (queries, keys), span, shape, context)
         scores = t.add(scores, total)
     masked, kept = _masked(t, scores, context)
@@ -133,20 +151,17 @@ def convolve(
     hidden = context.hidden_size
     t.begin("encoder.convolution", x=x)
     weight = t.parameter("conv.weight", hidden, hidden // spec.groups, spec.kernel_size)
-    bias = t.cast_weight(t.parameter("conv.bias", hidden))
-    factor = t.cast_weight(weight)
-    given = t.scale(embedded, OperationKind.CLONE)
-    if t.autocast is not None:
-        given = t.cast(given, t.autocast)
-    out = t.tensor(given.numel, given.dtype)
+    bias = t.parameter("conv.bias", hidden)
+    given = _channels_turned(t, embedded)
+    rows = context.batch * context.seq_len
+    out = convolution(t, given, weight, bias, rows, hidden, gives_rows=True)
+    out = _channels_turned(t, out)
+    padded = t.tensor(rows, DType.BOOL)
+    # ``1 - input_mask``
     t.record(
-        OperationKind.CONVOLUTION, (given, factor, bias), (out,), saves=(given, factor),
-        gradients=(Gradient.FRESH,) * 3,
-        flops=2 * given.numel * (hidden // spec.groups) * spec.kernel_size,
+        OperationKind.TO, (), (padded,),
+        forward_scratch_bytes=(allocated_bytes(rows, DType.FP32), RESULT),
     )  # fmt: skip
-    out = t.scale(out, OperationKind.CLONE)
-    padded = t.tensor(context.batch * context.seq_len, DType.BOOL)
-    t.record(OperationKind.TO, (), (padded,))
     filled = t.view(out, out.numel)
     t.record(
         OperationKind.MASKED_FILL_IN_PLACE,
@@ -155,14 +170,23 @@ def convolve(
         saves=(padded,),
         gradients=(Gradient.FRESH, -2),
     )
-    added = t.add(x, activation(t, dropout(t, filled, spec.dropout), spec.activation))
+    activated = activation(t, dropout(t, filled, spec.dropout), spec.activation)
+    t.touch(filled)
+    added = t.add(x, activated)
     normed = norm(t, added, spec.norm, "norm", hidden)
     # ``input_mask.to(output.dtype)``
     mask = t.tensor(context.batch * context.seq_len, normed.dtype)
     t.record(OperationKind.TO, (), (mask,))
     out = t.mul(normed, mask)
-    t.touch(added, normed)
+    t.touch(x, activated, added, normed)
     t.end(out)
+    return out
+
+
+def _channels_turned(t: Tape, x: Tensor) -> Tensor:
+    """``permute(0, 2, 1).contiguous()``: a copy, whose gradient is seen the other way round."""
+    out = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.CLONE, (x,), (out,), gradients=(Gradient.SEEN,))
     return out
 
 
@@ -227,7 +251,8 @@ def _distance_scores(
     query, key = contents
     hidden = context.hidden_size
     span = 2 * min(shape.queries, spec.max_distance)
-    near = t.slice(table, span * hidden)
+    # A slice of all of it is the table itself (torch/csrc/autograd/python_variable_indexing.cpp).
+    near = t.slice(table, span * hidden) if span * hidden < table.numel else table
     held: list[Tensor] = []
     total = None
     if spec.content_to_position:
