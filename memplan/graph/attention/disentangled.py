@@ -17,6 +17,7 @@ from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
+from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.towers.convolutions import convolve as convolution
 from memplan.model.attention import AttentionSpec
@@ -53,22 +54,36 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
 
 
 def _of_distances(spec: DistanceSpec, pairs: int) -> tuple[int, ...]:
-    """What ``build_relative_position`` makes on its way, in the order of ``Operation.forward_scratch``.
-
-    DeBERTa repeats the keys' positions first; DeBERTa-v2 does not, but ``make_log_bucket_position`` has a
-    sign, three comparisons, distances without one and their logarithms, step by step, before it is cast.
-    """
+    """What ``build_relative_position`` makes on its way: DeBERTa repeats the keys' positions first."""
     long, full, bools = (
         allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
     )
+    made = Temporaries()
     if not spec.flat_heads:
-        return long, RESULT
-    if not spec.log_buckets:
+        made.take(long)
+    elif spec.log_buckets:
+        _bucketed(made, long, full, bools)
+    else:
         return (RESULT,)
-    near = (long, long, bools, bools, bools, ~2, ~3, long, long, ~4, ~7)
-    logarithm = (full, full, ~11, full, ~12, full, ~14, full, ~16, full, ~18)
-    bucket = (bools, full, full, full, ~22, ~23, ~24)
-    return (*near, *logarithm, *bucket, ~1, ~8, ~20, ~0, RESULT)
+    made.result()
+    return made.blocks
+
+
+def _bucketed(made: Temporaries, long: int, full: int, bools: int) -> None:
+    """``make_log_bucket_position``, line by line."""
+    distance, sign = made.take(long), made.take(long)
+    below, above, near = made.take(bools), made.take(bools), made.take(bools)
+    made.drop(below, above)
+    absolute, unsigned = made.take(long), made.take(long)
+    made.drop(near, absolute)
+    logarithm = made.take(full)
+    for _ in range(5):  # divided, its logarithm, divided, multiplied, rounded, shifted
+        following = made.take(full)
+        made.drop(logarithm)
+        logarithm = following
+    near, cast, signed = made.take(bools), made.take(full), made.take(full)
+    made.take(full)
+    made.drop(near, cast, signed, sign, unsigned, logarithm, distance)
 
 
 def disentangled_attention(
