@@ -15,12 +15,16 @@ def sort_scratch_bytes(count: int, *, largest_key: int) -> int:
 
     Both arrays once more, counts of each digit, and what blocks tell each other
     (cub/device/dispatch/dispatch_radix_sort.cuh, ``InvokeOnesweep``; only as many bits are sorted by
-    as the largest key has: aten/src/ATen/cuda/cub.cuh, ``get_num_bits``).
+    as the largest key has: aten/src/ATen/cuda/cub.cuh, ``get_num_bits``). A single pass goes from the
+    arrays to the results, without a copy.
 
     >>> sort_scratch_bytes(32768, largest_key=8191), sort_scratch_bytes(4096, largest_key=511)
     (537088, 71168)
+    >>> sort_scratch_bytes(4096, largest_key=255)
+    3584
     """
     passes = ceil_div(max(largest_key.bit_length(), 1), DIGIT_BITS)
     counts = passes * NUM_DIGITS * 8
     told = ceil_div(count, TILE) * NUM_DIGITS * 4
-    return 2 * count * 8 + counts + told + 2 * ALIGNMENT
+    copies = 2 * count * 8 if passes > 1 else 0
+    return copies + counts + told + 2 * ALIGNMENT

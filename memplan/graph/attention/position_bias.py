@@ -44,7 +44,7 @@ def learned_bias(
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
-        buckets,
+        buckets, turned=True,
     )  # fmt: skip
     t.touch(distances)
     if held is not None:
