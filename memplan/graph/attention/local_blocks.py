@@ -94,7 +94,8 @@ def local_blocks(t: Tape, x: Tensor, spec: LocalBlocksSpec, context: StackContex
     ]  # fmt: skip
     query, key, value = (matmul_weight(t, x, weight) for weight in weights)
     sides = [] if summaries is None else [matmul_weight(t, summaries, each) for each in weights[1:]]
-    query, key, value = (_whole_blocks(t, each, sizes) for each in (query, key, value))
+    query = _whole_blocks(t, _seen_by_head(t, query), sizes)
+    key, value = (_whole_blocks(t, each, sizes) for each in (key, value))
     key, value = _three_blocks(t, key, sizes), _three_blocks(t, value, sizes)
     if sides:
         repeated = [_repeated(t, each, sizes) for each in sides]
@@ -118,6 +119,13 @@ def local_blocks(t: Tape, x: Tensor, spec: LocalBlocksSpec, context: StackContex
     result = matmul_weight(t, rows, weight)
     t.touch(query, key, value, scores, dropped, *held)
     return result
+
+
+def _seen_by_head(t: Tape, x: Tensor) -> Tensor:
+    """A view, whose gradient comes head by head from a product and is copied into rows."""
+    out = t.view(x, x.numel)
+    t.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
 
 
 def _whole_blocks(t: Tape, x: Tensor, sizes: Sizes) -> Tensor:
@@ -246,7 +254,8 @@ def _side_bias(t: Tape, scores: AttentionSpec, sizes: Sizes, dtype: DType) -> Te
 
 
 def _added(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
-    """``scores += bias`` on a view: backward copies the gradient twice, and casts one copy for the bias."""
+    """``scores += bias`` on a view: backward copies the gradient, lets it go, and copies the copy twice,
+    one of them cast for the bias (torch 2.13, ``CopySlices``)."""
     out = t.view(scores, scores.numel)
     copy = allocated_bytes(scores.numel, scores.dtype)
     scratch = () if bias.dtype is scores.dtype else (RESULT, copy, RESULT)
@@ -254,4 +263,6 @@ def _added(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
         OperationKind.ADD_IN_PLACE, (scores, bias), (out,),
         gradients=(Gradient.FRESH, Gradient.FRESH), backward_scratch_bytes=scratch,
     )  # fmt: skip
-    return out
+    seen = t.view(out, out.numel)
+    t.record(OperationKind.VIEW, (out,), (seen,), gradients=(Gradient.FRESH,))
+    return seen
