@@ -25,6 +25,8 @@ class Projection(Enum):
     """One linear layer whose output is viewed per head, then split (GPT-NeoX)."""
     FUSED_SELECTED = "fused_selected"
     """One linear layer whose output is viewed per head, each third indexed out (BLOOM)."""
+    FUSED_UNBOUND = "fused_unbound"
+    """One linear layer whose output is viewed as heads of q, k and v, then cut (ModernBERT)."""
     FUSED_COPIED = "fused_copied"
     """One linear layer whose output is split in blocks of heads, which are copied (CodeGen)."""
 
