@@ -52,7 +52,11 @@ def _embedding(model: ModelSpec) -> EmbeddingSpec:
 
 
 def _plain_scores(
-    model: ModelSpec, form: AttentionForm, *, bias: PositionBias = PositionBias.NONE, buckets: int = 0
+    model: ModelSpec,
+    form: AttentionForm,
+    *,
+    bias: PositionBias = PositionBias.NONE,
+    buckets: int = 0,
 ) -> ModelSpec:
     """Attention written out by the class; it has no other, whatever is asked for."""
 

@@ -11,6 +11,7 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolve as convolution
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear, matmul_weight
@@ -19,7 +20,6 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.graph.towers.convolutions import convolve as convolution
 from memplan.model.attention import AttentionSpec
 from memplan.model.distances import DistanceSpec
 from memplan.model.layers import ConvolutionSpec, StackSpec

@@ -165,14 +165,10 @@ def _chunked(
     outputs = sizes.rows * sizes.width
     scores = contraction(t, queries, keys, sizes.pairs, sizes.state, Turned(apart, apart))
     weights = t.mul(scores, pairwise)
-    within = contraction(
-        t, weights, hidden, outputs, sizes.chunk, Turned(second=cut, result=apart)
-    )
+    within = contraction(t, weights, hidden, outputs, sizes.chunk, Turned(second=cut, result=apart))
     left = t.tensor(total.numel, DType.FP32)
     last = t.slice(total, total.numel // sizes.chunk)
-    t.record(
-        OperationKind.SUB, (last, total), (left,), gradients=(Gradient.SUMMED, Gradient.FRESH)
-    )
+    t.record(OperationKind.SUB, (last, total), (left,), gradients=(Gradient.SUMMED, Gradient.FRESH))
     remaining = t.elementwise(OperationKind.EXP, left, saves_output=True)
     faded = t.mul(keys, remaining)
     added = contraction(
