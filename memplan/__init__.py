@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any
 
-    from memplan.api import estimate, plan, sweep
+    from memplan.api import estimate, largest, plan, sweep
     from memplan.errors import MemplanError
     from memplan.estimator.estimate import Estimate, Verdict
     from memplan.hardware.gpu import GpuSpec
@@ -39,6 +39,7 @@ _HOMES = {
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
     "estimate": "memplan.api",
+    "largest": "memplan.api",
     "load_gpu": "memplan.sources.catalog",
     "load_model": "memplan.sources.models",
     "plan": "memplan.api",
@@ -63,6 +64,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "estimate",
+    "largest",
     "load_gpu",
     "load_model",
     "plan",

@@ -14,6 +14,7 @@ from memplan.training.setup import TrainingSetup
 if TYPE_CHECKING:
     from memplan.search.goal import Goal, Plan
     from memplan.search.grid import Grid
+    from memplan.search.quantity import Quantity
     from memplan.search.sweep import Sweep
 
 Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
@@ -58,6 +59,32 @@ def estimate(
     from memplan.search.lengths import with_batches
 
     return with_batches(answer)
+
+
+def largest(
+    model: Model,
+    setup: TrainingSetup | None = None,
+    *,
+    of: "str | Quantity" = "micro_batch_size",
+    gpu: str | GpuSpec,
+) -> Estimate | None:
+    """The estimate of the largest value with which a setup fits a card; None: not even the least does.
+
+    ``of`` is ``micro_batch_size``, ``seq_len``, ``rank`` (of the setup's LoRA) or ``num_layers`` (of
+    each stack; the answer's ``model`` has them). Raises a ``MemplanError`` as ``estimate`` does.
+
+    >>> import memplan
+    >>> setup = memplan.TrainingSetup(checkpointing="full")
+    >>> memplan.largest("gpt2", setup, of="micro_batch_size", gpu="t4").setup.micro_batch_size
+    16
+    """
+    from memplan.search.largest import largest as look_for
+    from memplan.search.quantity import Quantity
+    from memplan.sources.models import load_model
+    from memplan.training.coercion import coerce_enum
+
+    asked = setup or TrainingSetup()
+    return look_for(load_model(model), asked, _card(gpu), coerce_enum("of", of, Quantity))
 
 
 def sweep(

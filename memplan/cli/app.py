@@ -160,7 +160,7 @@ def top(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
     ] = False,
-    install_completion: Annotated[  # noqa: ARG001
+    install_completion: Annotated[
         str | None,
         typer.Option(
             "--install-completion",
@@ -170,7 +170,7 @@ def top(
             help="Have this shell complete memplan: options, models, GPUs.",
         ),
     ] = None,
-    show_completion: Annotated[  # noqa: ARG001
+    show_completion: Annotated[
         str | None,
         typer.Option(
             "--show-completion",
@@ -252,7 +252,7 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
     """Say in one line what was wrong with the command line, and where to look."""
     message = error.format_message().rstrip(".")
     if hasattr(error, "possibilities"):
-        from memplan.cli.other_names import other_name
+        from memplan.options.other_names import other_name
 
         known = tuple(name for param in error.ctx.command.params for name in param.opts)
         told = other_name(error.option_name, known)

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    HARDWARE_PANEL,
-    OUTPUT_PANEL,
     FormatOption,
     NumLabelsOption,
     NumNodesOption,
@@ -16,7 +13,7 @@ from memplan.cli.options import (
     OutputFormat,
     TaskOption,
 )
-from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -28,11 +25,14 @@ from memplan.cli.training_options import (
     SetupFileOption,
     TrainingArgumentsOption,
     ZeroOption,
-    parse_engine_options,
 )
+from memplan.options.engine_options import parse_engine_options
+from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL
+from memplan.options.settings import setting_fields
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memplan.estimator.measured import Measurement
     from memplan.report.verify import Verified
@@ -140,8 +140,8 @@ def verify(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
-    from memplan.cli.sweep_options import parse_share
     from memplan.cli.unused import refuse, refuse_unused
+    from memplan.options.axes import parse_share
     from memplan.verify.replay import beside, replayed
 
     share = None if within is None else parse_share(within, option="--within")
@@ -207,15 +207,15 @@ def _setup(
     fields: dict[str, Any],
     named: dict[str, str | None],
     files: dict[str, str | None],
-) -> "tuple[TrainingSetup, str | None]":
+) -> "tuple[TrainingSetup, str | Mapping[str, object] | None]":
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace
 
-    from memplan.cli.estimate import given_fields
-    from memplan.cli.setup_files import read_base
-    from memplan.cli.single import with_engine
+    from memplan.cli.asked import asked_of
+    from memplan.options.setup_files import read_base
+    from memplan.options.single import with_engine
 
-    given = given_fields(ctx, {**fields, **setting_fields(settings)})
+    given = asked_of(ctx).given_fields({**fields, **setting_fields(settings)})
     given["num_gpus"] = fields["num_gpus"]
     base = read_base(
         given,
@@ -236,7 +236,7 @@ def _setup(
 
 def run_of(
     model: str | None,
-    asked: "tuple[TrainingSetup, str | None]",
+    asked: "tuple[TrainingSetup, str | Mapping[str, object] | None]",
     *,
     task: str | None,
     num_labels: int | None,
@@ -256,7 +256,10 @@ def run_of(
             "name a MODEL (memplan models lists the built-in ones), or recorded runs with --replay"
         )
         raise UsageError(msg)
-    name, config = local_config(chosen)
+    if isinstance(chosen, str):
+        name, config = local_config(chosen)
+    else:
+        name, config = str(chosen.get("name", "config")), chosen
     spec = load_model(chosen, task, num_labels=num_labels)
     if num_labels is not None:
         config = {**config, "num_labels": num_labels}

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
+from memplan.model.config import MAX_LAYERS
 from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
     ONE_GPU,
@@ -18,7 +19,7 @@ from memplan.report.changes import (
 from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
 from memplan.search.concessions import CONCESSIONS, Concession
 from memplan.search.goal import Objective, Plan, PlannedSetup, Shortfall
-from memplan.search.planner import MAX_LAYERS, SEQ_LEN_STEP
+from memplan.search.planner import SEQ_LEN_STEP
 from memplan.units import GIB, format_count, format_gib
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from itertools import product
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, replace
+from memplan.search.quantity import MAX, OF_SETUP, Quantity
 from memplan.text import shown
 from memplan.training.choices import Offload
 from memplan.training.precision import Engine, Precision, engines_with
@@ -44,11 +45,21 @@ class Impossible:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A combination of which one value is the largest that fits."""
+
+    setup: TrainingSetup
+    quantity: Quantity
+    global_batch_size: int | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
     """Setups to sweep over.
 
-    Raises ``SetupError`` for an axis that ``TrainingSetup`` does not have, or an empty one.
+    ``max`` as the one value of ``micro_batch_size`` or ``seq_len`` stands for the largest that fits. Raises
+    ``SetupError`` for an axis that ``TrainingSetup`` does not have, or an empty one.
 
     >>> grid = Grid(axes={"num_gpus": [8, 16], "zero_stage": [2, 3], "micro_batch_size": 4})
     >>> grid.num_combinations
@@ -80,16 +91,31 @@ class Grid:
             total *= len(values)
         return total
 
-    def combinations(self) -> "Iterator[TrainingSetup | Impossible | None]":
+    @property
+    def looked_for(self) -> Quantity | None:
+        """What each setup has the largest of that fits."""
+        found = [name for name, values in self.axes.items() if values == (MAX,)]
+        return Quantity(found[0]) if found else None
+
+    def combinations(self) -> "Iterator[TrainingSetup | Open | Impossible | None]":
         """Every combination in a stable order; None for one that is excluded or a repetition."""
-        axes = _tuples(self.axes)
+        quantity = self.looked_for
+        for each in self._given():
+            if quantity is not None and isinstance(each, TrainingSetup):
+                yield Open(each, quantity, self.global_batch_size)
+            else:
+                yield each
+
+    def _given(self) -> "Iterator[TrainingSetup | Impossible | None]":
+        """What is given of every combination."""
+        axes = {name: values for name, values in _tuples(self.axes).items() if values != (MAX,)}
         names = tuple(axes)
         for values in product(*axes.values()):
             yield self._combine(dict(zip(names, values, strict=True)), axes)
 
     def setups(self) -> Iterator[TrainingSetup]:
         """The setups that can be trained, in a stable order."""
-        for each in self.combinations():
+        for each in self._given():
             if isinstance(each, TrainingSetup):
                 yield each
 
@@ -131,6 +157,10 @@ def ordered_axes(axes: AxisValues, base: TrainingSetup) -> dict[str, tuple[objec
         if not values:
             msg = f"{name}: the axis has no values"
             raise SetupError(msg)
+        if MAX in values and name in OF_SETUP:
+            _check_looked_for(name, values, found)
+            found[name] = (MAX,)
+            continue
         found[name] = tuple(dict.fromkeys(_coerced(name, value) for value in values))
     if "engine" not in found and base.engine is None:
         engines = _implied_engines(found)
@@ -138,6 +168,19 @@ def ordered_axes(axes: AxisValues, base: TrainingSetup) -> dict[str, tuple[objec
             found["engine"] = engines
             found = {name: found[name] for name in sorted(found, key=_nesting)}
     return found
+
+
+def _check_looked_for(
+    name: str, values: tuple[object, ...], others: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Raise ``SetupError`` for other values beside ``max``, and for two axes of it."""
+    if len(set(values)) > 1:
+        msg = f"{name}: max stands alone: leave out the other values, or ask twice"
+        raise SetupError(msg)
+    if (MAX,) in others.values():
+        other = next(each for each, found in others.items() if found == (MAX,))
+        msg = f"{name}: one value can be max, and {other} is: give this one"
+        raise SetupError(msg)
 
 
 def _nesting(name: str) -> tuple[int, str]:

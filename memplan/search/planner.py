@@ -24,7 +24,9 @@ from memplan.search.depth import with_layers
 from memplan.search.floors import is_known, resident_floor, states_floor, waiting_floor
 from memplan.search.goal import Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
+from memplan.search.largest import most
 from memplan.search.order import distance, rank_of
+from memplan.search.quantity import Quantity
 from memplan.search.sizes import model_sizes
 from memplan.search.space import Candidate, Space
 from memplan.search.speed import (
@@ -37,10 +39,6 @@ from memplan.training.setup import TrainingSetup
 
 SEQ_LEN_STEP = 128
 """Sequences are lengthened by so many tokens: kernels work on blocks of them."""
-MAX_SEQ_LEN = 2**24
-"""Beyond which nobody looks [tokens]."""
-MAX_LAYERS = 1000
-"""Beyond which nobody looks."""
 SPLIT_SETUPS = 3
 """Ways to split a model over so many GPUs that are told where no degrees are named."""
 HOPELESS = 2
@@ -374,11 +372,9 @@ class Planner:
     def _limit(self) -> int:
         """The largest size to look at."""
         if self.goal.objective is Objective.LAYERS:
-            return MAX_LAYERS
+            return most(self.model, Quantity.LAYERS)
         if self.goal.objective is Objective.SEQ_LEN:
-            embedding = self.model.stacks[0].embedding if self.model.stacks else None
-            positions = embedding.num_positions if embedding is not None else 0
-            return (self.model.context_length if positions else MAX_SEQ_LEN) // SEQ_LEN_STEP
+            return most(self.model, Quantity.SEQ_LEN) // SEQ_LEN_STEP
         return MAX_MICRO_BATCH
 
     def _sized(self, setup: TrainingSetup, size: int) -> TrainingSetup:

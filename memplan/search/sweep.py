@@ -8,7 +8,7 @@ from memplan.estimator import Estimate, estimate, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.search.grid import Grid, Impossible
+from memplan.search.grid import Grid, Impossible, Open
 from memplan.training.setup import TrainingSetup
 from memplan.upward import Displayed
 
@@ -48,6 +48,9 @@ class Sweep(Displayed):
         """Processes that estimate; 1: this one."""
         self.grid = grid
         self.gpus = tuple(gpus)
+        if grid.looked_for is not None and len(self.gpus) != 1:
+            msg = f"{grid.looked_for.value}: max is the largest that fits one GPU: name one"
+            raise SetupError(msg)
         self.num_combinations = grid.num_combinations
         """Of all axes, those included that yield no result."""
         self.num_tried = 0
@@ -117,7 +120,7 @@ class Sweep(Displayed):
         return f"Sweep({self.model.name}: {count} combination{'s' * (count != 1)}{cards})"
 
 
-Task = TrainingSetup | Impossible | None
+Task = TrainingSetup | Open | Impossible | None
 """One combination of a grid."""
 MAX_CHUNK = 32
 """Combinations that a process is handed at once: neighbours share walks."""
@@ -132,15 +135,27 @@ def answer_task(
     node_memory_bytes: int | None,
 ) -> SweepResult | Impossible | None:
     """What becomes of one combination of a grid."""
-    if not isinstance(task, TrainingSetup):
+    if task is None or isinstance(task, Impossible):
         return task
     try:
+        if isinstance(task, Open):
+            task = _filled(task, model, gpus[0])
         estimates = estimate_on_gpus(model, task, gpus)
     except SetupError as error:
         return Impossible(str(error))
     if node_memory_bytes is not None:
         estimates = tuple(replace(each, node_memory_bytes=node_memory_bytes) for each in estimates)
     return SweepResult(estimates=estimates)
+
+
+def _filled(task: Open, model: ModelSpec, gpu: GpuSpec) -> TrainingSetup:
+    """The setup with the largest value that fits, or the least there is where none does."""
+    from memplan.search.largest import largest_setup  # which most sweeps do without
+
+    found = largest_setup(
+        model, task.setup, gpu, task.quantity, global_batch_size=task.global_batch_size
+    )
+    return found.setup
 
 
 def answer_task_elsewhere(

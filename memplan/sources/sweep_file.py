@@ -9,7 +9,8 @@ hardware     a mapping: gpu (a name or a list), gpu_memory (such as 46GiB); all 
              cpu_memory of a node (such as 512GiB), judged too
 setup        fields of ``TrainingSetup`` that stay as they are
 axes         fields of ``TrainingSetup`` and the values of each: one, a list, or a range
-             (``0-3`` every integer, ``1..32`` doubling)
+             (``0-3`` every integer, ``1..32`` doubling); ``max`` as micro_batch_size or seq_len:
+             the largest that fits the one GPU
 constraints  global_batch_size: sequences of one optimizer step, which fixes the accumulation
 exclude      a list of mappings: setups in which all fields named have (one of) these values
 ===========  ======================================================================================
@@ -21,6 +22,7 @@ from pathlib import Path
 from memplan.errors import ConfigError, SetupError, UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.search.grid import Grid
+from memplan.search.quantity import MAX, OF_SETUP
 from memplan.search.ranges import parse_range
 from memplan.sources.setup_file import check_field, setup_from_mapping
 from memplan.units import parse_bytes
@@ -126,6 +128,8 @@ def read_axis(name: str, value: object, *, option: str = "") -> object:
     """
     if not isinstance(value, str):
         return value
+    if name in OF_SETUP and value.strip() == MAX:
+        return [MAX]
     if name in _RANGES:
         return parse_range(value, option=option or name, minimum=int(name != "zero_stage"))
     if name == "freeze":  # a comma joins its parts

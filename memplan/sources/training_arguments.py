@@ -16,8 +16,11 @@ from memplan.fast_dataclass import dataclass
 from memplan.memory.ddp import DEFAULT_BUCKET_CAP_MB
 from memplan.sources.argument_values import ArgumentValues
 from memplan.sources.trainer_keys import (
-    PAIRED,
+    GENERATING,
+    TRL_COMPLETION_LENGTH,
     TRL_LENGTH,
+    TRL_PROMPT_LENGTH,
+    WITHOUT_DROPOUT,
     check_names,
     left_out,
     older_names,
@@ -45,6 +48,7 @@ from memplan.training.kernels import (
 )
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
+from memplan.units import ceil_div
 
 _PRECISIONS = {
     ("bf16", Engine.DDP): Precision.BF16_AMP,
@@ -88,8 +92,8 @@ _ATTENTIONS = {
     "kernels-community/vllm-flash-attn3": AttentionKernel.FLASH3,
 }
 """``attn_implementation`` in memplan's words."""
-_BEST_FIT = ("bfd", "bfd_split")
-"""``packing_strategy`` under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
+_BEST_FIT = ("bfd", "bfd_split", "ffd")
+"""``packing_strategy`` (the last: its name in TRL 0.17) under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
 _EVALUATION_KEYS = (
     "eval_strategy", "evaluation_strategy", "evaluate_during_training", "eval_on_start",
 )  # fmt: skip
@@ -237,7 +241,7 @@ class _Arguments(ArgumentValues):
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
-        found["left_out"] = (*self.base.left_out, *left_out(self.values))
+        found["left_out"] = (*self.base.left_out, *left_out(self.values), *self._graphs())
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:
@@ -290,7 +294,7 @@ class _Arguments(ArgumentValues):
         for name, value in config.items():
             if not isinstance(value, bool):
                 self.refuse(f"liger_kernel_config.{name}", "write true or false")
-        if not self.flag("use_liger_kernel"):
+        if not (self.flag("use_liger_kernel") or self.flag("use_liger")):
             if config:
                 self.notes.append("liger_kernel_config does nothing without use_liger_kernel")
             return {}
@@ -327,10 +331,12 @@ class _Arguments(ArgumentValues):
         if self.given.get("job") is None:
             job = trl_job(config, self.values, has_adapter=has_adapter)
             if job is not None:
-                found["job"] = job
-        if self.flag("disable_dropout", default=config in PAIRED):
+                found["job"] = {**job, **self._generated_at_once(job)}
+        if self.flag("disable_dropout", default=config in WITHOUT_DROPOUT):
             found["dropout"] = 0.0
-        if config != "GRPOConfig":
+        if config in GENERATING:
+            self._read_generated_length(found)
+        else:
             self._read_length(found)
         self._read_packing(found)
         self._read_loading(found)
@@ -340,7 +346,7 @@ class _Arguments(ArgumentValues):
         if key in self.values and self.values[key] is None:
             self.notes.append(f"{key} is null: sequences are not cut; give seq_len")
             return
-        length = self.count(key, default=TRL_LENGTH)
+        length = self._padded(self.count(key, default=TRL_LENGTH))
         found["seq_len"] = length
         default = "" if key in self.values else f" ({self.trl}'s default)"
         said = f"max_length {length}{default} is taken for the length of every sequence"
@@ -348,6 +354,51 @@ class _Arguments(ArgumentValues):
             return
         packed = self.trl == "SFTConfig" and self.flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
+
+    def _generated_at_once(self, job: Mapping[str, object]) -> dict[str, object]:
+        """Sequences of a rank, where another number is given than those of an optimizer step."""
+        if job["kind"] != "grpo" or "rollout" in job:
+            return {}
+        if self.values.get("steps_per_generation") is not None:
+            steps = self.count("steps_per_generation", default=1)
+            return {"rollout_batch_size": steps * self._per_device()}
+        if self.values.get("generation_batch_size") is None:
+            return {}
+        gpus = self.given.get("num_gpus")
+        ranks = gpus if isinstance(gpus, int) else self.base.num_gpus
+        return {
+            "rollout_batch_size": ceil_div(self.count("generation_batch_size", default=1), ranks)
+        }
+
+    def _read_generated_length(self, found: dict[str, object]) -> None:
+        """A prompt and what the model generates; ``vllm_max_model_length`` bounds both together."""
+        bound = "max_prompt_length"
+        cut = self.values.get(bound) is not None
+        prompt = self.count(bound, default=TRL_PROMPT_LENGTH) if cut else TRL_PROMPT_LENGTH
+        key = "max_completion_length"
+        whole = self.values.get(key, TRL_COMPLETION_LENGTH) is None
+        answer = TRL_COMPLETION_LENGTH if whole else self.count(key, default=TRL_COMPLETION_LENGTH)
+        most = self.values.get("vllm_max_model_length")
+        length = prompt + answer
+        if most is not None:
+            length = min(length, self.count("vllm_max_model_length", default=length))
+        found["seq_len"] = self._padded(length)
+        if self.given.get("seq_len") is None:
+            said = (
+                f"{bound} {prompt}" if cut else f"a prompt of {prompt} tokens, which nothing cuts"
+            )
+            self.notes.append(
+                f"{length} tokens are taken for the length of every sequence: {said}, and "
+                f"{key} {answer}"
+            )
+
+    def _padded(self, length: int) -> int:
+        """A length as the collator pads it (``pad_to_multiple_of``)."""
+        multiple = self.values.get("pad_to_multiple_of")
+        if multiple in (None, "auto", 0):
+            return length
+        multiple = self.count("pad_to_multiple_of", default=1)
+        return ceil_div(length, multiple) * multiple
 
     def _read_quantization(self, found: dict[str, object], options: Mapping[str, object]) -> None:
         """How ``from_pretrained`` packs the weights: a ``BitsAndBytesConfig``, or flags of one."""
@@ -563,6 +614,13 @@ class _Arguments(ArgumentValues):
                 "torch_compile_backend", f"{shown(backend)} is not modelled; inductor is, and eager"
             )
         return Compilation.MODEL if backend == "inductor" else Compilation.NONE
+
+    def _graphs(self) -> tuple[str, ...]:
+        """Modes of torch.compile that record CUDA graphs, which have a pool of their own."""
+        mode = self.values.get("torch_compile_mode")
+        if mode in (None, "", "default", "max-autotune-no-cudagraphs"):
+            return ()
+        return (f"torch_compile_mode {mode} (CUDA graphs' own pool)",)
 
     def _compiles(self) -> bool:
         """Naming a backend or a mode turns it on (``__post_init__``)."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from memplan.errors import ConfigError
+from memplan.sources.key_tables import key_table
 from memplan.sources.stacks.found import Found, StackSetup
-from memplan.sources.stacks.keys import Keys, key_table
+from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.making import make_setup
 from memplan.sources.stacks.presets import Preset, load_preset
 
@@ -22,11 +23,14 @@ __all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
 STACKS = (
     "axolotl",
     "llama_factory",
+    "llama_factory_v1",
     "torchtune",
     "torchtitan",
     "nemo",
     "prime_rl",
     "verl",
+    "litgpt",
+    "nanotron",
     "lightning",
     "hf_trainer",
 )
@@ -59,6 +63,11 @@ def stack_of(values: Mapping[str, object]) -> str | None:
     'axolotl'
     """
     return next((name for name in STACKS if _reader(name).looks_like(values)), None)
+
+
+def stack_names() -> tuple[str, ...]:
+    """What the stacks are called whose files are read."""
+    return tuple(_reader(name).NAME for name in STACKS)
 
 
 def read_stack(

@@ -4,7 +4,7 @@
 was typed on the command line over both. What contradicts an engine's file is refused by its reader.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,14 @@ class BaseSetup:
     """A file says which engine runs, so there is one setup and not a comparison."""
     notes: tuple[str, ...]
     """What the files hold that the answer should name."""
-    model: str | None = None
+    model: str | Mapping[str, object] | None = None
     """The model that a file names."""
 
 
 def read_base(
     given: Mapping[str, object],
     *,
-    setup_file: str | None,
+    setup_file: "str | TrainingSetup | None",
     training_args: str | None,
     deepspeed_config: str | None,
     accelerate_config: str | None,
@@ -99,23 +99,25 @@ def _read_arguments(
 
 
 def base_setup(
-    setup_file: str | None, training_args: str | None, preset: str | None = None
+    setup_file: "str | TrainingSetup | None",
+    training_args: str | None,
+    preset: str | None = None,
+    *,
+    remark: "Callable[[str], None]",
 ) -> "TrainingSetup":
     """The setup that options start from: a file's, a preset's, or one of defaults.
 
-    What it holds that the answer should name goes to stderr.
+    ``remark`` is given what it holds that the answer should name.
     """
     began = start_of(setup_file, training_args, preset, given={})
     if began.notes:
-        from memplan.cli.terminal import remark
-
         source = setup_file or training_args
         for note in began.notes:
             remark(f"{source}: {note}" if source is not None else note)
     return began.setup
 
 
-def model_of(base: BaseSetup, setup_file: str | None) -> str:
+def model_of(base: BaseSetup, setup_file: object) -> str | Mapping[str, object]:
     """The model that the setup's file names, where none was given; ``UsageError`` without one."""
     if base.model is None:
         msg = f"name a MODEL: {setup_file} names none (memplan models lists the built-in ones)"
@@ -124,7 +126,7 @@ def model_of(base: BaseSetup, setup_file: str | None) -> str:
 
 
 def start_of(
-    setup_file: str | None,
+    setup_file: "str | TrainingSetup | None",
     training_args: str | None,
     preset: str | None,
     *,
@@ -145,6 +147,11 @@ def start_of(
             raise UsageError(msg)
         read = read_arguments_file(training_args)
         return BaseSetup(read.setup, engine_fixed=True, notes=read.notes)
+    if setup_file is not None and not isinstance(setup_file, str):
+        if preset is not None:
+            msg = "--preset fills in a setup, and one that is made already has no gaps: name a file"
+            raise UsageError(msg)
+        return BaseSetup(setup_file, engine_fixed=setup_file.engine is not None, notes=())
     if setup_file is not None:
         from memplan.sources.setup_file import read_setup_file
 
