@@ -60,7 +60,7 @@ def compare(
             autocompletion=complete_models,
         ),
     ] = None,
-    vs: Annotated[  # noqa: ARG001
+    vs: Annotated[
         str | None,
         typer.Option(
             "--vs",
@@ -69,7 +69,7 @@ def compare(
             rich_help_panel=PAIR_PANEL,
         ),
     ] = None,
-    setup: Annotated[  # noqa: ARG001
+    setup: Annotated[
         list[str] | None,
         typer.Option(
             "--setup",
@@ -78,7 +78,7 @@ def compare(
             rich_help_panel=PAIR_PANEL,
         ),
     ] = None,
-    preset: Annotated[  # noqa: ARG001
+    preset: Annotated[
         list[str] | None,
         typer.Option(
             "--preset",
@@ -97,14 +97,14 @@ def compare(
     ] = False,
     num_gpus: NumGpusOption = 1,
     num_nodes: NumNodesOption = None,
-    gpu: GpuOption = None,  # noqa: ARG001
-    gpu_memory: GpuMemoryOption = None,  # noqa: ARG001
+    gpu: GpuOption = None,
+    gpu_memory: GpuMemoryOption = None,
     engine: EngineOption = None,
     zero: ZeroOption = None,
-    offload: OffloadOption = None,  # noqa: ARG001
-    offload_param: OffloadParamOption = None,  # noqa: ARG001
+    offload: OffloadOption = None,
+    offload_param: OffloadParamOption = None,
     settings: Values = NO_SETTINGS,
-    engine_option: EngineOptionOption = None,  # noqa: ARG001
+    engine_option: EngineOptionOption = None,
     precision: PrecisionOption = None,
     task: TaskOption = None,
     family: FamilyOption = None,
@@ -114,9 +114,9 @@ def compare(
     revision: RevisionOption = None,
     token: TokenOption = None,
     params: Annotated[str | None, _formula_option("--params", "Parameters: 10B.", None)] = None,
-    hidden_size: Annotated[int | None, _formula_option("--hidden-size", "Of a layer.")] = None,  # noqa: ARG001
-    layers: Annotated[int | None, _formula_option("--layers", "How many.")] = None,  # noqa: ARG001
-    heads: Annotated[int | None, _formula_option("--heads", "Of attention.")] = None,  # noqa: ARG001
+    hidden_size: Annotated[int | None, _formula_option("--hidden-size", "Of a layer.")] = None,
+    layers: Annotated[int | None, _formula_option("--layers", "How many.")] = None,
+    heads: Annotated[int | None, _formula_option("--heads", "Of attention.")] = None,
     times: Values = NO_SETTINGS,
     legend: LegendOption = False,
     output_format: FormatOption = OutputFormat.TABLE,

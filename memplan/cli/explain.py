@@ -78,7 +78,7 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    shape: Annotated[  # noqa: ARG001
+    shape: Annotated[
         str | None,
         typer.Option(
             "--shape",
@@ -87,7 +87,7 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    dtype: Annotated[  # noqa: ARG001
+    dtype: Annotated[
         str | None,
         typer.Option(
             "--dtype",
@@ -265,7 +265,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
 
             print_operators(TerminalConsole(), sizes)
             return
-        from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+        from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
 
         rows = operator_rows(sizes)
         _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -281,7 +281,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
 
         print_lesson(TerminalConsole(), lesson, sizes)
         return
-    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+    from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
 
     rows = lesson_rows(lesson, sizes)
     _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -366,12 +366,12 @@ def _show(
     full: bool,
 ) -> None:
     """Write the arithmetic: on one screen, of some components, over time, or in full."""
-    from memplan.report.explain import (
+    from memplan.report.explain import print_explanation, print_timeline
+    from memplan.report.explanation import (
         EXPLAIN_SCHEMA_VERSION,
-        print_explanation,
-        print_timeline,
+        explain_estimate,
+        explanation_rows,
     )
-    from memplan.report.explanation import explain_estimate, explanation_rows
 
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
