@@ -59,8 +59,8 @@ def picture(command: str, path: str) -> None:
 
     Colours are those that a terminal shows; the drawing is the same wherever it is made.
     """
-    from rich.console import Console
-    from rich.text import Text
+    from rich.console import Console  # noqa: TID251
+    from rich.text import Text  # noqa: TID251
 
     console = Console(
         file=io.StringIO(), record=True, width=80, force_terminal=True, color_system="truecolor"

@@ -211,7 +211,7 @@ def answer_of(typed: Typed) -> "Estimate":
     return estimate(model, setup, cards[0])
 
 
-def _model(name: str, values: Mapping[str, Any]) -> "ModelSpec":
+def _model(name: "str | Mapping[str, object]", values: Mapping[str, Any]) -> "ModelSpec":
     from memplan.sources.models import load_model
 
     return load_model(name, values["task"], **{each: values[each] for each in MODEL_PARAMETERS})

@@ -85,7 +85,7 @@ def assumptions_of(
         (Topic.TRAINING, _media(model, resolved)),
         (Topic.SAID, (f"micro-batch {resolved.micro_batch_size}",)),
         (Topic.PRECISION, (_precision(asked, resolved, gpu), *_fp8(resolved))),
-        (Topic.SAID, (_optimizer(resolved),)),
+        (_optimizer_topic(resolved), (_optimizer(resolved),)),
         (Topic.TRAINING, _unprojected(model, resolved)),
         (Topic.KERNELS, _layers(model, resolved)),
         (Topic.SAID, _recomputed(resolved)),
@@ -95,6 +95,12 @@ def assumptions_of(
         (Topic.TRAINING, (*_loading(asked, resolved), *_overrides(resolved))),
     )
     return tuple(Assumption(text, topic) for topic, texts in parts for text in texts)
+
+
+def _optimizer_topic(resolved: TrainingSetup) -> Topic:
+    """The job's line names an optimizer, not how it is set."""
+    is_plain = not dict(resolved.optimizer_options) and not resolved.optimizer_in_backward
+    return Topic.SAID if is_plain else Topic.TRAINING
 
 
 def _recomputed(resolved: TrainingSetup) -> tuple[str, ...]:

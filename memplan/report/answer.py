@@ -153,15 +153,20 @@ def capacity_text(gpu: GpuSpec) -> str:
     return f"{'~' if gpu.capacity_note else ''}{gpu.capacity_bytes / GIB:,.1f} GiB"
 
 
+def params_text(answer: Estimate, word: str = "") -> str:
+    """``8.03B, 6.82M trained``: the model's own, what an adapter adds apart."""
+    trained = answer.trainable_params
+    own = answer.num_params - (trained if answer.setup.adapter is not None else 0)
+    told = format_count(own) + word
+    return told if trained == answer.num_params else f"{told}, {format_count(trained)} trained"
+
+
 def head_parts(rows: Rows) -> list[str]:
     """The job in a few words, what the rows have in common."""
     first = rows[0][0]
     setup = first.setup
     nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
-    trained = first.trainable_params
-    count = format_count(first.num_params - (trained if setup.adapter is not None else 0))
-    if trained != first.num_params:
-        count += f", {format_count(trained)} trained"
+    count = params_text(first)
     tokens = f"{setup.seq_len:,} tokens"
     if setup.target_seq_len != setup.seq_len:
         tokens += f" in, {setup.target_seq_len:,} out"

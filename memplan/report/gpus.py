@@ -106,8 +106,8 @@ def print_gpu(console: "Console", gpu: GpuSpec) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    listed = f" ({gpu.gpu_id})" if gpu.is_listed else ""
-    console.print(Text.assemble((gpu.name, "bold"), f"{listed}: {_usable(gpu)} GiB usable"))
+    listed = f" ({gpu.gpu_id}): {_usable(gpu)} GiB usable" if gpu.is_listed else ""
+    console.print(Text.assemble((gpu.name, "bold"), listed))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.config import MAX_LAYERS
+from memplan.report.answer import params_text
 from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
     ONE_GPU,
@@ -130,7 +131,7 @@ _LARGEST = {
 def job_text(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
     some, looked_for = plan.some, plan.goal.objective
-    size = f"{format_count(some.num_params)} parameters, "
+    size = f"{params_text(some, ' parameters')}, "
     length = f"{some.setup.seq_len:,} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.runtime import ByteRange
-from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
+from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text, params_text
 from memplan.report.blocks import Column, has_room, print_blocks
 from memplan.report.changes import checkpointing_label, offload_label, sharing_label
 from memplan.report.columns import host_column
@@ -14,7 +14,7 @@ from memplan.report.estimate import ZERO_INIT_LINE, times_by_card
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.precision import PRECISIONS, Precision
 from memplan.training.setup import TrainingSetup
-from memplan.units import GIB, format_count
+from memplan.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -160,7 +160,7 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
     console.print(
         Text.assemble(
             (first.model.name, "bold"),
-            f" ({first.model.task.value}), {format_count(first.num_params)} parameters, ",
+            f" ({first.model.task.value}), {params_text(first, ' parameters')}, ",
             f"{len(results)} setup{'' if len(results) == 1 else 's'}",
         )
     )

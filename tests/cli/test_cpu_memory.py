@@ -99,7 +99,7 @@ def test_a_sweep_judges_it_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row["host_verdict"] for row in rows] == ["OOM", "fits", "OOM", "fits"]
     assert all(row["host_bytes"] <= 64 * 2**30 for row in rows if row["host_verdict"] == "fits")
     shown = run(*SWEEP, "--cpu-memory", "64GiB").stdout
-    assert "A100-80  2 of 4 fit, 2 OOM" in shown
+    assert "A100-80  2 of 4 fit, 2 do not fit" in shown
     assert "of 64.0 GiB" in shown
     assert run(*SWEEP, "--check").exit_code == 0
     assert run(*SWEEP, "--cpu-memory", "64GiB", "--check").exit_code == 5

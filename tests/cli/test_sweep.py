@@ -247,7 +247,7 @@ def test_a_matrix_may_be_asked_for_without_naming_a_figure(run: Run) -> None:
     ("axes", "head", "column"),
     [
         ("seq-len,batch", "tokens \\ batch", ["2", "4"]),
-        ("total,batch,seq-len", "batch \\ tokens", ["512", "1024"]),
+        ("total,batch,seq-len", "batch \\ tokens", ["512", "1,024"]),
         ("setup,gpu", "setup \\ gpu", ["A100-40", "H200"]),
     ],
 )
