@@ -69,22 +69,20 @@ class AllocatorPeaks:
 class _Compiled(Protocol):
     """The compiled code."""
 
-    def pack(
-        self, events: list[int], streams: dict[int, int], sizes: list[int], /
-    ) -> tuple[bytes, bytes, int]:
-        """Events, their pools and the number of these, as ``replay`` takes them; stand-ins with their sizes."""
-
-    def replay(
+    def prepare(
         self,
-        events: bytes,
-        pools: bytes,
-        num_pools: int,
+        events: list[int],
+        streams: dict[int, int],
+        sizes: list[int],
         before: int,
         cycle: int,
-        max_cycles: int,
-        capacity: int,
         expandable: bool,
         /,
+    ) -> object:
+        """A run, stand-ins with their sizes; it keeps some states in which it was."""
+
+    def replay(
+        self, run: object, max_cycles: int, capacity: int, /
     ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
         """Peaks, counts, where it died and how it settled; in units."""
 
@@ -116,7 +114,7 @@ _ENDLESS = (1 << 63) // 8
 class Replayer:
     """One run, asked what becomes of it on cards of several capacities."""
 
-    __slots__ = ("_cycle", "_events", "_expandable", "_num_events", "_packed", "_streams")
+    __slots__ = ("_cycle", "_events", "_expandable", "_num_events", "_run", "_streams")
 
     def __init__(
         self,
@@ -132,12 +130,21 @@ class Replayer:
         self._cycle = cycle
         self._expandable = expandable
         self._num_events = len(events)
-        self._packed = None
+        self._run: object = None
         if COMPILED is not None:
-            self._packed = _packed(COMPILED, events, self._streams, [*sizes])
+            self._run = self._prepared(COMPILED, events, [*sizes])
         self._events: list[int] = []
-        if self._packed is None:
+        if self._run is None:
             self._events = with_sizes(events, sizes) if sizes else events
+
+    def _prepared(self, code: _Compiled, events: list[int], sizes: list[int]) -> object:
+        """As the compiled code takes it; None: blocks are larger than it counts."""
+        end = len(events)
+        before, start = self._cycle if self._cycle is not None else (end, end)
+        try:
+            return code.prepare(events, self._streams, sizes, before, start, self._expandable)
+        except OverflowError:
+            return None
 
     @property
     def caution(self) -> int:
@@ -151,27 +158,19 @@ class Replayer:
         self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
     ) -> AllocatorPeaks:
         """What is reached with so much room for segments; None: with as much as it wants."""
-        if COMPILED is not None and self._packed is not None:
-            return self._compiled(COMPILED, self._packed, capacity_bytes, max_cycles)
+        if COMPILED is not None and self._run is not None:
+            return self._compiled(COMPILED, capacity_bytes, max_cycles)
         return replayed(
             self._events, self._streams, self._cycle, capacity_bytes=capacity_bytes,
             max_cycles=max_cycles, expandable=self._expandable,
         )  # fmt: skip
 
     def _compiled(
-        self,
-        code: _Compiled,
-        packed: tuple[bytes, bytes, int],
-        capacity_bytes: int | None,
-        max_cycles: int,
+        self, code: _Compiled, capacity_bytes: int | None, max_cycles: int
     ) -> AllocatorPeaks:
-        end = self._num_events
-        cycle = self._cycle if self._cycle is not None else Cycle(end, end)
+        capacity = -1 if capacity_bytes is None else capacity_bytes // _UNIT
         requested, allocated, reserved, mallocs, flushes, died_at, cycles, settled, lacked, pressed, flushing = (
-            code.replay(
-                *packed, cycle.before, cycle.start, max_cycles,
-                -1 if capacity_bytes is None else capacity_bytes // _UNIT, self._expandable,
-            )
+            code.replay(self._run, max_cycles, capacity)
         )  # fmt: skip
         return AllocatorPeaks(
             requested_bytes=requested * _UNIT,
@@ -186,16 +185,6 @@ class Replayer:
             lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
             pressed_bytes=pressed * _UNIT,
         )
-
-
-def _packed(
-    code: _Compiled, events: list[int], streams: dict[int, int], sizes: list[int]
-) -> tuple[bytes, bytes, int] | None:
-    """As the compiled code takes them; None: blocks are larger than it counts."""
-    try:
-        return code.pack(events, streams, sizes)
-    except OverflowError:
-        return None
 
 
 def known_on(
@@ -359,9 +348,7 @@ def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTI
     >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
     (True, False)
     """
-    found = on_card(capacity_bytes, max_cycles=FEW_CYCLES)
-    if found.died_at is None and (not found.is_settled or found.num_flushes):
-        found = on_card(capacity_bytes)
+    found = on_card(capacity_bytes)
     if found.died_at is not None:
         return False
     if found.lacked_bytes is None:

@@ -243,10 +243,8 @@ class PlayedRun:
         return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
 
     def may_be_enough(self, capacity_bytes: int) -> bool:
-        """Whether a few steps live with it, without which it is not enough."""
-        from memplan.memory.replay import FEW_CYCLES
-
-        return self.on_card(capacity_bytes, max_cycles=FEW_CYCLES).died_at is None
+        """Whether the run lives with it, without which it is not enough."""
+        return self.on_card(capacity_bytes).died_at is None
 
     def replays(self, source: RunSource) -> Replays:
         """All that was found so far."""
