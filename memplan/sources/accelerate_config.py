@@ -284,6 +284,9 @@ class _Reader:
         else:
             config, source = self._named_config(section, path)
         self._add_half(config)
+        shared = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
+        if shared.get("sp_size") not in (None, 1):
+            config.setdefault("sequence_parallel_size", shared["sp_size"])
         sizes = {name: self.fields[name] for name in ("num_gpus",) if name in self.fields}
         given = {**sizes, **{name: each for name, each in self.given.items() if each is not None}}
         read = deepspeed_fields(config, given, source=source)
@@ -394,12 +397,24 @@ class _Reader:
             self.options[FP8_ALL_GATHER] = True
 
     def _read_sizes(self, kind: str) -> None:
-        processes = self._count("num_processes")
-        if processes is not None and processes > 0:
+        processes = self._processes(kind)
+        if processes is not None:
             self._set("num_gpus", processes if kind != "NO" else 1, "num_processes")
         machines = self._count("num_machines")
-        if machines is not None and machines > 0:
+        if machines is not None:
             self._set("num_nodes", machines, "num_machines")
+
+    def _processes(self, kind: str) -> int | None:
+        """As many as are said, or as cards are named; else as the machine has, which no file says."""
+        found = self._count("num_processes")
+        cards = self.config.get("gpu_ids")
+        if found is None and cards not in (None, "all", ""):
+            found = len([each for each in str(cards).split(",") if each.strip()])
+        if found is None and kind != "NO" and self.given.get("num_gpus") is None:
+            self.notes.append(
+                "num_processes is not said: accelerate takes every GPU it finds; counted is 1: give num_gpus"
+            )
+        return found
 
     def _read_parallelism(self) -> None:
         section = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
@@ -463,6 +478,8 @@ class _Reader:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
             self._refuse(key, f"expected a whole number, got {value!r}")
+        if value < 1:
+            self._refuse(key, f"write a whole number from 1 up, not {value}")
         return value
 
     def _flag(self, section: Mapping[str, object], key: str, *, default: bool) -> bool:
