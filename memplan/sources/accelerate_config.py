@@ -88,6 +88,13 @@ _STATE_DICTS = {
     "LOCAL_STATE_DICT": "sharded_state_dict", "2": "sharded_state_dict",
     "SHARDED_STATE_DICT": "sharded_state_dict", "3": "sharded_state_dict",
 }  # fmt: skip
+_OPTION_KEYS = {"init_device": "cpu_ram_efficient_loading"}
+"""Engine options that a key of another name says."""
+_OWN_WAYS = frozenset({
+    "wrapping", "autocast", "sync_each_batch", "init_device", "state_dict_type",
+    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "use_orig_params",
+})  # fmt: skip
+"""What accelerate does by itself where no key says it: options given beside the file say otherwise."""
 _TRUE = ("true", "1", "yes", "y", "t", "on")
 _FALSE = ("false", "0", "no", "n", "f", "off")
 _WRAP_POLICIES = {
@@ -377,8 +384,8 @@ class _Reader:
             self._read_fp8()
             name = "bf16"
         self._set("precision", f"{name}-{suffix}", "mixed_precision")
-        if upcasts:
-            self._set("upcast_outputs", value=True, key="mixed_precision")
+        if upcasts and self.given.get("upcast_outputs") is None:
+            self.fields["upcast_outputs"] = True
         return True
 
     def _read_fp8(self) -> None:
@@ -457,8 +464,12 @@ class _Reader:
     def _add_given_options(self) -> None:
         beside = self.given.get("engine_options") or {}
         options = dict(beside.items() if isinstance(beside, Mapping) else beside)  # type: ignore[call-overload]
+        section = self.config.get("fsdp_config")
+        keys = section if isinstance(section, Mapping) else {}
+        said = {str(key).removeprefix("fsdp_") for key in keys}
         for name, value in options.items():
-            if name in self.options and self.options[name] != value:
+            is_said = _OPTION_KEYS.get(name, name) in said or name not in _OWN_WAYS
+            if is_said and name in self.options and self.options[name] != value:
                 self._refuse(name, f"the file says {self.options[name]}, the options say {value}")
             self.options[name] = value
 

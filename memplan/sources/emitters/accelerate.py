@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memplan.errors import ConfigError, did_you_mean
+from memplan.memory.fsdp1.options import Fsdp1Options
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.sources.accelerate_config import accelerate_fields
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation, checkpointing_text
@@ -16,49 +18,65 @@ from memplan.training.compilation import Compilation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
 
-_MIXED = {Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no"}
+_MIXED = {
+    Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no",
+    Precision.BF16_AMP: "bf16", Precision.FP16_AMP: "fp16",
+}  # fmt: skip
 _STRATEGIES = {
     FsdpStrategy.FULL_SHARD: "FULL_SHARD", FsdpStrategy.SHARD_GRAD_OP: "SHARD_GRAD_OP",
     FsdpStrategy.HYBRID: "HYBRID_SHARD", FsdpStrategy.NO_SHARD: "NO_SHARD",
 }  # fmt: skip
-_OWN_WAYS = frozenset({
-    "wrapping", "reduce_dtype", "sync_each_batch", "autocast", "init_device", "pin_memory",
-    "reduce_scatter_max_input_buffers", "limit_all_gathers", "sync_module_states",
-})  # fmt: skip
-"""Engine options that a file for accelerate cannot set: it has its own way."""
-_SAID = frozenset({
-    "reshard_after_forward", "state_dict_type", "backward_prefetch", "forward_prefetch",
-    "use_orig_params", "data_parallel_replicate_degree",
-})  # fmt: skip
-"""Engine options with a key in the file."""
 
 
 def emit(setup: TrainingSetup) -> Emitted:
-    """Write the configuration of a setup that accelerate runs with FSDP."""
+    """Write the configuration of a setup that accelerate runs with FSDP, with DDP or on one GPU."""
+    is_sharded = setup.chosen_engine is not Engine.DDP
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
-        "distributed_type": "FSDP",
+        "distributed_type": _distributed_type(setup),
         "downcast_bf16": "no",
-        "fsdp_config": {f"fsdp_{key}": value for key, value in _fsdp_config(setup).items()},
         "machine_rank": 0,
         "main_training_function": "main",
         "mixed_precision": _mixed_precision(setup),
         "num_machines": setup.nodes,
         "num_processes": setup.num_gpus,
-        **_parallelism(setup),
+        **(_parallelism(setup) if is_sharded else {}),
         **_compilation(setup),
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": False,
     }
-    steps = setup.gradient_accumulation_steps
-    notes = [
-        f"set micro-batch {setup.micro_batch_size} and {steps} accumulation steps in the script"
-    ]
-    if setup.seq_len is not None:
-        notes.append(f"cut sequences to {setup.seq_len} tokens")
-    return Emitted(values=values, setup=as_run(setup, values), notes=tuple(notes))
+    if is_sharded:
+        values["fsdp_config"] = {f"fsdp_{key}": value for key, value in _fsdp_config(setup).items()}
+    elif setup.tensor_parallel * setup.context_parallel * setup.pipeline_parallel > 1:
+        msg = "accelerate splits and shares with FSDP2 alone: name the engine fsdp"
+        raise refuse(msg)
+    return Emitted(values=values, setup=setup, notes=_own_ways(setup, values))
+
+
+def _distributed_type(setup: TrainingSetup) -> str:
+    engine = setup.chosen_engine
+    if engine not in (Engine.DDP, Engine.FSDP, Engine.FSDP1):
+        msg = f"an accelerate file is for the engines ddp, fsdp and fsdp1, not {engine.value}"
+        raise refuse(msg)
+    if engine is Engine.DDP:
+        return "MULTI_GPU" if setup.num_gpus > 1 else "NO"
+    return "FSDP"
+
+
+def _own_ways(setup: TrainingSetup, values: Mapping[str, object]) -> tuple[str, ...]:
+    """What accelerate does its own way, whatever the script asks."""
+    if setup.chosen_engine is Engine.DDP:
+        return ()
+    found = dict(as_run(setup, values).engine_options)
+    own = ", ".join(
+        f"{name} {getattr(found[name], 'value', found[name])}" for name in _RUN_SO if name in found
+    )
+    return (f"accelerate runs it its own way, whatever is given beside the file: {own}",)
+
+
+_RUN_SO = ("wrapping", "autocast", "sync_each_batch")
 
 
 def _compilation(setup: TrainingSetup) -> dict[str, object]:
@@ -161,27 +179,26 @@ def _fsdp_config(setup: TrainingSetup) -> dict[str, object]:
     if engine not in (Engine.FSDP, Engine.FSDP1):
         msg = f"an accelerate FSDP file is for the engines fsdp and fsdp1, not {engine.value}"
         raise refuse(msg)
-    options = dict(setup.engine_options)
-    for name in options:
-        if name not in _SAID and name not in _OWN_WAYS:
-            msg = f"accelerate cannot be told {name}"
-            raise refuse(msg)
     config: dict[str, object] = {"version": 1 if engine is Engine.FSDP1 else 2}
     strategy = _strategy(setup)
     if engine is Engine.FSDP1:
         config["sharding_strategy"] = _STRATEGIES[strategy]
-        prefetch = str(getattr(options.get("backward_prefetch"), "value", "") or "backward_pre")
-        config["backward_prefetch"] = prefetch.upper()
-        config["forward_prefetch"] = bool(options.get("forward_prefetch", False))
-        config["use_orig_params"] = bool(options.get("use_orig_params", True))
+        own = Fsdp1Options.of(setup)
+        config["backward_prefetch"] = own.backward_prefetch.value.upper()
+        config["forward_prefetch"] = own.forward_prefetch
+        config["use_orig_params"] = own.use_orig_params
+        state_dict, device = own.state_dict_type, own.init_device
     else:
-        keeps = strategy is FsdpStrategy.SHARD_GRAD_OP
-        config["reshard_after_forward"] = bool(options.get("reshard_after_forward", not keeps))
+        settings = Fsdp2Options.of(setup)
+        if settings.reshard_after_forward is not None:
+            config["reshard_after_forward"] = settings.reshard_after_forward
+        state_dict, device = settings.state_dict_type, settings.init_device
     config["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
     config["activation_checkpointing"] = _checkpointing(setup)
     config["offload_params"] = Offload.CPU in (setup.offload_param, setup.offload_optimizer)
-    config["cpu_ram_efficient_loading"] = True
-    config["state_dict_type"] = str(options.get("state_dict_type", "sharded_state_dict")).upper()
+    if device in (InitDevice.META, InitDevice.CPU):
+        config["cpu_ram_efficient_loading"] = device is InitDevice.META
+    config["state_dict_type"] = state_dict.value.upper()
     return config
 
 
