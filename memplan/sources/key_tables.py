@@ -62,6 +62,8 @@ class KeyTable:
         if names:
             longest = max(names, key=lambda name: (name.count("."), name.count("*") == 0))
             return (key, None) if longest in self.closed else (longest, self.fates[longest])
+        if any(name.startswith(f"{key}.") for name in self.fates):
+            return key, Fate.SECTION
         if key in self.renamed:
             return self.fate(self.renamed[key]) if self.renamed[key] else (key, Fate.QUIET)
         return _arguments().fate(key) if self.arguments else (key, None)
@@ -89,6 +91,8 @@ class Fate(Enum):
     LEFT_OUT = "left_out"
     UPPER = "upper"
     REFUSED = "refused"
+    SECTION = "section"
+    """It has keys of its own, and none here."""
 
 
 @cache
@@ -113,7 +117,12 @@ def key_table(stack: str) -> KeyTable:
         renamed=_texts(values.get("renamed")),
         closed=_names(values.get("closed")),
         idle={key: tuple(each) for key, each in idle.items()} if isinstance(idle, dict) else {},
-        fates={str(name): fate for fate in Fate for name in _listed(values.get(fate.value))},
+        fates={
+            str(name): fate
+            for fate in Fate
+            if fate is not Fate.SECTION
+            for name in _listed(values.get(fate.value))
+        },
     )
 
 
