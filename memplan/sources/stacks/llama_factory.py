@@ -53,16 +53,12 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_job(keys, found)
     half = keys.flag("pure_bf16")
     found.arguments["gradient_checkpointing"] = not keys.flag("disable_gradient_checkpointing")
-    keys.used |= {"gradient_checkpointing", "template", "dataset", "infer_dtype"}
+    keys.used |= {"gradient_checkpointing"}
     _read_tuning(keys, found, half=half)
     _read_kernels(keys, found)
     _read_optimizer(keys, found)
     _read_towers(keys, found)
     _read_lengths(keys, found, given)
-    if keys.flag("upcast_layernorm"):
-        found.notes.append("upcast_layernorm: norms are counted in the compute dtype")
-    if keys.flag("upcast_lmhead_output"):
-        found.left_out.append("upcast_lmhead_output (the logits in fp32)")
     if keys.on("fp8"):
         found.fields["fp8"] = keys.choice("fp8_backend", _FP8)
     point_at_shipped(keys, "deepspeed", "llama_factory")
@@ -219,7 +215,6 @@ def _read_badam(keys: Keys, found: Found) -> None:
 
 def _read_quantization(keys: Keys, found: Found) -> None:
     bits = keys.count("quantization_bit")
-    keys.take("quantization_method")
     if bits is None:
         return
     if bits == 4:
@@ -237,8 +232,6 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     kernel = keys.choice("flash_attn", _ATTENTION)
     if kernel is not None:
         found.fields["attention"] = kernel
-    if keys.flag("use_unsloth"):
-        found.notes.append("use_unsloth is not modelled: the figures are upper bounds")
     if keys.flag("use_unsloth_gc"):
         found.fields["offload_activations"] = "checkpoints"
 
@@ -251,9 +244,11 @@ def _read_optimizer(keys: Keys, found: Found) -> None:
             keys.values["optim"] = name
     for switch, rank, layerwise, target in _LOW_RANK:
         chosen, is_layerwise = keys.take(rank), keys.take(layerwise) not in OFF
-        keys.names(target)
+        names = keys.names(target)
         if keys.flag(switch):
-            found.fields["optimizer_options"] = {"rank": chosen or 16}
+            whole = names in ((), ("all",))
+            targets = "all-linear" if whole else ",".join(names)
+            found.fields["optimizer_options"] = {"rank": chosen or 16, "target_modules": targets}
             if is_layerwise:
                 found.fields["optimizer_in_backward"] = True
 

@@ -140,8 +140,8 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
         full = mode == "full"
         if mode == "selective":
             # Every n-th layer, or by operators (``apply_selective_activation_checkpointing``).
-            every = isinstance(option, int) and not isinstance(option, bool) and option > 0
-            found.fields["checkpointing"] = 1 / option if every else "selective"
+            every = option if isinstance(option, int) and not isinstance(option, bool) else 0
+            found.fields["checkpointing"] = 1 / every if every > 0 else "selective"
             return
     found.fields["checkpointing"] = "full" if full else "none"
 
