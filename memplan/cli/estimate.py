@@ -36,6 +36,7 @@ from memplan.cli.setting_options import (
     takes_settings,
 )
 from memplan.cli.sweep_options import (
+    AllowOption,
     BaselineOption,
     CheckOption,
     EmitOption,
@@ -44,6 +45,7 @@ from memplan.cli.sweep_options import (
     OutputOption,
     ToleranceOption,
     UnmatchedOption,
+    read_concessions,
 )
 from memplan.cli.time_options import NO_TIMES, takes_times, time_question
 from memplan.cli.training_options import (
@@ -90,6 +92,7 @@ def estimate(
     settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
     global_batch_size: GlobalBatchOption = None,
+    allow: AllowOption = None,
     precision: PrecisionOption = None,
     num_layers: Annotated[
         Any,
@@ -338,6 +341,7 @@ def estimate(
             reserved=reserved,
             lifetimes=lifetimes,
             question=question,
+            allow=read_concessions(allow),
         )
     if checks is not None:
         from memplan.cli.checking import check_rows
@@ -363,7 +367,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"allow", "legend", "lifetimes", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
 
 

@@ -28,6 +28,7 @@ from memplan.cli.setting_options import (
 )
 from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
+    AllowOption,
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
@@ -40,6 +41,7 @@ from memplan.cli.sweep_options import (
     ZeroAxis,
     axis_option,
     parse_share,
+    read_concessions,
 )
 from memplan.cli.terminal import say, write_file
 from memplan.cli.time_options import NO_TIMES, takes_times, time_question
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
 
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
-    from memplan.search.concessions import Concession
     from memplan.search.goal import Objective, Plan, PlannedSetup
     from memplan.training.choices import Checkpointing, ZeroStage
     from memplan.training.precision import Engine, Precision
@@ -120,16 +121,7 @@ def plan(
             rich_help_panel=PLAN_PANEL,
         ),
     ] = 1,
-    allow: Annotated[
-        str | None,
-        axis_option(
-            "--allow",
-            "What may be given up to make it fit, the least of it first: 8bit (the optimizer's "
-            "states), lora, qlora.",
-            "NAMES",
-            PLAN_PANEL,
-        ),
-    ] = None,
+    allow: AllowOption = None,
     headroom: Annotated[
         str,
         axis_option("--headroom", "Memory to keep free besides, such as 5%.", "SHARE", PLAN_PANEL),
@@ -243,7 +235,7 @@ def plan(
         virtual_stages=_degrees(virtual_stages, "--virtual-stages"),
         context_parallel=_degrees(context_parallel, "--context-parallel"),
         expert_parallel=_degrees(expert_parallel, "--expert-parallel"),
-        allow=_concessions(allow),
+        allow=read_concessions(allow),
         limit=limit,
         node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
     )
@@ -389,13 +381,6 @@ def _precisions(text: str | None) -> "tuple[Precision, ...]":
     from memplan.training.precision import Precision
 
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
-
-
-def _concessions(text: str | None) -> "tuple[Concession, ...]":
-    from memplan.search.concessions import Concession
-    from memplan.training.coercion import coerce_enum
-
-    return tuple(coerce_enum("allow", each, Concession) for each in _parts(text))
 
 
 def _policies(text: str | None) -> "tuple[Checkpointing, ...]":

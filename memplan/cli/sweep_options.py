@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from memplan.cli.options import (
     TRAINING_PANEL,
     complete_gpus,
 )
+
+if TYPE_CHECKING:
+    from memplan.search.concessions import Concession
 
 CHECK_PANEL = "Checks (exit code 5 when one fails)"
 _LISTS = "1,2,4, 0-3 (every integer) or 1..32 (doubling)"
@@ -140,6 +143,16 @@ RowFormatOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+AllowOption = Annotated[
+    str | None,
+    axis_option(
+        "--allow",
+        "What may be given up to make it fit, the least of it first: 8bit (the optimizer's states), "
+        "lora, qlora.",
+        "NAMES",
+        TRAINING_PANEL,
+    ),
+]
 EmitOption = Annotated[
     str | None,
     typer.Option(
@@ -158,6 +171,19 @@ OutputOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+
+
+def read_concessions(text: str | None) -> "tuple[Concession, ...]":
+    """What ``--allow`` names.
+
+    >>> [each.value for each in read_concessions("lora,qlora")]
+    ['lora', 'qlora']
+    """
+    from memplan.search.concessions import Concession
+    from memplan.training.coercion import coerce_enum
+
+    parts = [part.strip() for part in text.split(",")] if text else []
+    return tuple(coerce_enum("allow", each, Concession) for each in parts)
 
 
 def parse_share(text: str, *, option: str) -> float:

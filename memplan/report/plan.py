@@ -295,12 +295,16 @@ def overfilling_lines(plan: Plan) -> list[str]:
             least[key] = each
     if not least:
         return []
-    node = format_gib(plan.goal.node_memory_bytes or 0, digits=1)
+    usual = plan.gpu.node
+    head = "Needs more CPU RAM than a node has:"
+    if plan.goal.node_memory_bytes is None and usual is not None:
+        head = f"Needs more CPU RAM than a usual node has ({usual.name}; --host-ram says another):"
     return [
-        f"Needs more CPU RAM than the {node} of a node:",
+        head,
         *(
             f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: "
-            f"{format_gib(each.host_bytes, digits=1)}"
+            f"{format_gib(each.host_bytes, digits=1)} of "
+            f"{format_gib(each.node_memory_bytes or 0, digits=1)}"
             for each in least.values()
         ),
     ]

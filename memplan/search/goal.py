@@ -137,7 +137,7 @@ class Goal:
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
     node_memory_bytes: int | None = None
-    """CPU RAM of one node; None: there is enough [bytes]."""
+    """CPU RAM of one node; None: what a usual node of the card has for the job's GPUs, where that is known [bytes]."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, int):

@@ -25,6 +25,7 @@ from memplan.search.floors import is_known, resident_floor, states_floor, waitin
 from memplan.search.goal import Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
 from memplan.search.largest import most
+from memplan.search.node_ram import usual_node_bytes
 from memplan.search.order import distance, rank_of
 from memplan.search.quantity import Quantity
 from memplan.search.sizes import model_sizes
@@ -261,7 +262,7 @@ class Planner:
     def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
         """A candidate with its largest micro-batch; ``first``: a likely one."""
         try:
-            limited = self.goal.node_memory_bytes is not None
+            limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
             if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
                 return None
             best = self._largest(candidate, first)
@@ -288,8 +289,10 @@ class Planner:
         )  # fmt: skip
 
     def _overfills_node(self, answer: Estimate) -> bool:
-        """Whether a node's CPU RAM is not enough for it; then it is kept."""
+        """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
         node = self.goal.node_memory_bytes
+        if node is None:
+            node = usual_node_bytes(answer.setup, self.gpu)
         if node is None or answer.host_bytes <= node:
             return False
         self.overfilling.append(replace(answer, node_memory_bytes=node))
