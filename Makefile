@@ -19,7 +19,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
 GENERATED = README.md docs/commands.md docs/diffusion.md docs/engine-options.md docs/jobs.md docs/kernels.md docs/optimizers.md \
-  docs/presets.md docs/time.md
+  docs/presets.md docs/stack-keys.md docs/time.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
 ENVIRONMENT = $(VENV)/.ready

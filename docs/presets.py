@@ -1,7 +1,7 @@
 """The defaults of every training stack, and what is done with each key of its files."""
 
+from memplan.sources.key_tables import Fate, key_table
 from memplan.sources.stacks import STACKS
-from memplan.sources.stacks.keys import key_table
 from memplan.sources.stacks.presets import Preset, load_preset, preset_names
 
 
@@ -27,7 +27,7 @@ def _keys() -> str:
     for stack in STACKS:
         table = key_table(stack)
         more = " + training arguments" if table.arguments else ""
-        counts = (table.read, table.quiet, table.left_out, table.upper, table.refused)
-        cells = " | ".join(str(len(each)) for each in counts)
+        fates = list(table.fates.values())
+        cells = " | ".join(str(fates.count(fate)) for fate in Fate)
         lines.append(f"| {table.source}{more} | {cells} |")
     return "\n".join(lines)

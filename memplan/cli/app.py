@@ -252,7 +252,7 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
     """Say in one line what was wrong with the command line, and where to look."""
     message = error.format_message().rstrip(".")
     if hasattr(error, "possibilities"):
-        from memplan.cli.other_names import other_name
+        from memplan.options.other_names import other_name
 
         known = tuple(name for param in error.ctx.command.params for name in param.opts)
         told = other_name(error.option_name, known)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from memplan.cli.sweep_options import parse_share
 from memplan.errors import CheckFailedError, UsageError, did_you_mean
+from memplan.options.axes import parse_share
 from memplan.search.checks import FailOn, FitCheck, Scope
 from memplan.text import printable, shown
 

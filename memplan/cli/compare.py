@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
@@ -18,11 +17,13 @@ from memplan.cli.options import (
     RevisionOption,
     TaskOption,
     TokenOption,
-    read_number,
 )
-from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
 from memplan.cli.terminal import say
 from memplan.cli.training_options import EngineOption, PrecisionOption, ZeroOption
+from memplan.options.numbers import read_number
+from memplan.options.settings import setting_fields
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.report.rule_table import RuleCase
@@ -79,9 +80,9 @@ def compare(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Set memplan's figure beside published formulas, each with what it leaves out."""
-    from memplan.cli.single import check_target_length
     from memplan.cli.unused import refuse_unused, refuse_without
     from memplan.errors import UsageError
+    from memplan.options.single import check_target_length
     from memplan.report.compare import (
         compare_assumptions,
         compare_methods,
@@ -191,7 +192,7 @@ def _setups(
     """Every ZeRO stage where there are GPUs to share over and none is named."""
     from dataclasses import replace
 
-    from memplan.cli.single import with_engine
+    from memplan.options.single import with_engine
     from memplan.training.choices import ZeroStage
     from memplan.training.precision import Engine
 

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.cli.options import OutputFormat, read_number
+from memplan.cli.options import OutputFormat
 from memplan.cli.terminal import say
 from memplan.errors import UsageError
+from memplan.options.numbers import read_number
 
 if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec

@@ -5,13 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.compared_setups import compared_setups, is_of
 from memplan.cli.estimate_output import prepare_tables, show, show_ranks
-from memplan.cli.largest import filled, found_note, looked_for, or_max, read_whole, without_max
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    OUTPUT_PANEL,
-    TRAINING_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     CpuMemoryOption,
@@ -28,13 +23,6 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import (
-    FIELD_PARAMETERS,
-    NO_SETTINGS,
-    group_fields,
-    setting_fields,
-    takes_settings,
-)
 from memplan.cli.sweep_options import (
     AllowOption,
     BaselineOption,
@@ -45,9 +33,9 @@ from memplan.cli.sweep_options import (
     OutputOption,
     ToleranceOption,
     UnmatchedOption,
-    read_concessions,
 )
-from memplan.cli.time_options import NO_TIMES, takes_times, time_question
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings, takes_times
+from memplan.cli.terminal import remark
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -61,8 +49,15 @@ from memplan.cli.training_options import (
     SetupFileOption,
     TrainingArgumentsOption,
     ZeroOption,
-    parse_engine_options,
 )
+from memplan.options.axes import read_concessions
+from memplan.options.compared_setups import compared_setups, is_of
+from memplan.options.engine_options import parse_engine_options
+from memplan.options.largest import filled, found_note, looked_for, or_max, read_whole, without_max
+from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.run_times import time_question
+from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_fields
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
@@ -155,7 +150,7 @@ def estimate(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
-    times: Values = NO_TIMES,
+    times: Values = NO_SETTINGS,
     lifetimes: Annotated[
         bool,
         typer.Option(
@@ -183,9 +178,9 @@ def estimate(
     unmatched: UnmatchedOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
-    from memplan.cli.hardware import chosen_gpus, node_memory
-    from memplan.cli.setup_files import model_of, read_base
     from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.options.hardware import chosen_gpus, node_memory
+    from memplan.options.setup_files import model_of, read_base
     from memplan.sources.models import load_model
 
     if deepspeed or params is not None:
@@ -292,7 +287,9 @@ def estimate(
     if global_batch_size is not None:
         setups = _with_global_batch(ctx, setups, global_batch_size)
     first = setups[0]
-    gpus = chosen_gpus(gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first)
+    gpus = chosen_gpus(
+        gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first, remark=remark
+    )
     notes = base.notes
     if isinstance(num_layers, int):
         from memplan.search.depth import with_layers

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     FamilyOption,
@@ -23,14 +21,8 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import (
-    NO_SETTINGS,
-    SETTING_PARAMETERS,
-    changed_fields,
-    setting_fields,
-    takes_settings,
-)
-from memplan.cli.terminal import say, write_bytes, write_file
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
+from memplan.cli.terminal import remark, say, write_bytes, write_file
 from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
@@ -38,8 +30,11 @@ from memplan.cli.training_options import (
     OffloadParamOption,
     PrecisionOption,
     ZeroOption,
-    parse_engine_options,
 )
+from memplan.options.engine_options import parse_engine_options
+from memplan.options.panels import OUTPUT_PANEL
+from memplan.options.settings import SETTING_PARAMETERS, changed_fields, setting_fields
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,10 +166,10 @@ def explain(
         refuse("--snapshot", ["--format"])
     if time and output_format is not OutputFormat.TABLE:
         refuse("--time", ["--format"])
-    from memplan.cli.hardware import chosen_gpus, gpu_names
-    from memplan.cli.single import with_engine
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
+    from memplan.options.hardware import chosen_gpus, gpu_names
+    from memplan.options.single import with_engine
     from memplan.sources.models import load_model
     from memplan.training.setup import TrainingSetup
 
@@ -210,10 +205,12 @@ def explain(
         from memplan.report.console import TerminalConsole
         from memplan.report.lanes import print_lanes
 
-        (only,) = chosen_gpus(names, gpu_memory)
+        (only,) = chosen_gpus(names, gpu_memory, remark=remark)
         print_lanes(TerminalConsole(), estimate_memory(spec, setup, only))
         return
-    found = [estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory)]
+    found = [
+        estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory, remark=remark)
+    ]
     if output is not None:
         _write(found, output)
         return
@@ -249,10 +246,10 @@ def _versus_setup(
     import shlex
     from dataclasses import replace
 
-    from memplan.cli.hardware import chosen_gpus, gpu_names
-    from memplan.cli.single import with_engine
     from memplan.cli.unused import given_options, refuse
     from memplan.errors import UsageError
+    from memplan.options.hardware import chosen_gpus, gpu_names
+    from memplan.options.single import with_engine
 
     try:
         words = shlex.split(text)
@@ -268,7 +265,9 @@ def _versus_setup(
     values = {name: other.params[name] for name in given}
     cards = []
     if "gpu" in values or "gpu_memory" in values:
-        cards = chosen_gpus(gpu_names(values.pop("gpu", None)), values.pop("gpu_memory", None))
+        cards = chosen_gpus(
+            gpu_names(values.pop("gpu", None)), values.pop("gpu_memory", None), remark=remark
+        )
         if len(cards) > 1:
             msg = "--versus: --gpu: takes one"
             raise UsageError(msg)

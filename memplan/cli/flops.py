@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    TRAINING_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     FamilyOption,
@@ -19,8 +17,11 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
 from memplan.cli.terminal import say
+from memplan.options.panels import TRAINING_PANEL
+from memplan.options.settings import setting_fields
+from memplan.options.table import Values
 
 
 @takes_settings(
@@ -50,9 +51,9 @@ def flops(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Count the FLOPs of a training step, by component and by others' formulas."""
-    from memplan.cli.single import check_target_length
     from memplan.compute.flops import ScoreCount
     from memplan.estimator.flops import estimate_flops
+    from memplan.options.single import check_target_length
     from memplan.report.flops import (
         flops_assumptions,
         flops_methods,

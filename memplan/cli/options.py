@@ -3,16 +3,12 @@
 Every one has a ``metavar``, so that the help reads the same under every version of Typer.
 """
 
-import re
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-MODEL_PANEL = "Model"
-HARDWARE_PANEL = "Hardware"
-TRAINING_PANEL = "Training"
-OUTPUT_PANEL = "Output"
+from memplan.options.panels import HARDWARE_PANEL, MODEL_PANEL, OUTPUT_PANEL
 
 
 class OutputFormat(StrEnum):
@@ -22,28 +18,6 @@ class OutputFormat(StrEnum):
     JSON = "json"
     CSV = "csv"
     MARKDOWN = "markdown"
-
-
-_NUMBER = re.compile(r"(\d+)(?:\.(\d+))?(?:e\+?(\d{1,2}))?([kmbt])?")
-_SUFFIXES = {"k": 3, "m": 6, "b": 9, "t": 12}
-"""Powers of ten, as people count parameters."""
-_MAX_DIGITS = 18
-
-
-def read_number(text: str) -> int:
-    """Read a whole number that may be written 2851e6, 2_851_000_000 or 2.851B.
-
-    >>> read_number("2851e6"), read_number("1.5e3"), read_number("10B")
-    (2851000000, 1500, 10000000000)
-    """
-    match = _NUMBER.fullmatch(text.strip().replace("_", "").lower())
-    whole, fraction, exponent, suffix = match.groups() if match else ("", None, None, None)
-    fraction = (fraction or "").rstrip("0")
-    places = int(exponent or 0) + _SUFFIXES.get(suffix or "", 0) - len(fraction)
-    if match is None or places < 0 or len(whole + fraction) + places > _MAX_DIGITS:
-        msg = f"{text!r} is not a whole number of at most {_MAX_DIGITS} digits, such as 2851e6 or 2.85B"
-        raise ValueError(msg)
-    return int(whole + fraction + "0" * places)
 
 
 MODEL_HELP = (

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     CpuMemoryOption,
@@ -20,13 +18,6 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
-from memplan.cli.setting_options import (
-    NO_SETTINGS,
-    read_tokens,
-    setting_fields,
-    takes_setting_axes,
-)
-from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
     AllowOption,
     CheckpointingAxis,
@@ -40,17 +31,21 @@ from memplan.cli.sweep_options import (
     RowFormatOption,
     ZeroAxis,
     axis_option,
-    parse_share,
-    read_concessions,
 )
-from memplan.cli.terminal import say, write_file
-from memplan.cli.time_options import NO_TIMES, takes_times, time_question
+from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
+from memplan.cli.terminal import remark, say, write_file
 from memplan.cli.training_options import (
     PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
 )
 from memplan.errors import UsageError, did_you_mean
+from memplan.options.axes import parse_share, read_concessions
+from memplan.options.panels import OUTPUT_PANEL
+from memplan.options.run_times import time_question
+from memplan.options.settings import read_tokens, setting_fields
+from memplan.options.setup_files import base_setup
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -191,7 +186,7 @@ def plan(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    times: Values = NO_TIMES,
+    times: Values = NO_SETTINGS,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
     from memplan.cli.unused import given_options, refuse_unused, refuse_without
@@ -200,14 +195,14 @@ def plan(
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
     elif not (output or "").lower().endswith(DRAWN):
         refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
-    from memplan.cli.hardware import chosen_gpus, node_memory
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.options.hardware import chosen_gpus, node_memory
     from memplan.search.goal import Goal, Objective
     from memplan.search.planner import plan as make_plan
     from memplan.sources.models import load_model
 
     changes = {"seq_len": seq_len, **setting_fields(settings)}
-    base = _laid_over(base_setup(setup, training_args, preset), changes)
+    base = _laid_over(base_setup(setup, training_args, preset, remark=remark), changes)
     wanted = _objective(ctx, objective, maximize)
     question = time_question(times)
     asked = question is not None or wanted is Objective.COST
@@ -250,7 +245,10 @@ def plan(
         token=token,
     )
     names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
-    plans = [make_plan(spec, goal, each, times=question) for each in chosen_gpus(names, gpu_memory)]
+    plans = [
+        make_plan(spec, goal, each, times=question)
+        for each in chosen_gpus(names, gpu_memory, remark=remark)
+    ]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 

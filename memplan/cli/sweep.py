@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    OUTPUT_PANEL,
     AllowGuessOption,
     AllowUnknownKeysOption,
     CpuMemoryOption,
@@ -21,13 +19,6 @@ from memplan.cli.options import (
     TokenOption,
     complete_models,
 )
-from memplan.cli.setting_options import (
-    NO_SETTINGS,
-    group_fields,
-    setting_axes,
-    takes_setting_axes,
-)
-from memplan.cli.setup_files import base_setup
 from memplan.cli.sweep_options import (
     BaselineOption,
     CheckOption,
@@ -47,10 +38,9 @@ from memplan.cli.sweep_options import (
     ToleranceOption,
     UnmatchedOption,
     ZeroAxis,
-    read_axes,
 )
+from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
 from memplan.cli.terminal import remark, say
-from memplan.cli.time_options import NO_TIMES, takes_times, time_question
 from memplan.cli.training_options import (
     EngineOptionOption,
     PresetOption,
@@ -58,6 +48,12 @@ from memplan.cli.training_options import (
     TrainingArgumentsOption,
 )
 from memplan.errors import WorkerLostError
+from memplan.options.axes import read_axes
+from memplan.options.panels import OUTPUT_PANEL
+from memplan.options.run_times import time_question
+from memplan.options.settings import group_fields, setting_axes
+from memplan.options.setup_files import base_setup
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
@@ -121,13 +117,13 @@ def sweep(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
-    times: Values = NO_TIMES,
+    times: Values = NO_SETTINGS,
     jobs: JobsOption = 1,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
-    from memplan.cli.hardware import chosen_gpus, node_memory
-    from memplan.cli.training_options import parse_engine_options
+    from memplan.options.engine_options import parse_engine_options
+    from memplan.options.hardware import chosen_gpus, node_memory
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
     matrix = _read_pivot(pivot, output_format)
@@ -156,7 +152,7 @@ def sweep(
     file = _read_file(model)
     base = file.grid.base if file is not None else None
     if setup is not None or training_args is not None or preset is not None or base is None:
-        base = base_setup(setup, training_args, preset)
+        base = base_setup(setup, training_args, preset, remark=remark)
     if engine_option:
         base = replace(base, engine_options=parse_engine_options(engine_option))
     base = replace(base, **group_fields(settings))  # type: ignore[arg-type]
@@ -176,6 +172,7 @@ def sweep(
         gpu or (file.gpus if file else None),
         gpu_memory or _file_memory(file, gpu),
         attention=settings["attention"] or "",
+        remark=remark,
     )
     node = node_memory(cpu_memory) if cpu_memory is not None else None
     if node is None and file is not None:

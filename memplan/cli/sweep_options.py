@@ -1,20 +1,12 @@
 """Options that take several values, and what is checked at the end: for sweeps and plans."""
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from memplan.cli.options import (
-    HARDWARE_PANEL,
-    OUTPUT_PANEL,
-    TRAINING_PANEL,
-    complete_gpus,
-)
-
-if TYPE_CHECKING:
-    from memplan.search.concessions import Concession
+from memplan.cli.options import complete_gpus
+from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL, TRAINING_PANEL
 
 CHECK_PANEL = "Checks (exit code 5 when one fails)"
 _LISTS = "1,2,4, 0-3 (every integer) or 1..32 (doubling)"
@@ -173,40 +165,6 @@ OutputOption = Annotated[
 ]
 
 
-def read_concessions(text: str | None) -> "tuple[Concession, ...]":
-    """What ``--allow`` names.
-
-    >>> [each.value for each in read_concessions("lora,qlora")]
-    ['lora', 'qlora']
-    """
-    from memplan.search.concessions import Concession
-    from memplan.training.coercion import coerce_enum
-
-    parts = [part.strip() for part in text.split(",")] if text else []
-    return tuple(coerce_enum("allow", each, Concession) for each in parts)
-
-
-def parse_share(text: str, *, option: str) -> float:
-    """Read ``5%`` or ``0.05``.
-
-    Raises ``UsageError`` for anything else, and for 5: five what?
-
-    >>> parse_share("5%", option="--headroom"), parse_share("0.05", option="--headroom")
-    (0.05, 0.05)
-    """
-    from memplan.errors import UsageError
-
-    number, percent, rest = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if rest or not 0 <= share < 1:
-        msg = f"{option}: {text!r} is not a share below 1: write 5% or 0.05"
-        raise UsageError(msg)
-    return share
-
-
 JobsOption = Annotated[
     int,
     typer.Option(
@@ -217,14 +175,3 @@ JobsOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
-
-
-def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object]:
-    """The axes that were asked for: field -> (the option's name, its text)."""
-    from memplan.sources.sweep_file import read_axis
-
-    return {
-        field: read_axis(field, text, option=option)
-        for field, (option, text) in options.items()
-        if text is not None
-    }

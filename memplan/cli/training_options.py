@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memplan.cli.options import TRAINING_PANEL
+from memplan.options.panels import TRAINING_PANEL
 
 
 def _option(name: str, help_text: str, metavar: str = "NAME") -> Any:
@@ -79,33 +79,3 @@ AccelerateConfigOption = Annotated[
     str | None,
     _option("--accelerate-config", "accelerate's YAML: FSDP, DeepSpeed or plain.", "FILE"),
 ]
-
-
-def parse_engine_options(pairs: list[str] | tuple[str, ...] | None) -> dict[str, object]:
-    """Read ``KEY=VALUE`` pairs; numbers, true and false become what they say.
-
-    Raises ``UsageError`` for a pair without ``=``.
-
-    >>> parse_engine_options(["overlap_comm=true", "reduce_bucket_size=5e8"])
-    {'overlap_comm': True, 'reduce_bucket_size': 500000000}
-    """
-    from memplan.errors import UsageError
-
-    found: dict[str, object] = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            msg = f"--engine-option: {pair!r} is not KEY=VALUE, such as overlap_comm=true"
-            raise UsageError(msg)
-        found[key] = _plain_value(value)
-    return found
-
-
-def _plain_value(text: str) -> object:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return int(number) if number.is_integer() else number

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memplan.cli.option_table import Values
 from memplan.cli.options import (
-    HARDWARE_PANEL,
-    OUTPUT_PANEL,
     FormatOption,
     NumLabelsOption,
     NumNodesOption,
@@ -16,7 +13,7 @@ from memplan.cli.options import (
     OutputFormat,
     TaskOption,
 )
-from memplan.cli.setting_options import NO_SETTINGS, setting_fields, takes_settings
+from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -28,8 +25,11 @@ from memplan.cli.training_options import (
     SetupFileOption,
     TrainingArgumentsOption,
     ZeroOption,
-    parse_engine_options,
 )
+from memplan.options.engine_options import parse_engine_options
+from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL
+from memplan.options.settings import setting_fields
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,8 +140,8 @@ def verify(
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
-    from memplan.cli.sweep_options import parse_share
     from memplan.cli.unused import refuse, refuse_unused
+    from memplan.options.axes import parse_share
     from memplan.verify.replay import beside, replayed
 
     share = None if within is None else parse_share(within, option="--within")
@@ -212,8 +212,8 @@ def _setup(
     from dataclasses import replace
 
     from memplan.cli.estimate import given_fields
-    from memplan.cli.setup_files import read_base
-    from memplan.cli.single import with_engine
+    from memplan.options.setup_files import read_base
+    from memplan.options.single import with_engine
 
     given = given_fields(ctx, {**fields, **setting_fields(settings)})
     given["num_gpus"] = fields["num_gpus"]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.cli.setting_options import FIELD_PARAMETERS
+from memplan.options.settings import FIELD_PARAMETERS
 
 PARAMETERS = FIELD_PARAMETERS | {
     "zero_stage": "zero", "offload_optimizer": "offload", "num_jobs": "jobs",

@@ -296,18 +296,25 @@ def overfilling_lines(plan: Plan) -> list[str]:
     if not least:
         return []
     usual = plan.gpu.node
-    head = "Needs more CPU RAM than a node has:"
-    if plan.goal.node_memory_bytes is None and usual is not None:
+    named = plan.goal.node_memory_bytes
+    head = f"Needs more CPU RAM than the {format_gib(named or 0, digits=1)} of a node:"
+    if named is None and usual is not None:
         head = f"Needs more CPU RAM than a usual node has ({usual.name}; --host-ram says another):"
     return [
         head,
         *(
-            f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: "
-            f"{format_gib(each.host_bytes, digits=1)} of "
-            f"{format_gib(each.node_memory_bytes or 0, digits=1)}"
+            f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: {_host_text(each, named)}"
             for each in least.values()
         ),
     ]
+
+
+def _host_text(each: "Estimate", named: int | None) -> str:
+    """CPU RAM that is needed, and of how much where nobody said."""
+    needed = format_gib(each.host_bytes, digits=1)
+    if named is not None:
+        return needed
+    return f"{needed} of {format_gib(each.node_memory_bytes or 0, digits=1)}"
 
 
 def shortfall_text(shortfall: Shortfall) -> str:

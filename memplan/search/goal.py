@@ -240,6 +240,8 @@ class PlannedSetup:
     """0 with fp32 optimizer states; 1 without."""
     simplicity: int
     """Its place among the ways to train; smaller is simpler."""
+    flushes: bool = False
+    """The allocator gives its cache back in every step, with any micro-batch: it fits, and waits for that each time."""
     time: StepTime | None = None
     """Of its step, where a plan asks for it and it is known."""
 

@@ -47,6 +47,8 @@ def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
 
 
 def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
+    if each.time is not None:
+        return each.time
     try:
         time = step_time(each.estimate, between_nodes=question.between_nodes)
     except UnsupportedOperationError:
@@ -59,12 +61,12 @@ def _rank(each: "PlannedSetup", objective: Objective, question: TimeQuestion) ->
     if time is None:
         return (*lost, 1, 0.0)
     if objective is Objective.SPEED:
-        return (*lost, 0, bucket(time.tokens_per_s))
+        return (*lost, 0, each.flushes, bucket(time.tokens_per_s))
     if objective is Objective.COST:
         price = question.price_of(each.estimate.gpu) or 1.0
-        return (*lost, 0, bucket(time.tokens_per_s_per_gpu / price))
+        return (*lost, 0, each.flushes, bucket(time.tokens_per_s_per_gpu / price))
     if objective is Objective.GPUS:
-        return (*lost, 0, time.num_gpus, bucket(time.tokens_per_s))
+        return (*lost, 0, time.num_gpus, each.flushes, bucket(time.tokens_per_s))
     return (*lost, 0)
 
 

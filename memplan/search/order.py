@@ -6,6 +6,7 @@ from memplan.search.concessions import order_of
 from memplan.search.degrees import degrees_of
 from memplan.search.goal import Objective, PlannedSetup
 from memplan.search.space import Candidate, saving
+from memplan.training.kernels import KernelPreset
 from memplan.training.setup import TrainingSetup
 
 EQUAL_SPEED = 0.02
@@ -24,23 +25,25 @@ def rank_of(
     ``per_gpu`` is its speed; where that is the most it can be, so is the place the best it can have.
     """
     lost = (order_of(candidate.given_up), candidate.tier)
+    flushes = isinstance(candidate, PlannedSetup) and candidate.flushes
     batch = setup.micro_batch_size * setup.data_parallel
     simple = (
-        degrees_of(setup).size, candidate.simplicity, saving(setup.checkpointing),
+        degrees_of(setup).size, candidate.simplicity, setup.kernels is KernelPreset.LIGER,
+        saving(setup.checkpointing),
         -setup.micro_batch_size,
     )  # fmt: skip
     total = bucket(per_gpu * setup.num_gpus)
     if objective is Objective.COST:
-        return (*lost, bucket(per_gpu), setup.num_gpus, *simple)
+        return (*lost, flushes, bucket(per_gpu), setup.num_gpus, *simple)
     if objective is Objective.GPUS:
-        return (*lost, setup.num_gpus, bucket(per_gpu), *simple)
+        return (*lost, setup.num_gpus, flushes, bucket(per_gpu), *simple)
     if objective is Objective.BATCH:
         return (*lost, -batch, total, *simple)
     if objective is Objective.SEQ_LEN:
         return (*lost, -(setup.seq_len or 0), total, *simple)
     if objective is Objective.LAYERS:
         return (*lost, -num_layers, total, *simple)
-    return (*lost, total, setup.num_gpus, *simple)
+    return (*lost, flushes, total, setup.num_gpus, *simple)
 
 
 def bucket(speed: float) -> float:

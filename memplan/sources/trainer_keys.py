@@ -1,7 +1,7 @@
 """The names that training arguments may have: transformers' ``TrainingArguments`` and TRL's configs.
 
-The names are data (``memplan/data/training_arguments.json``, which says of which versions), read only
-when a file of arguments is.
+What each is, is data (``memplan/data/stacks/training_arguments.yaml``), and so is which class has it
+(``memplan/data/training_arguments.json``); both are read only when a file of arguments is.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import ConfigError
-from memplan.fast_dataclass import dataclass
+from memplan.sources.key_tables import Fate, KeyTable, key_table
 
 _FILE = Path(__file__).parent.parent / "data" / "training_arguments.json"
 
@@ -33,18 +33,22 @@ def trainer_names() -> dict[str, Any]:
     return names
 
 
+def arguments_table() -> KeyTable:
+    """What each training argument is."""
+    return key_table("training_arguments")
+
+
 def known_arguments() -> list[str]:
     """Every name that a file of arguments may hold, older spellings left out."""
-    names = trainer_names()
-    own = {name for config in names["configs"].values() for name in config}
-    return sorted({*names["training_arguments"], *own})
+    table = arguments_table()
+    return sorted({*table.fates} - {*table.renamed})
 
 
 def check_names(values: Mapping[str, object], *, source: str) -> None:
     """Refuse a key that no class of arguments has, with the nearest one."""
     known = known_arguments()
     for key in values:
-        if key not in known and key not in trainer_names()["renamed"]:
+        if arguments_table().fate(key)[1] is None:
             msg = (
                 f"{source}: {key}: no training argument of transformers or TRL.{_guess(key, known)}"
             )
@@ -52,19 +56,10 @@ def check_names(values: Mapping[str, object], *, source: str) -> None:
 
 
 def _guess(key: str, known: list[str]) -> str:
-    """The nearest name; of the two nearest, the one that moves memory."""
+    """The nearest name; of the two nearest, the one that the table has first: those that are read."""
     close = difflib.get_close_matches(str(key).lower(), known, n=2, cutoff=0.6)
-    acting = [name for name in close if name in _ACTING]
-    return f" Did you mean {(acting or close)[0]!r}?" if close else ""
-
-
-_ACTING = frozenset({
-    "per_device_train_batch_size", "gradient_accumulation_steps", "activation_checkpointing",
-    "activation_checkpointing_kwargs", "gradient_checkpointing", "gradient_checkpointing_kwargs",
-    "optim", "bf16", "fp16", "use_liger_kernel", "liger_kernel_config", "torch_compile", "fsdp", "fsdp_config",
-    "deepspeed", "max_length", "packing", "padding_free", "packing_strategy", "accelerator_config", "ddp_bucket_cap_mb",
-})  # fmt: skip
-"""Names whose values are read."""
+    order = list(arguments_table().fates)
+    return f" Did you mean {min(close, key=order.index)!r}?" if close else ""
 
 
 def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
@@ -94,78 +89,41 @@ def trl_config(values: Mapping[str, object], *, source: str) -> str | None:
     raise ConfigError(msg)
 
 
-_READ = frozenset({
-    "activation_offloading", "auto_find_batch_size", "beta", "ddp_broadcast_buffers",
-    "batch_eval_metrics", "ddp_find_unused_parameters", "ddp_static_graph", "disable_dropout",
-    "eval_accumulation_steps", "eval_on_start", "eval_strategy", "evaluate_during_training",
-    "evaluation_strategy", "loss_type", "per_device_eval_batch_size", "per_gpu_eval_batch_size",
-    "prediction_loss_only",
-    "liger_kernel_config", "max_completion_length", "model_init_kwargs", "num_generations",
-    "packing_strategy", "padding_free", "optim_args", "optim_target_modules",
-    "parallelism_config", "precompute_ref_log_probs", "torch_compile_backend",
-    "torch_compile_mode", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization", "vllm_mode",
-})  # fmt: skip
-"""Names whose values are looked at besides, or refused."""
-
-
 def moves_memory(name: str) -> bool:
     """Whether an argument is read, said or refused for what it does to memory.
 
     >>> moves_memory("bf16"), moves_memory("learning_rate")
     (True, False)
     """
-    return name in _ACTING | _READ or name in (*REMARKS, *ADDED, *STOPPED)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Remark:
-    """What to say of an argument that moves memory and is not modelled."""
-
-    text: str
-    off: tuple[object, ...] = (None, False)
-    """Values with which it does nothing."""
-
-    def applies(self, values: Mapping[str, object], name: str) -> bool:
-        """Whether the argument is given, and does something."""
-        return name in values and values[name] not in self.off
-
-
-_UPPER = "which is not modelled: the figures are upper bounds"
-
-REMARKS: Mapping[str, Remark] = {
-    "full_determinism": Remark(text=f"makes cuBLAS workspaces smaller, {_UPPER}"),
-    "pad_to_multiple_of": Remark(
-        text="may make sequences a little longer", off=(None, "auto", 0, 1)
-    ),
-}
-"""By name."""
-
-ADDED: Mapping[str, Remark] = {
-    "neftune_noise_alpha": Remark(text="noise on the embeddings", off=(None, 0)),
-    "label_smoothing_factor": Remark(text="another copy of the logits", off=(None, 0)),
-    "use_cache": Remark(text="keys and values that the forward pass keeps"),
-    "cast_lm_head_to_fp32": Remark(text="the output matrix in fp32"),
-    "router_aux_loss_coef": Remark(text="a loss over the router's logits"),
-    "torch_compile_mode": Remark(
-        text="CUDA graphs' own pool", off=(None, "default", "max-autotune-no-cudagraphs")
-    ),
-    "sync_ref_model": Remark(text="a reference model that follows"),
-}
-"""What an argument adds to a job and no figure holds, by its name."""
+    return arguments_table().fate(name)[1] not in (Fate.QUIET, None)
 
 
 def remarks(values: Mapping[str, object]) -> Iterator[str]:
-    """What the answer should say of the arguments that it does not hold."""
-    for name, remark in REMARKS.items():
-        if remark.applies(values, name):
-            yield f"{name} {remark.text}"
+    """What the answer should say of arguments that take away what is counted all the same."""
+    for name, text in _acting(values, Fate.UPPER):
+        yield f"{name} {text}, which is not modelled: the figures are upper bounds"
 
 
 def left_out(values: Mapping[str, object]) -> Iterator[str]:
     """What the job holds beside what is counted."""
-    for name, remark in ADDED.items():
-        if remark.applies(values, name):
-            yield f"{name} ({remark.text})"
+    for name, text in _acting(values, Fate.LEFT_OUT):
+        yield f"{name} ({text})"
+
+
+def stop_at(values: Mapping[str, object], *, source: str) -> None:
+    """Refuse arguments that change memory in a way that is not modelled."""
+    for name, text in _acting(values, Fate.REFUSED):
+        msg = f"{source}: {name}: {text}"
+        raise ConfigError(msg)
+
+
+def _acting(values: Mapping[str, object], fate: Fate) -> Iterator[tuple[str, str]]:
+    """Arguments of one fate that are given and do something, each with what the table says of it."""
+    table = arguments_table()
+    for name, value in values.items():
+        found, its = table.fate(name)
+        if its is fate and not table.is_off(found, value):
+            yield name, table.text(found, fate)
 
 
 def _shares_gpus(values: Mapping[str, object]) -> bool:
@@ -218,38 +176,10 @@ def _grpo_remarks(values: Mapping[str, object]) -> Iterator[str]:
         yield "use_vllm: the server's GPUs are not counted"
 
 
-STOPPED: Mapping[str, str] = {
-    "per_gpu_train_batch_size": "write per_device_train_batch_size",
-    "adafactor": "write optim",
-    "no_cuda": "there is no GPU memory to plan on a CPU",
-    "use_mps_device": "there is no GPU memory to plan on that device",
-    "use_cpu": "there is no GPU memory to plan on a CPU",
-    "tp_size": "older versions had it; write tensor_parallel in the setup",
-    "mp_parameters": "model parallelism of SageMaker is not modelled; leave it out",
-    "sharded_ddp": "write fsdp",
-    "torchdynamo": "write torch_compile_backend",
-    "split_batches": "is not modelled; write the batch of one GPU and leave it out",
-    "fsdp_min_num_params": "units by size are not modelled; leave it out",
-    "auto_find_batch_size": "changes memory and is not modelled; leave it out",
-    "parallelism_config": "changes memory and is not modelled; leave it out",
-}
-"""Arguments, of today and of older versions, that cannot be passed over unless they are off."""
-
-
-def stop_at(values: Mapping[str, object], *, source: str) -> None:
-    """Refuse arguments that change memory in a way that is not modelled."""
-    for key, advice in STOPPED.items():
-        value = values.get(key)
-        off = value is not True and value in (None, False, 0, 1, "", [], {})
-        if key in values and (not off or (key == "per_gpu_train_batch_size" and value is not None)):
-            msg = f"{source}: {key}: {advice}"
-            raise ConfigError(msg)
-
-
 def older_names(values: Mapping[str, object]) -> Iterator[str]:
     """What the answer should say of spellings that today's versions do not know."""
     for key in values:
-        if key in trainer_names()["renamed"]:
-            today = trainer_names()["renamed"][key]
+        if key in arguments_table().renamed:
+            today = arguments_table().renamed[key]
             said = f"is {today} today" if today else "is no argument today"
             yield f"{key} {said}; today's transformers and TRL refuse it"

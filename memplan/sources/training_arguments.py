@@ -45,6 +45,7 @@ from memplan.training.kernels import (
 )
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
+from memplan.units import ceil_div
 
 _PRECISIONS = {
     ("bf16", Engine.DDP): Precision.BF16_AMP,
@@ -237,7 +238,7 @@ class _Arguments(ArgumentValues):
         found |= self._liger()
         if self._compiles():
             found["compile"] = self._compilation()
-        found["left_out"] = (*self.base.left_out, *left_out(self.values))
+        found["left_out"] = (*self.base.left_out, *left_out(self.values), *self._graphs())
         if self.trl is not None:
             self._read_trl(found)
         if deepspeed is None and accelerate is None:
@@ -340,7 +341,7 @@ class _Arguments(ArgumentValues):
         if key in self.values and self.values[key] is None:
             self.notes.append(f"{key} is null: sequences are not cut; give seq_len")
             return
-        length = self.count(key, default=TRL_LENGTH)
+        length = self._padded(self.count(key, default=TRL_LENGTH))
         found["seq_len"] = length
         default = "" if key in self.values else f" ({self.trl}'s default)"
         said = f"max_length {length}{default} is taken for the length of every sequence"
@@ -348,6 +349,14 @@ class _Arguments(ArgumentValues):
             return
         packed = self.trl == "SFTConfig" and self.flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
+
+    def _padded(self, length: int) -> int:
+        """A length as the collator pads it (``pad_to_multiple_of``)."""
+        multiple = self.values.get("pad_to_multiple_of")
+        if multiple in (None, "auto", 0):
+            return length
+        multiple = self.count("pad_to_multiple_of", default=1)
+        return ceil_div(length, multiple) * multiple
 
     def _read_quantization(self, found: dict[str, object], options: Mapping[str, object]) -> None:
         """How ``from_pretrained`` packs the weights: a ``BitsAndBytesConfig``, or flags of one."""
@@ -563,6 +572,13 @@ class _Arguments(ArgumentValues):
                 "torch_compile_backend", f"{shown(backend)} is not modelled; inductor is, and eager"
             )
         return Compilation.MODEL if backend == "inductor" else Compilation.NONE
+
+    def _graphs(self) -> tuple[str, ...]:
+        """Modes of torch.compile that record CUDA graphs, which have a pool of their own."""
+        mode = self.values.get("torch_compile_mode")
+        if mode in (None, "", "default", "max-autotune-no-cudagraphs"):
+            return ()
+        return (f"torch_compile_mode {mode} (CUDA graphs' own pool)",)
 
     def _compiles(self) -> bool:
         """Naming a backend or a mode turns it on (``__post_init__``)."""

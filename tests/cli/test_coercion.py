@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner
 
 from memplan.cli.app import MemplanCommand
-from memplan.cli.options import read_number
+from memplan.options.numbers import read_number
 
 
 class Colour(StrEnum):

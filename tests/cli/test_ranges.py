@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.cli.ranges import MAX_VALUES, parse_range
 from memplan.errors import UsageError
+from memplan.search.ranges import MAX_VALUES, parse_range
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from memplan.errors import ConfigError
+from memplan.sources.key_tables import key_table
 from memplan.sources.stacks.found import Found, StackSetup
-from memplan.sources.stacks.keys import Keys, key_table
+from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.making import make_setup
 from memplan.sources.stacks.presets import Preset, load_preset
 

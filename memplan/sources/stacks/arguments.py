@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from memplan.errors import SetupError
+from memplan.sources.key_tables import Fate
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.trainer_keys import known_arguments, moves_memory, trainer_names
+from memplan.sources.trainer_keys import arguments_table, moves_memory
 from memplan.sources.trainer_optimizer import OPTIMIZERS
 from memplan.training.coercion import coerce_enum
 from memplan.training.optimizers import Optimizer
@@ -17,13 +18,15 @@ def pass_arguments(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
     Those that move no memory are said to. An optimizer that was named beside the file needs none of
     its own.
     """
-    names: set[str | None] = {*known_arguments(), *trainer_names()["renamed"]}
+    table = arguments_table()
+    names: set[str | None] = {*table.fates, *table.renamed}
     given_keys = {key.partition(".")[0] for key in keys.values if key not in keys.used}
-    wanted = (given_keys & names) - {*keys.table.quiet}
+    own = {name for name, fate in keys.table.fates.items() if fate is not Fate.READ}
+    wanted = (given_keys & names) - own
     for name in sorted(wanted):
         if name in keys.values or keys.has(name):
             value = keys.section(name) or keys.take(name)
-            if moves_memory(name) or moves_memory(trainer_names()["renamed"].get(name, "")):
+            if moves_memory(name):
                 found.arguments[name] = value
             else:
                 found.quiet.append(name)

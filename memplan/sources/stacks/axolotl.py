@@ -6,9 +6,10 @@ Weights are loaded in the compute dtype (``utils/config/__init__.py``, ``resolve
 
 from collections.abc import Mapping
 
+from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import Found
-from memplan.sources.stacks.keys import OFF, Keys
+from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading

@@ -1,88 +1,23 @@
-"""The keys of a training stack's file: each is read, said to change no memory, or refused.
+"""The values of one file of a training stack's: what has been looked at, and what is left.
 
-What a key is, is data (``memplan/data/stacks``): ``read`` by the stack's reader; ``quiet``, which
-changes no memory; ``left_out``, which adds what is not counted; ``upper``, which takes away what is
-counted all the same; ``refused``; ``renamed``, an older spelling of another. Nested keys are written
-with dots, and a key stands for everything below it. ``*`` is any one part.
+What becomes of what is left, the stack's table says (``memplan.sources.key_tables``).
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 from memplan.errors import ConfigError, did_you_mean, nearest
 from memplan.fast_dataclass import dataclass
+from memplan.sources.key_tables import OFF, Fate, KeyTable
 from memplan.sources.stacks.presets import Preset
-from memplan.sources.trainer_keys import known_arguments
 from memplan.text import shown
 
-_FOLDER = Path(__file__).parent.parent.parent / "data" / "stacks"
-
-OFF: tuple[object, ...] = (None, False, "", 0, 0.0, "no", "none", "None", "null", [], {}, ())
-"""Values with which a key does nothing."""
 MAX_REFERENCES = 20
 """How many values may refer to one another in a row."""
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.\-]+)(?:,\s*([^{}]*))?\}")
 """``${model.name}``, and with what stands for it where it is not there ``${oc.select:model.name, none}``."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyTable:
-    """What each key of a stack's file is."""
-
-    source: str
-    """The stack's version, and where its keys are declared."""
-    arguments: bool = False
-    """transformers' training arguments may stand among them."""
-    read: tuple[str, ...] = ()
-    quiet: tuple[str, ...] = ()
-    left_out: Mapping[str, str]
-    upper: Mapping[str, str]
-    refused: Mapping[str, str]
-    renamed: Mapping[str, str]
-
-    @property
-    def known(self) -> list[str]:
-        """Every key by its name today."""
-        return [*self.own, *known_arguments()] if self.arguments else self.own
-
-    @property
-    def own(self) -> list[str]:
-        """Those that the table itself has."""
-        return [*self.read, *self.quiet, *self.left_out, *self.upper, *self.refused]
-
-
-@cache
-def key_table(stack: str) -> KeyTable:
-    """The keys of a stack's files.
-
-    >>> "base_model" in key_table("axolotl").read
-    True
-    """
-    from memplan.sources.files import read_mapping
-
-    values = read_mapping(_FOLDER / f"{stack}.yaml")
-    return KeyTable(
-        source=str(values["source"]),
-        arguments=values.get("arguments") is True,
-        read=_names(values.get("read")),
-        quiet=_names(values.get("quiet")),
-        left_out=_texts(values.get("left_out")),
-        upper=_texts(values.get("upper")),
-        refused=_texts(values.get("refused")),
-        renamed=_texts(values.get("renamed")),
-    )
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _texts(value: object) -> dict[str, str]:
-    return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
 
 
 class Keys:
@@ -228,19 +163,19 @@ class Keys:
         for key, value in self.values.items():
             if key in self.used:
                 continue
-            name, fate = self._fate(key)
+            name, fate = self.table.fate(key)
             if fate is None:
                 self.refuse(key, f"no key of {self.table.source}.{self._guess(key)}")
-            is_off = value in OFF or self._is_off(name)
+            is_off = self.table.is_off(name, value) or self._is_off(name)
             if is_off and fate not in (Fate.QUIET, Fate.READ):
                 continue
             if fate is Fate.LEFT_OUT:
-                left_out.append(f"{name} ({self.table.left_out[name]})")
+                left_out.append(f"{name} ({self.table.text(name, fate)})")
             elif fate is Fate.UPPER:
-                text = self.table.upper[name]
+                text = self.table.text(name, fate)
                 notes.append(f"{name} {text}, which is not modelled: the figures are upper bounds")
             elif fate is Fate.REFUSED:
-                self.refuse(key, self.table.refused[name])
+                self.refuse(key, self.table.text(name, fate))
             else:
                 (quiet if fate is Fate.QUIET else idle).append(key)
         notes += [f"{old} is {new} today" for old, new in self._renamed()]
@@ -249,19 +184,6 @@ class Keys:
         if idle:
             notes.append(f"do nothing here: {', '.join(idle)}")
         return Leftovers(left_out=tuple(dict.fromkeys(left_out)), notes=tuple(dict.fromkeys(notes)))
-
-    def _fate(self, key: str) -> "tuple[str, Fate | None]":
-        """The name under which the table has a key, and what becomes of it."""
-        fates = {
-            Fate.LEFT_OUT: self.table.left_out, Fate.UPPER: self.table.upper,
-            Fate.REFUSED: self.table.refused, Fate.QUIET: self.table.quiet,
-            Fate.READ: self.table.read,
-        }  # fmt: skip
-        for fate, names in fates.items():
-            for name in names:
-                if _covers(name, key):
-                    return name, fate
-        return key, None
 
     def _is_off(self, section: str) -> bool:
         """Whether a section has a switch of its own, and it is off."""
@@ -307,16 +229,6 @@ class Keys:
         return str(self.values.get(match[1], match[0]))
 
 
-class Fate(Enum):
-    """What becomes of a key that no reader has looked at."""
-
-    READ = "read"
-    QUIET = "quiet"
-    LEFT_OUT = "left_out"
-    UPPER = "upper"
-    REFUSED = "refused"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leftovers:
     """What the keys that no reader looked at come to."""
@@ -356,22 +268,6 @@ def _put(mapping: dict[str, object], place: list[str], value: object) -> None:
         assert isinstance(inner, dict)
         mapping = inner
     mapping[place[-1]] = value
-
-
-def _covers(name: str, key: str) -> bool:
-    """Whether a name of a table is the key, or holds it.
-
-    >>> _covers("datasets", "datasets.path"), _covers("*.seed", "data.seed"), _covers("a", "ab")
-    (True, True, False)
-    """
-    if name == key or key.startswith(f"{name}."):
-        return True
-    if "*" not in name:
-        return False
-    wanted, parts = name.split("."), key.split(".")
-    return len(parts) >= len(wanted) and all(
-        each in ("*", part) for each, part in zip(wanted, parts, strict=False)
-    )
 
 
 def _top(key: str) -> str:

@@ -6,9 +6,10 @@ frozen stays in the compute dtype. Checkpointing is on (``model/model_utils/chec
 
 from collections.abc import Mapping
 
+from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import Found
-from memplan.sources.stacks.keys import OFF, Keys
+from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading

@@ -6,8 +6,9 @@ micro-batch. GPUs that generate are not the trainer's, and are not counted.
 
 from collections.abc import Mapping
 
+from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found
-from memplan.sources.stacks.keys import OFF, Keys
+from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 

@@ -1,6 +1,6 @@
 """Options that say what is trained for, what is averaged, and how long sequences are."""
 
-from memplan.cli.option_table import OptionGroup, SettingOption, Values
+from memplan.options.table import OptionGroup, SettingOption, Values
 
 JOB_PANEL = "Job"
 

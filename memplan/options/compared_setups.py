@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memplan.cli.setup_files import BaseSetup
+    from memplan.options.setup_files import BaseSetup
     from memplan.training.choices import Offload
     from memplan.training.setup import TrainingSetup
 
@@ -22,8 +22,8 @@ def compared_setups(
     fsdp_strategy: str | None,
 ) -> "list[TrainingSetup]":
     """The setups to show: one where engine and stage are named, else all that are compared."""
-    from memplan.cli.ranges import parse_range
     from memplan.search.comparison import Wanted, comparison_setups
+    from memplan.search.ranges import parse_range
     from memplan.training.choices import ZeroStage
     from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memplan.cli.option_table import Values
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec

@@ -4,7 +4,7 @@
 was typed on the command line over both. What contradicts an engine's file is refused by its reader.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,16 +99,18 @@ def _read_arguments(
 
 
 def base_setup(
-    setup_file: str | None, training_args: str | None, preset: str | None = None
+    setup_file: str | None,
+    training_args: str | None,
+    preset: str | None = None,
+    *,
+    remark: "Callable[[str], None]",
 ) -> "TrainingSetup":
     """The setup that options start from: a file's, a preset's, or one of defaults.
 
-    What it holds that the answer should name goes to stderr.
+    ``remark`` is given what it holds that the answer should name.
     """
     began = start_of(setup_file, training_args, preset, given={})
     if began.notes:
-        from memplan.cli.terminal import remark
-
         source = setup_file or training_args
         for note in began.notes:
             remark(f"{source}: {note}" if source is not None else note)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memplan.cli.options import TRAINING_PANEL
 from memplan.fast_dataclass import dataclass
+from memplan.options.panels import TRAINING_PANEL
 
 Values = Mapping[str, Any]
 """The command's parameters, by name."""
@@ -17,7 +17,7 @@ class SettingOption:
     flag: str
     """As it is typed; a pair with a slash where it can be denied."""
     field: str
-    """Of ``TrainingSetup``."""
+    """Of ``TrainingSetup``; nothing where it sets none."""
     help_text: str
     also: tuple[str, ...] = ()
     """Other names that it is typed by."""
@@ -30,6 +30,8 @@ class SettingOption:
     parser: Callable[[str], Any] | None = None
     panel: str = TRAINING_PANEL
     """The heading that it stands under in the help."""
+    show_default: bool = True
+    """Whether the help says it."""
 
     @property
     def parameter(self) -> str:

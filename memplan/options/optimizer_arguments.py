@@ -1,6 +1,6 @@
 """The optimizer's own settings, written as ``TrainingArguments.optim_args`` is."""
 
-from memplan.cli.option_table import OptionGroup, SettingOption, Values
+from memplan.options.table import OptionGroup, SettingOption, Values
 
 
 def optimizer_options_of(values: Values) -> "dict[str, object] | None":

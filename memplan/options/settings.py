@@ -1,25 +1,13 @@
-"""Options that set one field of the training setup each, as a table, and commands that take them all.
+"""Options that set one field of the training setup each, as a table.
 
 Adding an option is adding a row: ``estimate`` and ``explain`` take one value of it, a sweep and a plan
 several where the row says how they are asked for.
 """
 
-import inspect
-from collections.abc import Callable, Collection, Iterable
-from functools import wraps
-from typing import Annotated, Any
-
-import typer
-
-from memplan.cli.adapter_options import ADAPTERS
-from memplan.cli.job_options import JOBS
-from memplan.cli.largest import LEAST, or_max, read_whole
-from memplan.cli.optimizer_options import OPTIMIZER_ARGUMENTS
-from memplan.cli.option_table import OptionGroup, SettingOption, Values
-from memplan.fast_dataclass import replace
-
-NO_SETTINGS: Values = {}
-"""Of a command that is called from Python."""
+from memplan.options.adapters import ADAPTERS
+from memplan.options.jobs import JOBS
+from memplan.options.optimizer_arguments import OPTIMIZER_ARGUMENTS
+from memplan.options.table import OptionGroup, SettingOption, Values
 
 
 def read_tokens(text: str | int) -> int:
@@ -269,35 +257,13 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
 OPTION_GROUPS: tuple[OptionGroup, ...] = (ADAPTERS, OPTIMIZER_ARGUMENTS, *JOBS)
 """Options of which several make one field; a sweep takes one value of each."""
 
-_GROUPED = tuple(option for group in OPTION_GROUPS for option in group.options)
-SETTING_PARAMETERS = frozenset(option.parameter for option in (*SETTING_OPTIONS, *_GROUPED))
+GROUPED_OPTIONS = tuple(option for group in OPTION_GROUPS for option in group.options)
+SETTING_PARAMETERS = frozenset(option.parameter for option in (*SETTING_OPTIONS, *GROUPED_OPTIONS))
 """Their names as parameters of a command."""
 FIELD_PARAMETERS: dict[str, str] = {
-    option.field: option.parameter for option in (*reversed(_GROUPED), *SETTING_OPTIONS)
+    option.field: option.parameter for option in (*reversed(GROUPED_OPTIONS), *SETTING_OPTIONS)
 } | {"engine_options": "engine_option"}
 """The parameter that sets a field."""
-
-
-Command = Callable[..., None]
-
-
-def takes_settings(*fields: str, finds_largest: bool = False) -> Callable[[Command], Command]:
-    """Give a command every option as one value, or those of some fields alone.
-
-    They are handed over in its parameter ``settings``; ``finds_largest``: some may be ``max``.
-    """
-    every = (*SETTING_OPTIONS, *_GROUPED)
-    taken = [each for each in every if not fields or each.field in fields]
-    if finds_largest:
-        taken = [_or_max(each) for each in taken]
-    return lambda command: _with_parameters(command, [_single(option) for option in taken])
-
-
-def takes_setting_axes(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Give a command every option that may have several values, as text, but those of some fields."""
-    taken = [each for each in SETTING_OPTIONS if each.axis_help and each.field not in without]
-    added = [*map(_axis, taken), *map(_single, _GROUPED)]
-    return lambda command: _with_parameters(command, added)
 
 
 def setting_fields(settings: Values) -> dict[str, object]:
@@ -333,77 +299,8 @@ def changed_fields(given: Values, settings: Values) -> dict[str, object]:
     """The fields that some parameters change, of a command that was given them all."""
     groups = {group.field: group for group in OPTION_GROUPS}
     found = {}
-    for option in (*SETTING_OPTIONS, *_GROUPED):
+    for option in (*SETTING_OPTIONS, *GROUPED_OPTIONS):
         if option.parameter in given:
             group = groups.get(option.field)
             found[option.field] = group.make(settings) if group else given[option.parameter]
     return found
-
-
-def _or_max(option: SettingOption) -> SettingOption:
-    """An option that takes ``max`` too, where its value can be looked for."""
-    if option.parameter not in LEAST:
-        return option
-    return replace(
-        option,
-        metavar=f"{option.metavar}|max",
-        parser=or_max(option.parser or read_whole),
-        help_text=f"{option.help_text.rstrip('.')}; max: the largest that fits.",
-    )
-
-
-def _single(option: SettingOption) -> inspect.Parameter:
-    info = typer.Option(
-        option.flag,
-        *option.also,
-        metavar=option.metavar,
-        help=option.help_text,
-        rich_help_panel=option.panel,
-        parser=option.parser,
-    )
-    return inspect.Parameter(
-        option.parameter,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option.default,
-        annotation=Annotated[option.kind, info],
-    )
-
-
-def _axis(option: SettingOption) -> inspect.Parameter:
-    info = typer.Option(
-        option.flag,
-        *option.also,
-        metavar="LIST" if option.metavar == "N" else "NAMES",
-        help=option.axis_help,
-        rich_help_panel=option.panel,
-        show_default=False,
-    )
-    return inspect.Parameter(
-        option.parameter,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, info],
-    )
-
-
-def _with_parameters(
-    command: Callable[..., None], added: Iterable[inspect.Parameter]
-) -> Callable[..., None]:
-    """The command with parameters in the place of its own named ``settings``, which holds them."""
-    found: list[inspect.Parameter] = []
-    names: list[str] = []
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name != "settings":
-            found.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        for each in added:
-            found.append(each)
-            names.append(each.name)
-
-    @wraps(command)
-    def taking(**values: Any) -> None:
-        settings = {name: values.pop(name) for name in names}
-        command(**values, settings=settings)
-
-    taking.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    return taking

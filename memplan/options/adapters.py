@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from memplan.cli.option_table import OptionGroup, SettingOption, Values
+from memplan.options.table import OptionGroup, SettingOption, Values
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter

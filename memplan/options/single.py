@@ -22,8 +22,8 @@ def with_engine(
     """
     from dataclasses import replace
 
-    from memplan.cli.ranges import parse_range
     from memplan.errors import UsageError
+    from memplan.search.ranges import parse_range
     from memplan.training.choices import Offload
     from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine, Precision, engines_with

@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.cli.terminal import remark
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from memplan.hardware.gpu import GpuSpec
     from memplan.training.setup import TrainingSetup
@@ -20,10 +18,11 @@ def chosen_gpus(
     *,
     attention: str = "",
     setup: "TrainingSetup | None" = None,
+    remark: "Callable[[str], None]",
 ) -> "list[GpuSpec]":
     """The GPUs to judge by; of the usual ones, those that run the ``attention`` and setup asked for.
 
-    Names may be joined by commas.
+    Names may be joined by commas. ``remark`` is given what should be said of them.
     """
     from memplan.sources.catalog import load_gpu
 

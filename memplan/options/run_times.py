@@ -1,0 +1,76 @@
+"""What is asked of time: of a step, and of a whole run."""
+
+from typing import TYPE_CHECKING, Any
+
+from memplan.options.numbers import read_amount, read_rate, read_share
+from memplan.options.table import SettingOption, Values
+
+if TYPE_CHECKING:
+    from memplan.estimator.run_cost import TimeQuestion
+
+TIME_PANEL = "Time and cost"
+
+
+def _row(flag: str, kind: Any, metavar: str | None, help_text: str, **more: Any) -> SettingOption:
+    return SettingOption(
+        flag=flag, field="", kind=kind, metavar=metavar, help_text=help_text, panel=TIME_PANEL,
+        show_default=False, **more,
+    )  # fmt: skip
+
+
+TIME_OPTIONS: tuple[SettingOption, ...] = (
+    _row("--time", bool, None, "Tell how long a step takes, tokens per second and utilisation.",
+         default=False),
+    _row("--tokens", int | None, "N", "Tokens of the whole run, 300B or 1T: its days, GPU-hours and "
+         "energy.", parser=read_amount),
+    _row("--examples", int | None, "N", "Sequences of the whole run, in place of tokens.",
+         parser=read_amount),
+    _row("--epochs", float, "N", "How often they are gone through.", default=1.0),
+    _row("--price", str | None, "PRICE", "Of one GPU's hour, 2.50, or a YAML file of prices by GPU: "
+         "what the run costs."),
+    _row("--mfu", float | None, "SHARE", "Utilisation that is known from elsewhere, 0.45: used in "
+         "place of the model.", parser=read_share),
+    _row("--network", float | None, "GBIT", "What one GPU sends to other nodes, in Gbit/s one way. "
+         "[default: 400 on H100 and later, 200 on A100]", parser=read_rate),
+)  # fmt: skip
+"""Options of every command that judges setups."""
+_OF_A_RUN = ("tokens", "examples")
+
+
+def time_question(times: Values) -> "TimeQuestion | None":
+    """What is asked of time; None: nothing is.
+
+    Raises ``UsageError`` for what means nothing by itself, and ``ConfigError`` for a file of prices that
+    cannot be read.
+    """
+    given = [
+        each.parameter
+        for each in TIME_OPTIONS
+        if times.get(each.parameter, each.default) != each.default
+    ]
+    if not given:
+        return None
+    from memplan.errors import UsageError
+    from memplan.estimator.run_cost import TimeQuestion
+
+    has_length = any(times[name] is not None for name in _OF_A_RUN)
+    for name in ("price", "epochs"):
+        if name in given and not has_length:
+            msg = f"--{name}: says nothing without the length of a run: add --tokens or --examples"
+            raise UsageError(msg)
+    if times["epochs"] <= 0:
+        msg = f"--epochs: must be above 0, got {times['epochs']:g}"
+        raise UsageError(msg)
+    prices = None
+    if times["price"] is not None:
+        from memplan.sources.prices import read_prices
+
+        prices = read_prices(times["price"])
+    return TimeQuestion(
+        tokens=times["tokens"],
+        examples=times["examples"],
+        epochs=times["epochs"],
+        prices=prices,
+        mfu=times["mfu"],
+        between_nodes=times["network"],
+    )

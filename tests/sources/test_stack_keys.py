@@ -1,0 +1,100 @@
+"""The tables of keys hold every key that a stack declares, and a key that is read moves what it says it does.
+
+``tests/data/stack_keys/STACK.json``: the keys of the newest version looked at, as ``benchmarks/stack_keys.py`` found them.
+``tests/data/turned_keys/STACK.yaml``: a whole file (``file``, read with the options ``given`` beside it), and for each key
+that is read the value it is turned ``to``, and the fields of a setup that ``says`` the same. ``with`` are other keys that
+the file has before and after. Fields are laid over those of the file without the turn; ``engine_options`` are merged. ``refused``
+instead of ``says``: the words of the refusal.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from memplan.errors import ConfigError
+from memplan.sources.key_tables import Fate, key_table
+from memplan.sources.stacks import StackSetup, read_stack
+from memplan.training.setup import TrainingSetup
+
+DATA = Path(__file__).parent.parent / "data"
+DECLARED = sorted(path.stem for path in (DATA / "stack_keys").glob("*.json"))
+TURNED = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in sorted((DATA / "turned_keys").glob("*.yaml"))
+}
+TURNS = [
+    pytest.param(stack, key, id=f"{stack}-{key}")
+    for stack, turned in TURNED.items()
+    for key in turned["keys"]
+]
+
+
+@pytest.mark.parametrize("stack", DECLARED)
+def test_every_key_of_the_newest_version_is_sorted(stack: str) -> None:
+    text = (DATA / "stack_keys" / f"{stack}.json").read_text(encoding="utf-8")
+    table = key_table(stack)
+    names = [name for keys in json.loads(text)["keys"].values() for name in keys]
+    assert names
+    assert [name for name in names if table.fate(name)[1] is None] == []
+
+
+@pytest.mark.parametrize("stack", TURNED)
+def test_every_key_that_is_read_is_turned(stack: str) -> None:
+    turned = {each.partition(" ")[0] for each in TURNED[stack]["keys"]}
+    assert {*key_table(TURNED[stack].get("table", stack)).read} - turned == set()
+
+
+@pytest.mark.parametrize(("stack", "key"), TURNS)
+def test_a_turned_key_says_what_options_say(stack: str, key: str) -> None:
+    """A name may stand several times, with a space and a word behind it."""
+    turned = TURNED[stack]
+    turn, name = turned["keys"][key], key.partition(" ")[0]
+    values = laid_over(turned["file"], turn.get("with", {}))
+    given = {**turned.get("given", {}), **turn.get("given", {})}
+    reader = turned.get("stack", stack)
+    before = read(values, reader, given)
+    if "refused" in turn:
+        with pytest.raises(ConfigError, match=turn["refused"]):
+            read(laid_over(values, {name: turn["to"]}), reader, given)
+        return
+    after = read(laid_over(values, {name: turn["to"]}), reader, given)
+    says = dict(turn["says"])
+    model = says.pop("model", before.model)
+    assert after.model == model
+    assert after.setup == said(before.setup, says)
+    assert (after.setup, after.model) != (before.setup, before.model)
+
+
+def read(values: dict[str, Any], stack: str, given: dict[str, Any]) -> StackSetup:
+    return read_stack(values, stack, source="file.yaml", given=given)
+
+
+def said(setup: TrainingSetup, fields: dict[str, Any]) -> TrainingSetup:
+    """The setup with fields over it."""
+    options = {**dict(setup.engine_options), **fields.get("engine_options", {})}
+    kept = {name: value for name, value in options.items() if value is not None}
+    return replace(setup, **{**fields, "engine_options": kept})
+
+
+def laid_over(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The values with dotted keys put into them; a key whose value is ``absent`` is taken out."""
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    for key, value in more.items():
+        place, inner = key.split("."), found
+        for part in place[:-1]:
+            inner = inner.setdefault(part, {})
+        if value == "absent":
+            inner.pop(place[-1], None)
+        else:
+            inner[place[-1]] = value
+    return found
+
+
+def test_a_key_has_the_fate_of_its_longest_name() -> None:
+    assert key_table("axolotl").fate("datasets.0.path") == ("datasets", Fate.QUIET)
+    assert key_table("axolotl").fate("no_such_key") == ("no_such_key", None)
+    assert key_table("axolotl").fate("lr_scheduler_kwargs")[1] is Fate.QUIET
