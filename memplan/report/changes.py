@@ -140,6 +140,18 @@ def degrees_label(setup: TrainingSetup) -> str:
     return " x ".join(parts)
 
 
+def kernels_label(setup: TrainingSetup) -> str:
+    """Whose kernels run, and the loss where that is another one.
+
+    >>> kernels_label(TrainingSetup(kernels="torchtitan", loss="chunked"))
+    'torchtitan, chunked loss'
+    """
+    preset = _preset(setup) or "its own"
+    if setup.loss is None or setup.kernels is KernelPreset.LIGER:
+        return preset
+    return f"{preset}, {setup.loss.value} loss"
+
+
 def checkpointing_label(setup: TrainingSetup) -> str:
     """``none``, ``full``, ``selective``, a share of layers or their numbers; Megatron's own option too.
 

@@ -46,8 +46,13 @@ def recomputing(setup: TrainingSetup) -> Iterator[TrainingSetup]:
 
 
 def lean_kernels(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec) -> Iterator[TrainingSetup]:
-    """The kernels of the setup's own code base that never have all logits, where the card runs them."""
+    """The kernels of the setup's own code base that never have all logits, where the card runs them.
+
+    They take the output matrix and the hidden states: a model that is split has the two in pieces.
+    """
     capability = gpu.compute_capability
+    if setup.tensor_parallel * setup.pipeline_parallel > 1:
+        return
     if capability is not None and capability < TRITON_COMPUTE_CAPABILITY:
         return
     if setup.kernels is KernelPreset.HF and setup.loss is None and model.family in LIGER_MODELS:

@@ -9,12 +9,12 @@ from memplan.estimator.step_time import StepTime, step_time
 from memplan.fast_dataclass import replace
 from memplan.search.concessions import order_of
 from memplan.search.goal import Objective
-from memplan.search.order import EQUAL_SPEED, bucket
+from memplan.search.order import EQUAL_SPEED, bucket, lost_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memplan.search.goal import PlannedSetup
+    from memplan.search.goal import Goal, PlannedSetup
 
 MOST_TIMED, LEAST_TIMED = 64, 3
 """Of the setups that fit, the first ones by relative speeds, shared out among the numbers of GPUs, and of each at
@@ -22,7 +22,7 @@ least so many: a step's time takes a tenth of an estimate, and a plan tells a fe
 
 
 def ranked_by_time(
-    found: "Sequence[PlannedSetup]", objective: Objective, question: TimeQuestion
+    found: "Sequence[PlannedSetup]", goal: "Goal", question: TimeQuestion
 ) -> "list[PlannedSetup]":
     """The same setups with their times, the best first; among equals the order that they have.
 
@@ -30,7 +30,7 @@ def ranked_by_time(
     """
     timed = [replace(each, time=_time(each, question)) for each in _first(found)]
     places = {id(each): place for place, each in enumerate(timed)}
-    return sorted(timed, key=lambda each: (*_rank(each, objective, question), places[id(each)]))
+    return sorted(timed, key=lambda each: (*_rank(each, goal, question), places[id(each)]))
 
 
 def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
@@ -56,8 +56,8 @@ def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
     return time if question.mfu is None else time.with_mfu(question.mfu)
 
 
-def _rank(each: "PlannedSetup", objective: Objective, question: TimeQuestion) -> tuple[float, ...]:
-    lost, time = _lost(each), each.time
+def _rank(each: "PlannedSetup", goal: "Goal", question: TimeQuestion) -> tuple[float, ...]:
+    lost, time, objective = lost_of(goal, each), each.time, goal.objective
     if time is None:
         return (*lost, 1, 0.0)
     if objective is Objective.SPEED:

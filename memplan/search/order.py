@@ -4,7 +4,7 @@ from math import floor, log
 
 from memplan.search.concessions import order_of
 from memplan.search.degrees import degrees_of
-from memplan.search.goal import Objective, PlannedSetup
+from memplan.search.goal import Goal, Objective, PlannedSetup
 from memplan.search.space import Candidate, saving
 from memplan.training.kernels import KernelPreset
 from memplan.training.setup import TrainingSetup
@@ -14,7 +14,7 @@ EQUAL_SPEED = 0.02
 
 
 def rank_of(
-    objective: Objective,
+    goal: Goal,
     candidate: Candidate | PlannedSetup,
     setup: TrainingSetup,
     per_gpu: float,
@@ -24,7 +24,8 @@ def rank_of(
 
     ``per_gpu`` is its speed; where that is the most it can be, so is the place the best it can have.
     """
-    lost = (order_of(candidate.given_up), candidate.tier)
+    objective = goal.objective
+    lost = lost_of(goal, candidate)
     flushes = isinstance(candidate, PlannedSetup) and candidate.flushes
     batch = setup.micro_batch_size * setup.data_parallel
     simple = (
@@ -44,6 +45,19 @@ def rank_of(
     if objective is Objective.LAYERS:
         return (*lost, -num_layers, total, *simple)
     return (*lost, flushes, total, setup.num_gpus, *simple)
+
+
+def lost_of(goal: Goal, candidate: Candidate | PlannedSetup) -> tuple[int, int, int]:
+    """What is given up for it to fit, the least first.
+
+    Where something may be given up, that comes before sending states over the host's link in every step: who allows QLoRA
+    has no use for a step of minutes.
+    """
+    offloads = (
+        candidate.variant.offloads if isinstance(candidate, Candidate) else candidate.offloads
+    )
+    waits = int(offloads and bool(goal.allow))
+    return waits, order_of(candidate.given_up), candidate.tier
 
 
 def bucket(speed: float) -> float:

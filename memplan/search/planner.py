@@ -88,7 +88,7 @@ class Planner:
     def run(self) -> Plan:
         """Try everything, rank what fits, and say what the rest lacks."""
         check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
-        for num_gpus in self.goal.num_gpus:
+        for num_gpus in self._counts():
             plain, split = self._degrees(num_gpus)
             self._try_all(num_gpus, plain)
             self._try_best(num_gpus, split)
@@ -120,6 +120,25 @@ class Planner:
         )
 
     # -- the space -------------------------------------------------------------------------------
+
+    def _counts(self) -> list[int]:
+        """Numbers of GPUs to try: of several, those that are whole nodes."""
+        counts = self.goal.num_gpus
+        whole = [each for each in counts if self._is_spread(each)]
+        if not whole:
+            return list(counts)  # trying them says why
+        left = [str(each) for each in counts if each not in whole]
+        if left:
+            self.refused[f"{', '.join(left)} GPUs, which cannot be spread evenly over nodes"] = None
+        return whole
+
+    def _is_spread(self, num_gpus: int) -> bool:
+        """Whether so many GPUs are as many on each node."""
+        try:
+            replace(TrainingSetup(), num_gpus=num_gpus)
+        except SetupError:
+            return False
+        return True
 
     def _degrees(self, num_gpus: int) -> tuple[list[Degrees], list[Degrees]]:
         """Degrees of which every combination is tried, and those of which the best are."""
@@ -231,7 +250,7 @@ class Planner:
             return ranked
         from memplan.search.objective import ranked_by_time  # only then
 
-        return ranked_by_time(ranked, self.goal.objective, self.times)
+        return ranked_by_time(ranked, self.goal, self.times)
 
     def _add_lean_kernels(self) -> None:
         """The best ones once more with kernels that never have all logits, as their code base has them."""
@@ -505,7 +524,7 @@ class Planner:
 
     def _rank(self, each: PlannedSetup) -> tuple[float, ...]:
         layers = each.estimate.model.num_layers
-        return rank_of(self.goal.objective, each, each.setup, each.speed.per_gpu, layers)
+        return rank_of(self.goal, each, each.setup, each.speed.per_gpu, layers)
 
     def _shortfall(
         self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]
