@@ -160,7 +160,7 @@ def top(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
     ] = False,
-    install_completion: Annotated[  # noqa: ARG001
+    install_completion: Annotated[
         str | None,
         typer.Option(
             "--install-completion",
@@ -170,7 +170,7 @@ def top(
             help="Have this shell complete memplan: options, models, GPUs.",
         ),
     ] = None,
-    show_completion: Annotated[  # noqa: ARG001
+    show_completion: Annotated[
         str | None,
         typer.Option(
             "--show-completion",

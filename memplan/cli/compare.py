@@ -61,17 +61,17 @@ def compare(
         str | None,
         typer.Option("--params", metavar="N", help="Parameters: 10B.", rich_help_panel=GIVEN_PANEL),
     ] = None,
-    hidden_size: Annotated[  # noqa: ARG001
+    hidden_size: Annotated[
         int | None,
         typer.Option(
             "--hidden-size", metavar="N", min=1, help="Of a layer.", rich_help_panel=GIVEN_PANEL
         ),
     ] = None,
-    layers: Annotated[  # noqa: ARG001
+    layers: Annotated[
         int | None,
         typer.Option("--layers", metavar="N", min=1, help="How many.", rich_help_panel=GIVEN_PANEL),
     ] = None,
-    heads: Annotated[  # noqa: ARG001
+    heads: Annotated[
         int | None,
         typer.Option(
             "--heads", metavar="N", min=1, help="Of attention.", rich_help_panel=GIVEN_PANEL

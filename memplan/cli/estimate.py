@@ -1,7 +1,7 @@
 """``memplan estimate``."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from memplan.cli.options import (
 )
 from memplan.cli.sweep_options import (
     AllowOption,
+    AnnotateOption,
     BaselineOption,
     CheckOption,
     EmitOption,
@@ -51,16 +52,10 @@ from memplan.cli.training_options import (
     ZeroOption,
 )
 from memplan.options.axes import read_concessions
-from memplan.options.compared_setups import compared_setups, is_of
-from memplan.options.engine_options import parse_engine_options
-from memplan.options.largest import filled, found_note, looked_for, or_max, read_whole, without_max
+from memplan.options.largest import or_max, read_whole
 from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
 from memplan.options.run_times import time_question
-from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_fields
 from memplan.options.table import Values
-
-if TYPE_CHECKING:
-    from memplan.training.setup import TrainingSetup
 
 DEEPSPEED_PANEL = "DeepSpeed's own tables"
 
@@ -176,12 +171,12 @@ def estimate(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    annotate: AnnotateOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
+    from memplan.cli.asked import asked_of
     from memplan.cli.unused import refuse_unused, refuse_without
-    from memplan.options.hardware import chosen_gpus, node_memory
-    from memplan.options.setup_files import model_of, read_base
-    from memplan.sources.models import load_model
+    from memplan.options.estimating import estimate_question
 
     if deepspeed or params is not None:
         if params is not None:
@@ -195,27 +190,13 @@ def estimate(
     else:
         refuse_without(ctx, {"output"}, "--emit")
     question = time_question(times)
-    quantity = looked_for({**settings, "num_layers": num_layers})
-    if quantity is not None:
-        settings = without_max(settings)
-        ctx.params.update(settings)
     checks = None
-    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
+    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched, annotate)):
         from memplan.cli.checking import read_checks
 
-        checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
-    spec = None
-    if model is not None:
-        spec = load_model(
-            model,
-            task,
-            family=family,
-            num_labels=num_labels,
-            revision=revision,
-            token=token,
-            allow_guess=allow_guess,
-            allow_unknown_keys=allow_unknown_keys,
-        )
+        checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
+    asked = asked_of(ctx)
+    spec = asked.model(model) if model is not None else None
     if deepspeed or params is not None:
         from memplan.cli.deepspeed_tables import show_deepspeed_tables
 
@@ -235,74 +216,8 @@ def estimate(
 
         msg = "name a MODEL (memplan models lists the built-in ones), or give --params"
         raise UsageError(msg)
-    fields: dict[str, object] = {
-        "num_gpus": num_gpus,
-        "num_nodes": num_nodes,
-        **setting_fields(settings),
-        "engine_options": parse_engine_options(engine_option),
-    }
-    given = given_fields(ctx, fields)
-    if deepspeed_config is not None or accelerate_config is not None:
-        # The file names the engine; what is said beside it may only agree.
-        stage: object = int(zero) if zero is not None and zero.isdecimal() else zero
-        named = {
-            "engine": engine, "precision": precision, "zero_stage": stage,
-            "fsdp_strategy": fsdp_strategy,
-        }  # fmt: skip
-        given |= {name: value for name, value in named.items() if value is not None}
-        engine = precision = zero = fsdp_strategy = None
-    engines = [None] if engine is None else [part.strip() for part in engine.split(",")]
-    bases = {
-        each: read_base(
-            given,
-            named={"engine": each or (zero and "deepspeed"), "precision": precision},
-            setup_file=setup_file,
-            preset=preset,
-            training_args=training_args,
-            deepspeed_config=deepspeed_config,
-            accelerate_config=accelerate_config,
-        )
-        for each in engines
-    }
-    base = bases[engines[0]]
-    if spec is None:
-        named_model = model_of(base, setup_file)
-        spec = load_model(
-            named_model, task, family=family, num_labels=num_labels, revision=revision, token=token,
-            allow_guess=allow_guess, allow_unknown_keys=allow_unknown_keys,
-        )  # fmt: skip
-    setups = [
-        setup
-        for each in engines
-        for setup in compared_setups(
-            bases[each],
-            precision=precision,
-            engine=each,
-            zero=zero if is_of(each, "deepspeed", engines) else None,
-            offload=offload,
-            offload_param=offload_param,
-            fsdp_strategy=fsdp_strategy if is_of(each, "fsdp", engines) else None,
-        )
-    ]
-    if global_batch_size is not None:
-        setups = _with_global_batch(ctx, setups, global_batch_size)
-    first = setups[0]
-    gpus = chosen_gpus(
-        gpu, gpu_memory, attention=first.chosen_kernels.attention.value, setup=first, remark=remark
-    )
-    notes = base.notes
-    if isinstance(num_layers, int):
-        from memplan.search.depth import with_layers
-
-        spec = with_layers(spec, num_layers)
-    if quantity is not None:
-        found = filled(
-            quantity, spec, setups, gpus, is_named=gpu is not None or gpu_memory is not None,
-            global_batch_size=global_batch_size,
-        )  # fmt: skip
-        spec, setups = found.model, [found.setup]
-        notes = (found_note(found, quantity, gpus[0]), *notes)
-    everywhere = gpu is not None or gpu_memory is not None or len(setups) == 1
+    judged = estimate_question(asked, spec, alone=False, remark=remark)
+    everywhere = gpu is not None or gpu_memory is not None or len(judged.setups) == 1
     from memplan import cli
     from memplan.search import together
     from memplan.search.cores import usable_cores
@@ -311,15 +226,15 @@ def estimate(
     if cli.owns_process:
         together.num_cores = usable_cores()
     compared = SideBySide(
-        model=spec,
-        setups=setups,
-        gpus=gpus,
-        node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
-        notes=notes,
+        model=judged.model,
+        setups=judged.setups,
+        gpus=judged.gpus,
+        node_memory_bytes=judged.node_memory_bytes,
+        notes=judged.notes,
         says_needs=everywhere or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
     rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)
-    if any(each.lengths is not None for each in setups):
+    if any(each.lengths is not None for each in judged.setups):
         from memplan.search.lengths import with_batches
 
         rows = [[with_batches(each) for each in row] for row in rows]
@@ -344,7 +259,7 @@ def estimate(
         from memplan.cli.checking import check_rows
 
         for_people = emit is None and output_format is OutputFormat.TABLE
-        check_rows(rows, checks, spec, sys.stdout if for_people else sys.stderr)
+        check_rows(rows, checks, judged.model, sys.stdout if for_people else sys.stderr)
 
 
 TABLES_ONLY = frozenset({"deepspeed_formula", "additional_buffer_factor", "largest_layer"})
@@ -366,28 +281,3 @@ COUNTED_FROM_MODEL = frozenset(
 """What they make use of, beside those, where a model is counted."""
 EMIT_IGNORES = frozenset({"allow", "legend", "lifetimes", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""
-
-
-def given_fields(ctx: typer.Context, fields: "dict[str, object]") -> "dict[str, object]":
-    """Those fields that were given on the command line, not left at their defaults.
-
-    What several options make is there because one of them was given.
-    """
-    found = group_fields(ctx.params)
-    for name, value in fields.items():
-        source = ctx.get_parameter_source(FIELD_PARAMETERS.get(name, name))
-        if source is not None and source.name == "COMMANDLINE":
-            found.setdefault(name, value)
-    return found
-
-
-def _with_global_batch(
-    ctx: typer.Context, setups: "list[TrainingSetup]", global_batch_size: int
-) -> "list[TrainingSetup]":
-    """The setups with as many accumulation steps as make up the global batch."""
-    from memplan.cli.unused import refuse
-    from memplan.search.grid import with_global_batch
-
-    if given_fields(ctx, {"gradient_accumulation_steps": None}):
-        refuse("--global-batch-size", ["--gradient-accumulation, which follows from it"])
-    return [with_global_batch(each, global_batch_size) for each in setups]

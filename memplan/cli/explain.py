@@ -79,7 +79,7 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    shape: Annotated[  # noqa: ARG001
+    shape: Annotated[
         str | None,
         typer.Option(
             "--shape",
@@ -88,7 +88,7 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    dtype: Annotated[  # noqa: ARG001
+    dtype: Annotated[
         str | None,
         typer.Option(
             "--dtype",

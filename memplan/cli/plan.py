@@ -1,6 +1,5 @@
 """``memplan plan``."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,23 +38,18 @@ from memplan.cli.training_options import (
     SetupFileOption,
     TrainingArgumentsOption,
 )
-from memplan.errors import UsageError, did_you_mean
-from memplan.options.axes import parse_share, read_concessions
+from memplan.errors import UsageError
 from memplan.options.panels import OUTPUT_PANEL
-from memplan.options.run_times import time_question
-from memplan.options.settings import read_tokens, setting_fields
-from memplan.options.setup_files import base_setup
+from memplan.options.planning import PLANNED_FIELDS
+from memplan.options.settings import read_tokens
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
-    from memplan.search.goal import Objective, Plan, PlannedSetup
-    from memplan.training.choices import Checkpointing, ZeroStage
-    from memplan.training.precision import Engine, Precision
-    from memplan.training.setup import TrainingSetup
+    from memplan.search.goal import Plan, PlannedSetup
 
 PLAN_PANEL = "Goal"
 DEGREES_PANEL = (
@@ -76,14 +70,7 @@ def degrees_option(name: str, also: str, what: str) -> Any:
 
 
 @takes_times
-@takes_setting_axes(
-    without={
-        "micro_batch_size", "gradient_accumulation_steps", "seq_len", "target_seq_len", "checkpointing",
-        "tensor_parallel", "pipeline_parallel", "pipeline_schedule", "virtual_stages",
-        "context_parallel", "context_parallel_kind", "sequence_parallel",
-        "expert_parallel", "expert_imbalance",
-    }
-)  # fmt: skip
+@takes_setting_axes(without=PLANNED_FIELDS)
 def plan(
     ctx: typer.Context,
     model: ModelArgument,
@@ -189,76 +176,28 @@ def plan(
     times: Values = NO_SETTINGS,
 ) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
-    from memplan.cli.unused import given_options, refuse_unused, refuse_without
+    from memplan.cli.unused import refuse_unused, refuse_without
 
     if emit is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
     elif not (output or "").lower().endswith(DRAWN):
         refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.options.hardware import chosen_gpus, node_memory
-    from memplan.search.goal import Goal, Objective
+    from memplan.cli.asked import asked_of
+    from memplan.options.planning import plan_question
     from memplan.search.planner import plan as make_plan
-    from memplan.sources.models import load_model
 
-    changes = {"seq_len": seq_len, **setting_fields(settings)}
-    base = _laid_over(base_setup(setup, training_args, preset, remark=remark), changes)
-    wanted = _objective(ctx, objective, maximize)
-    question = time_question(times)
-    asked = question is not None or wanted is Objective.COST
-    if question is None and wanted in (Objective.SPEED, Objective.COST, Objective.GPUS):
-        question = TimeQuestion()
-    if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
-        if "batch_size" in given_options(ctx):
-            base = replace(base, micro_batch_size=batch_size)
-        _name_replaced(base, kept=("micro_batch_size", "gradient_accumulation_steps"))
-    else:
-        refuse_without(ctx, {"batch_size"}, "--maximize seq-len or layers")
-        _name_replaced(base)
-    goal = Goal(
-        num_gpus=_counts(num_gpus, base),
-        global_batch_size=global_batch_size,
-        headroom=parse_share(headroom, option="--headroom"),
-        objective=wanted,
-        base=base,
-        engines=_engines(engine) or tuple(filter(None, [base.engine])),
-        zero_stages=_stages(zero),
-        precisions=_precisions(precision) or tuple(filter(None, [base.precision])),
-        checkpointing=_policies(checkpointing),
-        tensor_parallel=_degrees(tensor_parallel, "--tensor-parallel"),
-        pipeline_parallel=_degrees(pipeline_parallel, "--pipeline-parallel"),
-        virtual_stages=_degrees(virtual_stages, "--virtual-stages"),
-        context_parallel=_degrees(context_parallel, "--context-parallel"),
-        expert_parallel=_degrees(expert_parallel, "--expert-parallel"),
-        allow=read_concessions(allow),
-        limit=limit,
-        node_memory_bytes=node_memory(cpu_memory) if cpu_memory is not None else None,
-    )
-    spec = load_model(
-        model,
-        task,
-        family=family,
-        allow_guess=allow_guess,
-        allow_unknown_keys=allow_unknown_keys,
-        num_labels=num_labels,
-        revision=revision,
-        token=token,
-    )
-    names = gpu or ([] if gpu_memory is not None else [DEFAULT_GPU])
-    plans = [
-        make_plan(spec, goal, each, times=question)
-        for each in chosen_gpus(names, gpu_memory, remark=remark)
-    ]
+    asked = plan_question(asked_of(ctx), remark=remark)
+    plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans).setup, spec, emit, output)
+        emit_setup(_chosen(plans).setup, asked.model, emit, output)
         return
     if output is not None:
-        _draw(plans, Path(output), question)
+        _draw(plans, Path(output), asked.times)
         return
     known = any(each.time is not None for found in plans for each in found.setups)
-    _show(plans, spec, output_format, question if asked or known else None)
+    _show(plans, asked.model, output_format, asked.times if asked.shows_times or known else None)
 
 
 DRAWN = (".svg", ".html", ".htm")
@@ -288,110 +227,6 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
     )
     write_file(output, text, option="--output")
     say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
-
-
-DEFAULT_GPU = "h100-80gb"
-"""What a plan is for when no GPU is named."""
-DEFAULT_NUM_GPUS = 8
-
-
-CHOSEN_BY_PLAN = (
-    "micro_batch_size", "gradient_accumulation_steps", "checkpointing", "num_nodes", "zero_stage",
-    "fsdp_strategy", "offload_optimizer", "offload_param",
-)  # fmt: skip
-"""What a file may fix, and a plan searches for all the same."""
-
-
-def _name_replaced(base: "TrainingSetup", *, kept: "Collection[str]" = ()) -> None:
-    """Say on stderr what of a file's setup the plan does not keep."""
-    from memplan.training.setup import TrainingSetup
-
-    usual = TrainingSetup()
-    replaced = [name for name in CHOSEN_BY_PLAN if getattr(base, name) != getattr(usual, name)]
-    replaced = [name for name in replaced if name not in kept]
-    if replaced:
-        from memplan.cli.terminal import remark
-
-        remark(f"the plan itself chooses {', '.join(replaced)}")
-
-
-def _laid_over(base: "TrainingSetup", changes: dict[str, object]) -> "TrainingSetup":
-    given = {name: value for name, value in changes.items() if value is not None}
-    return replace(base, **given) if given else base  # type: ignore[arg-type]
-
-
-def _counts(text: str | None, base: "TrainingSetup") -> tuple[int, ...]:
-    from memplan.search.ranges import parse_range
-
-    if text is not None:
-        return tuple(parse_range(text, option="--gpus", minimum=1))
-    return (base.num_gpus if base.num_gpus > 1 else DEFAULT_NUM_GPUS,)
-
-
-def _objective(ctx: typer.Context, objective: str, maximize: str | None) -> "Objective":
-    """What comes first. Raises ``UsageError`` where that is said twice."""
-    from memplan.cli.unused import given_options, refuse
-    from memplan.search.goal import Objective
-    from memplan.training.coercion import coerce_enum
-
-    if maximize is None:
-        return coerce_enum("objective", objective, Objective)
-    given = given_options(ctx)
-    found = {each.value: each for each in (Objective.BATCH, Objective.SEQ_LEN, Objective.LAYERS)}
-    if maximize not in found:
-        known = tuple(found)
-        hint = did_you_mean(maximize, known)
-        msg = f"--maximize: {maximize!r} is not one of {', '.join(known)}.{hint}"
-        raise UsageError(msg)
-    refuse("--maximize", [given[name] for name in ("objective",) if name in given])
-    if maximize == Objective.SEQ_LEN.value:
-        refuse("--maximize seq-len", [given[name] for name in ("seq_len",) if name in given])
-    return found[maximize]
-
-
-def _stages(text: str | None) -> "tuple[ZeroStage, ...]":
-    from memplan.search.ranges import parse_range
-    from memplan.training.choices import ZeroStage
-    from memplan.training.coercion import coerce_enum
-
-    if text is None:
-        return ()
-    return tuple(
-        coerce_enum("zero_stage", stage, ZeroStage) for stage in parse_range(text, option="--zero")
-    )
-
-
-def _degrees(text: str | None, option: str) -> tuple[int, ...]:
-    from memplan.search.ranges import parse_range
-
-    return () if text is None else tuple(parse_range(text, option=option, minimum=1))
-
-
-def _engines(text: str | None) -> "tuple[Engine, ...]":
-    from memplan.training.coercion import coerce_enum
-    from memplan.training.precision import Engine
-
-    return tuple(coerce_enum("engine", each, Engine) for each in _parts(text))
-
-
-def _precisions(text: str | None) -> "tuple[Precision, ...]":
-    from memplan.training.coercion import coerce_enum
-    from memplan.training.precision import Precision
-
-    return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
-
-
-def _policies(text: str | None) -> "tuple[Checkpointing, ...]":
-    from memplan.training.setup import TrainingSetup
-
-    return tuple(
-        TrainingSetup(checkpointing=each).checkpointing  # type: ignore[arg-type]
-        for each in _parts(text)
-    )
-
-
-def _parts(text: str | None) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text else []
 
 
 def _chosen(plans: "list[Plan]") -> "PlannedSetup":

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +19,7 @@ from memplan.cli.options import (
     complete_models,
 )
 from memplan.cli.sweep_options import (
+    AnnotateOption,
     BaselineOption,
     CheckOption,
     EngineAxis,
@@ -48,26 +48,21 @@ from memplan.cli.training_options import (
     TrainingArgumentsOption,
 )
 from memplan.errors import WorkerLostError
-from memplan.options.axes import read_axes
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.run_times import time_question
-from memplan.options.settings import group_fields, setting_axes
-from memplan.options.setup_files import base_setup
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.report.pivot import Pivot
-    from memplan.search.grid import Grid
     from memplan.search.sweep import Sweep, SweepResult
-    from memplan.sources.sweep_file import ModelChoice, SweepFile
-    from memplan.training.setup import TrainingSetup
 
 
 @takes_times
 @takes_setting_axes()
 def sweep(
+    ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -117,15 +112,14 @@ def sweep(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    annotate: AnnotateOption = None,
     times: Values = NO_SETTINGS,
     jobs: JobsOption = 1,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
-    from memplan.options.engine_options import parse_engine_options
-    from memplan.options.hardware import chosen_gpus, node_memory
 
-    checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
+    checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
     matrix = _read_pivot(pivot, output_format)
     question = time_question(times)
     if question is not None and matrix is not None:
@@ -133,51 +127,18 @@ def sweep(
 
         msg = "--pivot: a matrix shows memory alone: leave out the options of time"
         raise UsageError(msg)
-    axes = read_axes(
-        {
-            "num_gpus": ("--gpus", num_gpus),
-            "num_nodes": ("--nodes", num_nodes),
-            "engine": ("--engine", engine),
-            "zero_stage": ("--zero", zero),
-            "fsdp_strategy": ("--fsdp-strategy", fsdp_strategy),
-            "offload_optimizer": ("--offload", offload),
-            "offload_param": ("--offload-param", offload_param),
-            "precision": ("--precision", precision),
-            **setting_axes(settings),
-        }
-    )
+    from memplan.cli.asked import asked_of
+    from memplan.options.sweeping import sweep_question
     from memplan.search.sweep import Sweep
-    from memplan.sources.models import load_model
 
-    file = _read_file(model)
-    base = file.grid.base if file is not None else None
-    if setup is not None or training_args is not None or preset is not None or base is None:
-        base = base_setup(setup, training_args, preset, remark=remark)
-    if engine_option:
-        base = replace(base, engine_options=parse_engine_options(engine_option))
-    base = replace(base, **group_fields(settings))  # type: ignore[arg-type]
-    grid = _grid(file, base, axes, global_batch_size)
-    named = _model(file, model)
-    spec = load_model(
-        named.name,
-        task or named.task,
-        family=family or named.family,
-        allow_guess=allow_guess,
-        allow_unknown_keys=allow_unknown_keys,
-        num_labels=num_labels or named.num_labels,
-        revision=revision or named.revision,
-        token=token,
+    asked = sweep_question(asked_of(ctx), judges=True, remark=remark)
+    made = Sweep(
+        asked.model,
+        asked.grid,
+        asked.gpus,
+        num_jobs=_processes(jobs),
+        node_memory_bytes=asked.node_memory_bytes,
     )
-    gpus = chosen_gpus(
-        gpu or (file.gpus if file else None),
-        gpu_memory or _file_memory(file, gpu),
-        attention=settings["attention"] or "",
-        remark=remark,
-    )
-    node = node_memory(cpu_memory) if cpu_memory is not None else None
-    if node is None and file is not None:
-        node = file.node_memory_bytes
-    made = Sweep(spec, grid, gpus, num_jobs=_processes(jobs), node_memory_bytes=node)
     _show(made, output_format, matrix, checks, question)
 
 
@@ -187,55 +148,6 @@ def _processes(jobs: int) -> int:
     from memplan.search.cores import usable_cores
 
     return usable_cores()
-
-
-def _read_file(path: str) -> "SweepFile | None":
-    """The sweep file, where MODEL is one."""
-    if not path.lower().endswith((".yaml", ".yml")):
-        return None
-    from memplan.sources.sweep_file import is_sweep_file, read_sweep
-
-    return read_sweep(path) if is_sweep_file(path) else None
-
-
-def _file_memory(file: "SweepFile | None", gpu: list[str] | None) -> str | None:
-    return file.gpu_memory if file is not None and not gpu else None
-
-
-def _model(file: "SweepFile | None", model: str) -> "ModelChoice":
-    from memplan.errors import ConfigError
-    from memplan.sources.sweep_file import ModelChoice
-
-    if file is None:
-        return ModelChoice(name=model)
-    if file.model is None:
-        msg = f"{model}: model: is missing: name the model to train"
-        raise ConfigError(msg)
-    return file.model
-
-
-def _grid(
-    file: "SweepFile | None",
-    base: "TrainingSetup",
-    axes: Mapping[str, object],
-    global_batch_size: int | None,
-) -> "Grid":
-    """The grid of the options, laid over that of the file."""
-    from memplan.search.grid import Grid
-
-    if file is None:
-        return Grid(axes=axes, base=base, global_batch_size=global_batch_size)
-    known = dict(file.grid.axes)
-    if "gradient_accumulation_steps" in axes:
-        global_batch = global_batch_size
-    else:
-        global_batch = global_batch_size or file.grid.global_batch_size
-    return Grid(
-        axes={**known, **axes},
-        base=base,
-        global_batch_size=global_batch,
-        exclude=file.grid.exclude,
-    )
 
 
 def _read_pivot(text: str | None, output_format: RowFormat) -> "Pivot | None":

@@ -125,6 +125,15 @@ UnmatchedOption = Annotated[
         rich_help_panel=CHECK_PANEL,
     ),
 ]
+AnnotateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--annotate",
+        metavar="FILE",
+        help="Write GitHub's annotations of what turned, at this file of the repository, to stderr.",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
 RowFormatOption = Annotated[
     RowFormat,
     typer.Option(

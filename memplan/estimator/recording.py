@@ -196,7 +196,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         adapter_dtype=adapter_dtype(setup),
         objective=setup.job.objective,
         log_probabilities=_log_probabilities(setup),
-        kept_logits=completion_length(setup) if setup.job.generates else None,
+        kept_logits=_kept_logits(setup) if setup.job.generates else None,
         adapter_input=_adapter_input(setup),
     )
     how = setup.chosen_quantization
@@ -236,6 +236,13 @@ def _dropout(setup: TrainingSetup) -> float | None:
     if setup.dropout is None and setup.job.switches_dropout_off:
         return 0.0
     return setup.dropout
+
+
+def _kept_logits(setup: TrainingSetup) -> int:
+    """Tokens of a row that have logits: of each sequence of a packed row, and a rank's share of them."""
+    packed = setup.packing is Packing.PADDING_FREE
+    sequences = setup.micro_batch_size if packed else 1
+    return max(1, completion_length(setup) * sequences // setup.context_parallel)
 
 
 def completion_length(setup: TrainingSetup) -> int:

@@ -30,6 +30,8 @@ def adapter_of(values: Values) -> "Adapter | None":
         if given:
             msg = f"--adapter says all that {details} say{'s' * (len(given) == 1)}: give one"
             raise UsageError(msg)
+        if not isinstance(path, str):
+            return path  # type: ignore[no-any-return]
         from memplan.sources.adapter_config import read_adapter_config
 
         return read_adapter_config(path).adapter

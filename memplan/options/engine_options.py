@@ -1,8 +1,12 @@
 """The engine's own settings, written KEY=VALUE."""
 
+from collections.abc import Mapping, Sequence
 
-def parse_engine_options(pairs: list[str] | tuple[str, ...] | None) -> dict[str, object]:
-    """Read ``KEY=VALUE`` pairs; numbers, true and false become what they say.
+
+def parse_engine_options(
+    pairs: str | Sequence[str] | Mapping[str, object] | None,
+) -> dict[str, object]:
+    """Read ``KEY=VALUE`` pairs, or what they say; numbers, true and false become what they are.
 
     Raises ``UsageError`` for a pair without ``=``.
 
@@ -11,8 +15,10 @@ def parse_engine_options(pairs: list[str] | tuple[str, ...] | None) -> dict[str,
     """
     from memplan.errors import UsageError
 
+    if isinstance(pairs, Mapping):
+        return dict(pairs)
     found: dict[str, object] = {}
-    for pair in pairs or ():
+    for pair in [pairs] if isinstance(pairs, str) else pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:
             msg = f"--engine-option: {pair!r} is not KEY=VALUE, such as overlap_comm=true"

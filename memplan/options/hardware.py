@@ -13,7 +13,7 @@ DEFAULT_GPUS = ("v100-32gb", "a100-80gb", "h100-80gb")
 
 
 def chosen_gpus(
-    names: "Iterable[str] | None",
+    names: "Iterable[str | GpuSpec] | None",
     memory: str | None,
     *,
     attention: str = "",
@@ -27,7 +27,7 @@ def chosen_gpus(
     from memplan.sources.catalog import load_gpu
 
     parts = gpu_names(names)
-    chosen = [load_gpu(name) for name in parts]
+    chosen = [load_gpu(each) if isinstance(each, str) else each for each in parts]
     if memory is not None:
         from memplan.hardware.gpu import gpu_from_memory
         from memplan.units import parse_bytes
@@ -36,8 +36,8 @@ def chosen_gpus(
     if parts or memory is not None:
         from memplan.units import decimal_note
 
-        for text in (*parts, memory or ""):
-            if note := decimal_note(text):
+        for text in (*parts, memory):
+            if isinstance(text, str) and (note := decimal_note(text)):
                 remark(note)
     usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
     reasons = {each.gpu_id: _unfit(each, attention, setup) for each in usual}
@@ -86,18 +86,26 @@ def _unfit(gpu: "GpuSpec", attention: str, setup: "TrainingSetup | None") -> str
     return ""
 
 
-def node_memory(text: str) -> int:
+def node_memory(memory: str | int) -> int:
     """CPU RAM of one node [bytes]. Raises ``UsageError`` for what is no size."""
     from memplan.errors import UsageError
     from memplan.units import parse_bytes
 
+    if isinstance(memory, int):
+        return memory
     try:
-        return parse_bytes(text)
+        return parse_bytes(memory)
     except UsageError as error:
         msg = f"--cpu-memory: {error}"
         raise UsageError(msg) from None
 
 
-def gpu_names(names: "Iterable[str] | None") -> list[str]:
-    """The names typed, of which some may be joined by commas."""
-    return [part.strip() for name in names or () for part in name.split(",") if part.strip()]
+def gpu_names(names: "Iterable[str | GpuSpec] | None") -> "list[str | GpuSpec]":
+    """The GPUs named, of which some may be joined by commas."""
+    found: list[str | GpuSpec] = []
+    for name in names or ():
+        if isinstance(name, str):
+            found += [part.strip() for part in name.split(",") if part.strip()]
+        else:
+            found.append(name)
+    return found

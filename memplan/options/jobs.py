@@ -13,7 +13,7 @@ def job_of(settings: Values) -> object:
     from memplan.sources.job_models import with_models
     from memplan.training.jobs import Job
 
-    return with_models(Job.read(text))
+    return with_models(text if isinstance(text, Job) else Job.read(text))
 
 
 def ema_of(settings: Values) -> object:
@@ -52,8 +52,8 @@ _EVALUATION = {
 def lengths_of(settings: Values) -> object:
     """The lengths; None where one length holds for all."""
     text = settings.get("lengths")
-    if text is None:
-        return None
+    if not isinstance(text, str):
+        return text
     from memplan.sources.lengths_file import read_lengths
 
     return read_lengths(text)

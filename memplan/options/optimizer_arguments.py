@@ -9,8 +9,8 @@ def optimizer_options_of(values: Values) -> "dict[str, object] | None":
     Raises ``UsageError`` for text that is no list of settings.
     """
     text = values.get("optim_args")
-    if text is None:
-        return None
+    if text is None or not isinstance(text, str):
+        return text
     from memplan.errors import UsageError
     from memplan.training.optimizers.arguments import parse_arguments
 

@@ -24,14 +24,14 @@ class BaseSetup:
     """A file says which engine runs, so there is one setup and not a comparison."""
     notes: tuple[str, ...]
     """What the files hold that the answer should name."""
-    model: str | None = None
+    model: str | Mapping[str, object] | None = None
     """The model that a file names."""
 
 
 def read_base(
     given: Mapping[str, object],
     *,
-    setup_file: str | None,
+    setup_file: "str | TrainingSetup | None",
     training_args: str | None,
     deepspeed_config: str | None,
     accelerate_config: str | None,
@@ -99,7 +99,7 @@ def _read_arguments(
 
 
 def base_setup(
-    setup_file: str | None,
+    setup_file: "str | TrainingSetup | None",
     training_args: str | None,
     preset: str | None = None,
     *,
@@ -117,7 +117,7 @@ def base_setup(
     return began.setup
 
 
-def model_of(base: BaseSetup, setup_file: str | None) -> str:
+def model_of(base: BaseSetup, setup_file: object) -> str | Mapping[str, object]:
     """The model that the setup's file names, where none was given; ``UsageError`` without one."""
     if base.model is None:
         msg = f"name a MODEL: {setup_file} names none (memplan models lists the built-in ones)"
@@ -126,7 +126,7 @@ def model_of(base: BaseSetup, setup_file: str | None) -> str:
 
 
 def start_of(
-    setup_file: str | None,
+    setup_file: "str | TrainingSetup | None",
     training_args: str | None,
     preset: str | None,
     *,
@@ -147,6 +147,11 @@ def start_of(
             raise UsageError(msg)
         read = read_arguments_file(training_args)
         return BaseSetup(read.setup, engine_fixed=True, notes=read.notes)
+    if setup_file is not None and not isinstance(setup_file, str):
+        if preset is not None:
+            msg = "--preset fills in a setup, and one that is made already has no gaps: name a file"
+            raise UsageError(msg)
+        return BaseSetup(setup_file, engine_fixed=setup_file.engine is not None, notes=())
     if setup_file is not None:
         from memplan.sources.setup_file import read_setup_file
 

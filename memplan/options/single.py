@@ -1,4 +1,4 @@
-"""One setup out of the options that ``explain`` and ``compare`` share."""
+"""One setup out of the options that name an engine."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ def with_engine(
     zero: str | None,
     offload: str | None = None,
     offload_param: str | None = None,
+    fsdp_strategy: str | None = None,
 ) -> "TrainingSetup":
     """``base`` with an engine named by its stage or precision, and what is offloaded.
 
@@ -24,7 +25,7 @@ def with_engine(
 
     from memplan.errors import UsageError
     from memplan.search.ranges import parse_range
-    from memplan.training.choices import Offload
+    from memplan.training.choices import FsdpStrategy, Offload
     from memplan.training.coercion import coerce_enum
     from memplan.training.precision import Engine, Precision, engines_with
 
@@ -32,12 +33,16 @@ def with_engine(
     if zero is not None:
         stages = parse_range(zero, option="--zero")
         if len(stages) != 1:
-            msg = f"--zero: {zero!r} names {len(stages)} stages, and this command takes one"
+            msg = f"--zero: {zero!r} names {len(stages)} stages, and one setup has one"
             raise UsageError(msg)
         changes["zero_stage"] = stages[0]
         changes["engine"] = Engine.DEEPSPEED
     if engine is not None:
         changes["engine"] = coerce_enum("engine", engine, Engine)
+    if fsdp_strategy is not None:
+        changes["fsdp_strategy"] = coerce_enum("fsdp_strategy", fsdp_strategy, FsdpStrategy)
+        if base.engine is None:
+            changes.setdefault("engine", Engine.FSDP)
     if precision is not None:
         chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
         engines = engines_with(chosen)
@@ -46,7 +51,7 @@ def with_engine(
     if offload is not None:
         place = coerce_enum("offload", offload, Offload)
         changes["offload_optimizer"] = place
-        if place is not Offload.NONE:
+        if place is not Offload.NONE and base.engine is None:
             changes.setdefault("engine", Engine.DEEPSPEED)
         if (
             changes.get("zero_stage") == 3

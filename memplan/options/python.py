@@ -1,0 +1,271 @@
+"""The options as keywords of ``memplan.estimate``, ``memplan.sweep`` and ``memplan.plan``.
+
+An option's keyword is its flag's name with underscores. Its value is what is typed, or what that stands
+for: a number, a member of an enum, and where several are taken a list or a range of them.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, TypeGuard, get_args
+
+from memplan.errors import MemplanError, UsageError, did_you_mean
+from memplan.fast_dataclass import dataclass
+from memplan.options.asked import OPTION_OF_FIELD, Asked
+from memplan.options.largest import LEAST, or_max
+from memplan.options.planning import PLANNED_FIELDS
+from memplan.options.run_times import TIME_OPTIONS
+from memplan.options.settings import GROUPED_OPTIONS, SETTING_OPTIONS, read_tokens
+from memplan.options.table import SettingOption
+
+
+class Taken(Enum):
+    """How the values of an option are taken."""
+
+    ONE = "one"
+    """One value of its kind."""
+    LISTED = "listed"
+    """A text, of which several are joined by commas."""
+    AXIS = "axis"
+    """A text for a list or a range, or the list itself."""
+    CARDS = "cards"
+    """Names or descriptions of GPUs."""
+    AS_IT_IS = "as it is"
+    """Whatever it is: its reader tells."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keyword:
+    """One option as a keyword."""
+
+    name: str
+    kind: type = str
+    """Of one value."""
+    default: object = None
+    taken: Taken = Taken.ONE
+    parser: Callable[[Any], Any] | None = None
+
+
+def _reader_of(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if isinstance(value, bool) is not (kind is bool):
+            wanted = "True or False" if kind is bool else "a number"
+            msg = f"must be {wanted}, got {value!r}"
+            raise ValueError(msg)
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            msg = f"{value!r} is not a whole number"
+            raise ValueError(msg)
+        try:
+            return kind(value)
+        except (TypeError, ValueError):
+            msg = f"{value!r} is not {'a whole number' if kind is int else 'a number'}"
+            raise ValueError(msg) from None
+
+    return read
+
+
+def _keyword(option: SettingOption, taken: Taken | None = None) -> Keyword:
+    kinds = [each for each in get_args(option.kind) or (option.kind,) if each is not type(None)]
+    usual = Taken.LISTED if kinds[0] is str else Taken.ONE
+    return Keyword(
+        name=option.parameter,
+        kind=kinds[0],
+        default=None if taken is Taken.AXIS else option.default,
+        taken=taken or (Taken.AS_IT_IS if option.parameter in OBJECTS else usual),
+        parser=option.parser,
+    )
+
+
+OBJECTS = frozenset({"adapter", "job", "ema", "lengths", "optim_args"})
+"""Options that may be given as what is made of their text."""
+
+
+def _or_max(keyword: Keyword) -> Keyword:
+    if keyword.name not in LEAST:
+        return keyword
+    read = or_max(keyword.parser or _reader_of(int))
+    return Keyword(name=keyword.name, kind=int, default=keyword.default, parser=read)
+
+
+def _texts(*names: str, taken: Taken = Taken.LISTED) -> tuple[Keyword, ...]:
+    return tuple(Keyword(name=name, taken=taken) for name in names)
+
+
+def _face(*keywords: Keyword) -> dict[str, Keyword]:
+    return {each.name: each for each in keywords}
+
+
+_MODEL = (
+    *_texts("task", "family", "revision", "token"),
+    Keyword(name="num_labels", kind=int),
+    Keyword(name="allow_guess", kind=bool, default=False),
+    Keyword(name="allow_unknown_keys", kind=bool, default=False),
+)
+_FILES = (
+    *_texts("training_args", "preset"),
+    Keyword(name="setup", taken=Taken.AS_IT_IS),
+)
+_HARDWARE = (
+    Keyword(name="gpu", taken=Taken.CARDS),
+    Keyword(name="gpu_memory", taken=Taken.AS_IT_IS),
+    Keyword(name="cpu_memory", taken=Taken.AS_IT_IS),
+)
+_WHOLE_BATCH = Keyword(name="global_batch_size", kind=int)
+_ENGINE_OPTION = Keyword(name="engine_option", taken=Taken.AS_IT_IS)
+_ENGINES = ("engine", "zero", "offload", "offload_param", "fsdp_strategy", "precision")
+_TIMES = tuple(map(_keyword, TIME_OPTIONS))
+_GROUPED = tuple(map(_keyword, GROUPED_OPTIONS))
+
+ESTIMATE = _face(
+    Keyword(name="gpus", kind=int, default=1),
+    Keyword(name="nodes", kind=int),
+    *_HARDWARE, *_texts(*_ENGINES),
+    *(_or_max(_keyword(option)) for option in SETTING_OPTIONS),
+    *map(_or_max, _GROUPED), _ENGINE_OPTION, _WHOLE_BATCH,
+    Keyword(name="num_layers", kind=int, parser=or_max(int)),
+    *_texts("deepspeed_config", "accelerate_config"), *_FILES, *_MODEL, *_TIMES,
+)  # fmt: skip
+"""Of ``memplan.estimate``."""
+SWEEP = _face(
+    *_texts("gpus", "nodes", *_ENGINES, taken=Taken.AXIS),
+    *(_keyword(option, Taken.AXIS) for option in SETTING_OPTIONS if option.axis_help),
+    *_HARDWARE, *_GROUPED, _ENGINE_OPTION, _WHOLE_BATCH, *_FILES, *_MODEL, *_TIMES,
+    Keyword(name="jobs", kind=int, default=1),
+)  # fmt: skip
+"""Of ``memplan.sweep``."""
+PLAN = _face(
+    *_texts(
+        "gpus", "engine", "zero", "precision", "checkpointing", "allow", "maximize",
+        "tensor_parallel", "pipeline_parallel", "virtual_stages", "context_parallel",
+        "expert_parallel",
+    ),
+    Keyword(name="objective", default="speed"),
+    Keyword(name="headroom", default="0%"),
+    Keyword(name="batch_size", kind=int, default=1),
+    Keyword(name="limit", kind=int, default=10),
+    Keyword(name="seq_len", kind=int, parser=read_tokens),
+    *(
+        Keyword(name=option.parameter, taken=Taken.LISTED)
+        for option in SETTING_OPTIONS
+        if option.axis_help and option.field not in PLANNED_FIELDS
+    ),
+    *_HARDWARE, *_GROUPED, _WHOLE_BATCH, *_FILES, *_MODEL, *_TIMES,
+)  # fmt: skip
+"""Of ``memplan.plan``."""
+
+
+def asked_in_python(
+    model: object, options: Mapping[str, object], face: Mapping[str, Keyword]
+) -> Asked:
+    """The question that keywords ask; None stands for the default.
+
+    Raises ``UsageError`` for a keyword that there is not, with the nearest name, and for a value that is
+    none of its kind.
+    """
+    given = {}
+    for name, value in options.items():
+        if name not in face:
+            msg = f"there is no option {name!r}.{_hint(name, face)}"
+            raise UsageError(msg)
+        if value is not None:
+            given[name] = _read(face[name], value)
+    defaults = {name: each.default for name, each in face.items()}
+    return Asked(values={"model": model, **defaults, **given}, given=frozenset(given))
+
+
+def _hint(name: str, face: Mapping[str, Keyword]) -> str:
+    from memplan.options.other_names import other_name
+
+    told = other_name(f"--{name}", tuple(f"--{each.replace('_', '-')}" for each in face))
+    if told:
+        return f" {told[:1].upper()}{in_python(told[1:])}."
+    field = OPTION_OF_FIELD.get(name)
+    return f" It is called {field!r}." if field in face else did_you_mean(name, tuple(face))
+
+
+def _read(keyword: Keyword, value: object) -> object:
+    """A value as the options' readers take it."""
+    match keyword.taken:
+        case Taken.ONE:
+            return _one(keyword, value)
+        case Taken.LISTED:
+            return ",".join(map(_text, value)) if _is_several(value) else _text(value)
+        case Taken.AXIS:
+            if isinstance(value, str):
+                return value
+            return [_item(keyword, each) for each in (value if _is_several(value) else [value])]
+        case Taken.CARDS:
+            return list(value) if _is_several(value) else [_plain(value)]
+        case Taken.AS_IT_IS:
+            return _plain(value)
+
+
+def _is_several(value: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Enum)
+
+
+def _item(keyword: Keyword, value: object) -> object:
+    """One value of an axis: a number that is written out is read."""
+    plain = _plain(value)
+    if isinstance(plain, str) and keyword.kind is not str:
+        return _one(keyword, plain)
+    return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.value if isinstance(value, Enum) else value
+
+
+def _text(value: object) -> str:
+    return str(_plain(value))
+
+
+def _one(keyword: Keyword, value: object) -> object:
+    """One value of the keyword's kind.
+
+    Raises ``UsageError`` for any other.
+    """
+    plain = _plain(value)
+    if _is_several(plain):
+        msg = f"{keyword.name}: one value is taken, got {plain!r}: memplan.sweep takes several"
+        raise UsageError(msg)
+    try:
+        return (keyword.parser or _reader_of(keyword.kind))(plain)
+    except ValueError as error:
+        msg = f"{keyword.name}: {error}"
+        raise UsageError(msg) from None
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]+)")
+_HEAD = re.compile(r"(\w+)(?=: )")
+_NAMES = OPTION_OF_FIELD | {"zero_stage": "zero", "offload_optimizer": "offload"}
+
+
+def in_python(message: str, given: Iterable[str] = ()) -> str:
+    """A message about options, in terms of keywords; a field at its head too, where its was given.
+
+    >>> in_python("--lora-dropout: means nothing without --lora: add that, or leave it out")
+    'lora_dropout: means nothing without lora: add that, or leave it out'
+    >>> in_python("micro_batch_size: must be at least 1", given=["batch_size"])
+    'batch_size: must be at least 1'
+    """
+    text = _FLAG.sub(lambda match: match[1].replace("-", "_"), message)
+    head = _HEAD.match(text)
+    name = _NAMES.get(head[1]) if head else None
+    return f"{name}{text[head.end() :]}" if head and name in set(given) else text
+
+
+@contextmanager
+def python_words(given: Iterable[str]) -> Iterator[None]:
+    """Errors that leave speak of keywords."""
+    try:
+        yield
+    except MemplanError as error:
+        error.args = (in_python(str(error), given), *error.args[1:])
+        raise
