@@ -134,8 +134,9 @@ def origin_of(model: "ModelSpec") -> "Origin":
 
 def about(model: "ModelSpec") -> dict[str, str]:
     """The same, as keys of the document."""
-    origin = origin_of(model)
-    return {"memplan_version": origin.version, "model_fingerprint": origin.fingerprint}
+    from memplan.report import documents
+
+    return documents.about(model)
 
 
 def check_rows(

@@ -323,7 +323,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
 
             print_operators(TerminalConsole(), sizes)
             return
-        from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+        from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
 
         rows = operator_rows(sizes)
         _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -339,7 +339,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
 
         print_lesson(TerminalConsole(), lesson, sizes)
         return
-    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+    from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
 
     rows = lesson_rows(lesson, sizes)
     _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -416,8 +416,12 @@ def _lesson_sizes(ctx: typer.Context) -> "Sizes":
 
 
 def _show(found: "Estimate", output_format: OutputFormat) -> None:
-    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION, print_explanation
-    from memplan.report.explanation import explain_estimate, explanation_rows
+    from memplan.report.explain import print_explanation
+    from memplan.report.explanation import (
+        EXPLAIN_SCHEMA_VERSION,
+        explain_estimate,
+        explanation_rows,
+    )
 
     explained = explain_estimate(found)
     if output_format is OutputFormat.TABLE:

@@ -13,10 +13,11 @@ from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
-from memplan.upward import Displayed
+from memplan.upward import Displayed, Document, Hint, provided
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.estimator.step_time import StepTime
     from memplan.memory.required import PlayedRun, Replays
 
@@ -81,6 +82,8 @@ class Estimate(Displayed):
     ranges and verdicts, whose low end this is. None: it is none."""
     node_memory_bytes: int | None = None
     """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
+    times: "TimeQuestion | None" = field(default=None, repr=False, compare=False)
+    """What is asked of time, which ``to_dict`` then tells too; None: nothing."""
 
     def __repr__(self) -> str:
         card = self.gpu.short_name if self.gpu is not None else "GPU"
@@ -271,6 +274,17 @@ class Estimate(Displayed):
             return True
         return self.run.is_enough(capacity_bytes - high) and not self.is_beyond(capacity_bytes)
 
+    def may_fit_within(self, capacity_bytes: int) -> bool:
+        """Whether a first look does not deny it: where this says no, ``fits_within`` does too, but later."""
+        if self.crowded is not None and not self.crowded.may_fit_within(capacity_bytes):
+            return False
+        high = self.overhead_bytes.high
+        if self.worst_bytes + high > capacity_bytes:
+            return False
+        if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
+            return True
+        return self.run.may_be_enough(capacity_bytes - high)
+
     @property
     def flushes_every_step(self) -> bool:
         """Whether the allocator gives its free segments back in every step on this card.
@@ -341,6 +355,35 @@ class Estimate(Displayed):
 
         return step_time(self)
 
+    @property
+    def needs(self) -> ByteRange:
+        """What it needs of a card, as ``total_bytes``; as a text in GiB [bytes]."""
+        return self.total_bytes
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The largest micro-batch that fits the GPU; 0: none. None without a GPU, or where it is not known.
+
+        Looked for anew at each call.
+        """
+        found: int | None = provided("largest_batch", self)
+        return found
+
+    def hints(self) -> tuple[Hint, ...]:
+        """What would make it fit its GPU; nothing where it does.
+
+        >>> import memplan
+        >>> [hint.text[:20] for hint in memplan.estimate("gpt2", batch_size=64, gpu="t4").hints()]
+        ['to fit: batch_size 7']
+        """
+        found: tuple[Hint, ...] = provided("hints", self)
+        return found
+
+    def explain(self) -> Document:
+        """Its arithmetic: every component of every phase, every tensor that a layer keeps."""
+        found: Document = provided("explanation", self)
+        return found
+
     def to_dict(self) -> dict[str, object]:
         """One row of ``--format json``: flat, bytes as integers, in a stable order."""
         setup, total = self.setup, self.total_bytes
@@ -393,6 +436,8 @@ class Estimate(Displayed):
         if self.host_verdict is not None:
             row["node_memory_bytes"] = self.node_memory_bytes
             row["host_verdict"] = self.host_verdict.value
+        if self.times is not None:
+            row |= provided("timed_row", self)
         return row
 
 

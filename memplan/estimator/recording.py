@@ -71,6 +71,18 @@ def _plain(options: TapeOptions) -> TapeOptions:
     )
 
 
+def one_sequence(options: TapeOptions) -> TapeOptions:
+    """The same for a micro-batch of one, on a card that splits sums as the plainest does."""
+    default = TapeOptions()
+    return replace(
+        options,
+        batch_size=default.batch_size,
+        num_sequences=default.num_sequences,
+        multiprocessors=default.multiprocessors,
+        threads_per_multiprocessor=default.threads_per_multiprocessor,
+    )
+
+
 @lru_cache(maxsize=256)
 def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepPasses]:
     """The model on the tape, and the walk over it; remembered, since engines share activations."""

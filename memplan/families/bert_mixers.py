@@ -207,10 +207,20 @@ def _big_bird(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
 
     def biased(layer: LayerSpec) -> LayerSpec:
         assert isinstance(layer.attention, AttentionSpec)
-        attention = replace(layer.attention, query_bias=bias, key_bias=bias, value_bias=bias)
+        attention = replace(
+            layer.attention,
+            query_bias=bias,
+            key_bias=bias,
+            value_bias=bias,
+            hands_on_weights=False,
+        )
         return replace(layer, attention=attention)
 
     model = with_plain_scores(with_layers(model, biased))
+    stack = model.stacks[0]
+    assert stack.embedding is not None
+    embedding = replace(stack.embedding, positions_in_place=True, dropout_first=True)
+    model = replace(model, stacks=(replace(stack, embedding=embedding),))
     if kind == "original_full":
         return model
 

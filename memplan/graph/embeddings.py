@@ -57,13 +57,17 @@ def module_embeddings(
         x = _boxes(t, spec, x, tokens, held)
     if spec.regions is not None:
         x = _with_regions(t, spec.regions, x, width, held)
+    module = "dropout" if spec.dropout_module else ""
+    if spec.dropout_first:
+        x = dropout(t, x, spec.dropout, module=module)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
     if spec.projected_first:
         x = linear(t, x, "projection", width, width, bias=spec.projection_bias)
     if spec.padding_product:
         x = _times_mask(t, x, tokens)
-    x = dropout(t, x, spec.dropout, module="dropout" if spec.dropout_module else "")
+    if not spec.dropout_first:
+        x = dropout(t, x, spec.dropout, module=module)
     t.touch(*held)
     if not spec.projection_in_encoder:
         x = project(t, model, spec, x)

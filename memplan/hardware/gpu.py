@@ -10,6 +10,7 @@ from enum import Enum
 from memplan.errors import InputError
 from memplan.fast_dataclass import dataclass
 from memplan.units import GIB, MIB, format_gib
+from memplan.upward import provided
 
 FLASH_ATTENTION_COMPUTE_CAPABILITY = (8, 0)
 """The oldest CUDA device that torch's flash attention runs on.
@@ -151,6 +152,11 @@ class GpuSpec:
     notes: str = ""
     unverified: tuple[str, ...] = ()
     """The figures that were not read again from a source, by their key in the catalog."""
+
+    def to_dict(self) -> dict[str, object]:
+        """One row of ``memplan gpus --format json``."""
+        found: dict[str, object] = provided("gpu_row", self)
+        return found
 
     @property
     def is_listed(self) -> bool:

@@ -5,6 +5,7 @@ A profile is relative to the bytes alive when it begins.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Parameter, Tensor
@@ -25,6 +26,14 @@ class GradientBuffer:
         """It is a view of what a formula returned, so that nothing is added to it in place."""
         self.parts: tuple[GradientBuffer, ...] = ()
         """In a compiled region: gradients that the kernel that reads them adds up."""
+
+
+class SharedGradient(NamedTuple):
+    """What one segment leaves of another's gradient, to be added to by a third."""
+
+    num_bytes: int
+    is_view: bool
+    """Nothing is added to it in place."""
 
 
 @dataclass(slots=True)
@@ -72,6 +81,8 @@ class BackwardProfile:
     first_sum: tuple[GradientBuffer, GradientBuffer] | None = None
     """The gradient that it begins with, and the first one that is added to it in place: in a tensor of
     its own where what was handed over is a view."""
+    sum_bytes: int | None = None
+    """A number that stands for that tensor's size (``memplan.memory.shapes``)."""
     handed: Mapping[object, GradientBuffer] = field(default_factory=dict)
     """What was kept and became a gradient as it lay: its end and the gradient's beginning, which stand
     among the events, are one block's."""

@@ -326,6 +326,8 @@ class EmbeddingSpec:
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
     """A picture's regions stand behind the tokens (VisualBERT)."""
+    dropout_first: bool = False
+    """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
     """Positions are added in place (LiLT)."""
     joined_tables: tuple[tuple[int, int], ...] = ()

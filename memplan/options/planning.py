@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
 from memplan.options.asked import Asked
-from memplan.options.axes import parse_share, read_concessions
-from memplan.options.settings import FIELD_PARAMETERS, setting_fields
+from memplan.options.axes import parse_share, read_axes, read_concessions
+from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_axes
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _base(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
     values = asked.values
     own = {FIELD_PARAMETERS[field] for field in PLANNED_FIELDS}
     settings = {name: value for name, value in values.items() if name not in own}
-    changes = {"seq_len": values["seq_len"], **setting_fields(settings)}
+    changes = {"seq_len": values["seq_len"], **_settled(settings), **group_fields(settings)}
     base = base_setup(values["setup"], values["training_args"], values["preset"], remark=remark)
     base = _laid_over(base, changes)
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
@@ -121,6 +121,22 @@ def _base(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
         raise UsageError(msg)
     _name_replaced(base, remark)
     return base
+
+
+def _settled(settings: Values) -> dict[str, object]:
+    """The one value of each setting that a sweep takes several of.
+
+    Raises ``UsageError`` where several are given.
+    """
+    found: dict[str, object] = {}
+    for field, values in read_axes(setting_axes(settings)).items():
+        (value, *others) = values if isinstance(values, list) else [values]
+        if others:
+            option = f"--{FIELD_PARAMETERS[field].replace('_', '-')}"
+            msg = f"{option}: a plan takes one value, and {len(others) + 1} are given: use a sweep"
+            raise UsageError(msg)
+        found[field] = value
+    return found
 
 
 CHOSEN_BY_PLAN = (

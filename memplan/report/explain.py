@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from memplan.search.advice import Hints
 
-EXPLAIN_SCHEMA_VERSION = 1
-"""Raised when a key of a row changes its name or its meaning."""
 DETAIL_SHARE = 0.005
 """Parts below this share of their component are summed up in one line of the tree."""
 LIST_SHARE = 0.0005

@@ -20,9 +20,13 @@ from memplan.model.spec import ModelSpec
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS
+from memplan.upward import Displayed
 
 if TYPE_CHECKING:
     from memplan.dtypes import DType
+
+EXPLAIN_SCHEMA_VERSION = 1
+"""Raised when a key of a row changes its name or its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +60,11 @@ class LayerKind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class Explanation(Displayed):
     """Everything that ``memplan explain`` shows."""
+
+    answer: Estimate
+    """What is explained."""
 
     phases: tuple[Node, ...]
     """In order; each split by lifetime, then component."""
@@ -67,6 +74,23 @@ class Explanation:
     kept_bytes: int
     """What all layers keep between the passes, as the walk counts it."""
 
+    def rows(self) -> list[dict[str, object]]:
+        """Flat rows: every node of every phase, then every layer kind's tensors."""
+        return explanation_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        """The document that ``memplan explain --format json`` writes."""
+        from memplan.report.documents import document
+
+        rows = self.rows()
+        if self.answer.setup.pipeline is not None:
+            from memplan.report.stages import stage_rows  # only where there are any
+
+            rows += stage_rows(self.answer)
+        return document(
+            rows, schema_version=EXPLAIN_SCHEMA_VERSION, assumptions=self.answer.assumptions
+        )
+
 
 def explain_estimate(found: Estimate) -> Explanation:
     """Take an estimate apart."""
@@ -75,6 +99,7 @@ def explain_estimate(found: Estimate) -> Explanation:
     # A pipeline's rank keeps its own stages' share, of several micro-batches.
     of_rank = kinds if found.setup.pipeline is None else ()
     return Explanation(
+        answer=found,
         phases=tuple(_phase_node(phase, found, tape, of_rank) for phase in found.account.phases),
         peak=found.peak_phase,
         layers=kinds,

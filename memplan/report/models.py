@@ -31,14 +31,6 @@ class CatalogRow:
     aliases: tuple[str, ...]
 
 
-def catalog_rows(models: Sequence[CatalogRow]) -> list[dict[str, object]]:
-    """The list as flat rows."""
-    return [
-        {"name": row.name, "family": row.family, "hub_id": row.hub_id, "aliases": row.aliases}
-        for row in models
-    ]
-
-
 def model_rows(model: ModelSpec, counts: ParameterCounts) -> list[dict[str, object]]:
     """One model as a single flat row."""
     row: dict[str, object] = {

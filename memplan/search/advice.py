@@ -33,6 +33,7 @@ from memplan.search.together import all_of
 from memplan.training.choices import AllocatorKind, Recomputation, ZeroStage
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+from memplan.upward import provided
 
 WEIGHT_BYTES = 2
 """Of an element of a weight in 16 bit."""
@@ -74,6 +75,29 @@ class Advice:
         if self.better is None:
             return 0
         return self.answer.total_bytes.low - self.better.total_bytes.low
+
+    @property
+    def text(self) -> str:
+        """What to change, what that saves, and the options for it, in a line."""
+        found: str = provided("advice_text", self)
+        return found
+
+    def to_dict(self) -> dict[str, object]:
+        """One of the ``hints`` of ``--format json``."""
+        found: dict[str, object] = provided("hint_row", self)
+        return found
+
+
+def hints_of(answer: Estimate) -> tuple[Advice, ...]:
+    """What would make one estimate fit; nothing where it does."""
+    return hints_for(answer.model, [[answer]], places=()).advice
+
+
+def largest_batch_of(answer: Estimate) -> int | None:
+    """The largest micro-batch with which its setup fits its GPU, 0 where none does; None: not known."""
+    if answer.gpu is None or answer.unmodelled:
+        return None
+    return largest_micro_batch(answer.model, answer.setup, answer.gpu, known=answer)
 
 
 def shortage(answer: Estimate) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """What a plan is asked for, and what it answers: the goal, the ways to hold a model, what fits and what not."""
 
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
@@ -14,7 +15,10 @@ from memplan.training.choices import Checkpointing, FsdpStrategy, Offload, ZeroS
 from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
-from memplan.upward import Displayed
+from memplan.upward import Displayed, provided
+
+if TYPE_CHECKING:
+    from memplan.estimator.run_cost import TimeQuestion
 
 DEFAULT_LIMIT = 20
 """Setups that are returned, unless a goal says otherwise."""
@@ -314,6 +318,8 @@ class Plan(Displayed):
     """Combinations that hold more than there is by bounds alone, and of which no estimate was made."""
     front: tuple[PlannedSetup, ...] = ()
     """Of all that fit, where times are asked for: those that no other beats in memory and time."""
+    times: "TimeQuestion | None" = None
+    """What is told of times in rows; None: nothing."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
 
@@ -325,8 +331,18 @@ class Plan(Displayed):
         return self.shortfalls[0].estimate if self.shortfalls else self.overfilling[0]
 
     def rows(self) -> list[dict[str, object]]:
-        """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
-        return [each.estimate.to_dict() for each in self.setups]
+        """The setups that fit as flat rows, best first, as ``memplan plan --format json`` has them."""
+        found: list[dict[str, object]] = provided("plan_rows", self)
+        return found
+
+    def to_dict(self) -> dict[str, object]:
+        """The document that ``memplan plan --format json`` writes."""
+        found: dict[str, object] = provided("plan_document", self)
+        return found
+
+    def to_pandas(self) -> Any:
+        """The rows as a ``pandas.DataFrame``. Raises ``UsageError`` where pandas is not installed."""
+        return provided("data_frame", self)
 
     def __repr__(self) -> str:
         some = self.some

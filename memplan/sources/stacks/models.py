@@ -175,10 +175,13 @@ def num_layers(model: str | Mapping[str, object]) -> int | None:
     >>> num_layers("llama-3.1-8b")
     32
     """
+    from memplan.sources.defaults import class_defaults
+
     config = _config_of(model)
     inner = config.get("text_config")
-    for place in (config, inner if isinstance(inner, Mapping) else {}):
-        count = place.get("num_hidden_layers")
+    usual = class_defaults().get(str(config.get("model_type")), {}).get("defaults")
+    for place in (config, inner, usual):
+        count = place.get("num_hidden_layers") if isinstance(place, Mapping) else None
         if isinstance(count, int):
             return count
     return None
