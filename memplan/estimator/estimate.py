@@ -265,7 +265,8 @@ class Estimate(Displayed):
         """Whether so much of a card holds the high end of what is needed.
 
         It does where it holds twice what is allocated at once, and does not where it does not hold that:
-        for either nothing has to be replayed.
+        for either nothing has to be replayed. A run may live with the room that the high end leaves and die with more: of
+        such a card nobody can say that it fits.
         """
         if self.crowded is not None and not self.crowded.fits_within(capacity_bytes):
             return False
@@ -274,7 +275,7 @@ class Estimate(Displayed):
             return False
         if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
             return True
-        return self.run.is_enough(capacity_bytes - high)
+        return self.run.is_enough(capacity_bytes - high) and not self.is_beyond(capacity_bytes)
 
     def may_fit_within(self, capacity_bytes: int) -> bool:
         """Whether a first look does not deny it: where this says no, ``fits_within`` does too, but later."""
