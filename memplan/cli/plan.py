@@ -186,7 +186,10 @@ def plan(
     from memplan.search.planner import plan as make_plan
 
     asked = plan_question(asked_of(ctx), remark=remark)
-    plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
+    from memplan.cli.progress import waiting
+
+    with waiting("looking through engines, stages, checkpointing and batches"):
+        plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 

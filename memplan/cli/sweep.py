@@ -199,21 +199,28 @@ def _show(
     _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question)
     if done.loss is not None:
         raise done.loss
+    if done.is_interrupted:
+        whole = f"{sweep.num_tried:,} of {sweep.num_combinations:,} setups"
+        remark(f"interrupted: what was done by then is shown, {whole}")
+        raise KeyboardInterrupt
     checks.finish(sys.stdout if output_format is RowFormat.TABLE else sys.stderr, sweep.model)
 
 
 class _Done:
-    """The results up to the end, or up to where a process that was at work was ended."""
+    """The results up to the end, or up to where a process that was at work, or this one, was ended."""
 
     def __init__(self, results: "Iterable[SweepResult]") -> None:
         self._results = results
         self.loss: WorkerLostError | None = None
+        self.is_interrupted = False
 
     def __iter__(self) -> "Iterator[SweepResult]":
         try:
             yield from self._results
         except WorkerLostError as error:
             self.loss = error
+        except KeyboardInterrupt:
+            self.is_interrupted = True
 
 
 def _write(

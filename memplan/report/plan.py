@@ -87,6 +87,12 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
+    if plan.setups:
+        for text in (answer_text(plan), *run_lines(plan, question)):
+            for line in hanging(text, console.width):
+                console.print(Text(line, style="green"))
+    else:
+        console.print(Text(f"Nothing fits {plan.gpu.short_name}.", style="bold red"))
     some = plan.some
     console.print(
         Text.assemble(
@@ -96,9 +102,6 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         )
     )
     if plan.setups:
-        for text in (answer_text(plan), *run_lines(plan, question)):
-            for line in hanging(f"  {text}", console.width):
-                console.print(Text(line, style="green"))
         console.print()
         for drawn in plan_lines(console.width, plan, question):
             console.print(drawn, soft_wrap=True)
@@ -106,8 +109,6 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         for text in front_lines(plan):
             for line in hanging(text, console.width) or [""]:
                 console.print(Text(line))
-    else:
-        console.print(Text("Nothing fits.", style="bold red"))
     for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
         for line in hanging(text, console.width):
             console.print(Text(line))
