@@ -55,7 +55,7 @@ from memplan.cli.training_options import (
 )
 from memplan.options.axes import read_concessions
 from memplan.options.largest import or_max, read_whole
-from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.panels import MODEL_PANEL, OUTPUT_PANEL
 from memplan.options.run_times import time_question
 from memplan.options.table import Values
 
@@ -94,7 +94,7 @@ def estimate(
             parser=or_max(read_whole),
             help="Layers of each stack, in the model's own pattern; max: the most that fit. "
             "[default: the model's]",
-            rich_help_panel=TRAINING_PANEL,
+            rich_help_panel=MODEL_PANEL,
             show_default=False,
         ),
     ] = None,

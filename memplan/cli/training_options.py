@@ -64,8 +64,10 @@ PresetOption = Annotated[
     str | None,
     _option(
         "--preset",
-        "What a training stack does by default: axolotl, hf-trainer, lightning, llama-factory, "
-        "nanogpt, nemo, prime-rl, torchtitan, torchtune, trl-dpo, trl-grpo, trl-sft, unsloth, verl.",
+        "What a training stack does by default: axolotl, hf-trainer, lightning, litgpt-full, "
+        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, nanogpt, nanotron, "
+        "nemo, prime-rl, torchtitan, torchtune, trl-distillation, trl-dpo, trl-grpo, trl-kto, "
+        "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, verl.",
         panel=FILES_PANEL,
     ),
 ]
