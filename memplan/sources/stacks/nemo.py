@@ -343,10 +343,12 @@ def _read_adapter(keys: Keys, found: Found) -> None:
     dropout, names = keys.number("peft.dropout"), keys.names("peft.target_modules")
     excluded = keys.names("peft.exclude_modules")
     linear = keys.flag("peft.match_all_linear")
+    dtype = keys.choice("peft.lora_dtype", _DTYPES)
     dora = keys.flag("peft.use_dora")
     if keys.has("peft"):
         found.fields["adapter"] = lora(
-            rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora, dtype="bf16",
+            rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora,
+            dtype=str(dtype or found.fields["precision"])[:4],
             targets=_targets(names, excluded=excluded, linear=linear),
             exclude=_pattern(excluded) if excluded else (),
         )  # fmt: skip
