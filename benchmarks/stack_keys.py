@@ -256,9 +256,7 @@ def _hf_trainer(folder: Path) -> Iterator[Key]:
 
 def _lightning(folder: Path) -> Iterator[Key]:
     """The trainer's parameters, and those of the strategies that are read."""
-    code = Code(
-        folder, "lightning/pytorch/trainer/trainer.py", "lightning/pytorch/strategies/*.py"
-    )
+    code = Code(folder, "lightning/pytorch/trainer/trainer.py", "lightning/pytorch/strategies/*.py")
     yield from code.parameters("", "Trainer.__init__", "trainer.")
     strategies = ("FSDPStrategy", "DeepSpeedStrategy", "DDPStrategy", "ModelParallelStrategy")
     for name in strategies:

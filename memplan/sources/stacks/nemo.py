@@ -296,7 +296,7 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
-    if keys.on("model.backend.te_fp8"):
+    if keys.section("model.backend.te_fp8"):
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
         found.fields["fp8"] = "te-delayed"
 
