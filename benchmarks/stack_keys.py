@@ -227,7 +227,11 @@ def _litgpt(folder: Path) -> Iterator[Key]:
 
 def _torchtune(folder: Path) -> Iterator[Key]:
     """Recipes take keys one by one; builders of models and their like are functions."""
-    yield from taken(folder, "recipes/*.py")
+    methods = ("instantiate", "parse", "log_config", "model")
+    for key in taken(folder, "recipes/*finetune*.py", "recipes/*dpo*.py", "recipes/*distillation*.py",
+                     "recipes/qat*.py"):  # fmt: skip
+        if key.name not in methods:
+            yield key
 
 
 def _arguments(folder: Path) -> Iterator[Key]:

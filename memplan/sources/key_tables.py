@@ -73,7 +73,11 @@ class KeyTable:
         own = self.idle.get(name)
         if own is None and self.arguments:
             own = _arguments().idle.get(name)
-        return value in OFF or value in (own or ())
+        same = (
+            isinstance(value, bool) is isinstance(each, bool) and value == each
+            for each in own or ()
+        )
+        return value in OFF or any(same)
 
     def text(self, name: str, fate: "Fate") -> str:
         """What is said of a key that is left out, makes the figures upper bounds, or is refused."""

@@ -97,7 +97,7 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if word == "deepspeed":
         point_at_shipped(keys, config, "llama_factory")
         found.arguments |= {
-            "deepspeed": keys.take(config), "bf16": halves,
+            "deepspeed": keys.section(config) or keys.take(config), "bf16": halves,
             "per_device_train_batch_size": found.fields["micro_batch_size"],
             "gradient_accumulation_steps": found.fields.get("gradient_accumulation_steps", 1),
             "gradient_checkpointing": checkpointed,
