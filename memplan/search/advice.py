@@ -106,6 +106,30 @@ def shortage(answer: Estimate) -> tuple[int, int]:
     return missing_bytes(answer), max(0, answer.host_bytes - node) if node is not None else 0
 
 
+def nearest(answers: Sequence[Estimate]) -> int:
+    """The place of the one that lacks least, of equals the first.
+
+    What one allocates alone may be more than another lacks: then its run is not replayed.
+    """
+    order = sorted((_least_shortage(each), number) for number, each in enumerate(answers))
+    best: tuple[tuple[int, int], int] | None = None
+    for least in order:
+        if best is not None and least > best:
+            break
+        found = shortage(answers[least[1]]), least[1]
+        best = found if best is None else min(best, found)
+    assert best is not None, "there is one"
+    return best[1]
+
+
+def _least_shortage(answer: Estimate) -> tuple[int, int]:
+    """What ``shortage`` is at least."""
+    if answer.gpu is None:
+        return shortage(answer)
+    least = answer.worst_bytes + answer.overhead_bytes.low - answer.gpu.capacity_bytes
+    return max(0, least), 0
+
+
 def missing_bytes(answer: Estimate) -> int:
     """How much the low end of the range exceeds the GPU by, or, where it is tight, the high end [bytes]."""
     if answer.gpu is None:
@@ -303,7 +327,7 @@ def hints_for(
             if places is None or place in places:
                 asked[place] = each, each.gpu
     hopeless = [
-        min(column, key=shortage)
+        column[nearest(column)]
         for column in zip(*rows, strict=True)
         if all(each.job_verdict in (Verdict.OOM, Verdict.TIGHT) for each in column)
     ]
