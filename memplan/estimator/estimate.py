@@ -13,7 +13,7 @@ from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
-from memplan.upward import Displayed, Document, Hint, provided
+from memplan.upward import Displayed, Document, Drawn, Hint, provided
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
@@ -381,6 +381,14 @@ class Estimate(Displayed):
     def explain(self) -> Document:
         """Its arithmetic: every component of every phase, every tensor that a layer keeps."""
         found: Document = provided("explanation", self)
+        return found
+
+    def plot(self, what: str = "components") -> Drawn:
+        """A picture of it: ``components`` of each phase, the ``step`` in order, or a pipeline's ``ranks``.
+
+        It shows itself in a notebook, with the table behind it. Raises ``UsageError`` for another word.
+        """
+        found: Drawn = provided("estimate_picture", self, what)
         return found
 
     def to_dict(self) -> dict[str, object]:
