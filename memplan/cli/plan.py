@@ -18,6 +18,7 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.sweep_options import (
+    AllowOption,
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
@@ -102,16 +103,7 @@ def plan(
             rich_help_panel=PLAN_PANEL,
         ),
     ] = 1,
-    allow: Annotated[
-        str | None,
-        axis_option(
-            "--allow",
-            "What may be given up to make it fit, the least of it first: 8bit (the optimizer's "
-            "states), lora, qlora.",
-            "NAMES",
-            PLAN_PANEL,
-        ),
-    ] = None,
+    allow: AllowOption = None,
     headroom: Annotated[
         str,
         axis_option("--headroom", "Memory to keep free besides, such as 5%.", "SHARE", PLAN_PANEL),

@@ -186,13 +186,16 @@ class Estimate(Displayed):
         """Least memory for the allocator's segments from which on every larger one is enough for loading
         and all steps [bytes].
 
-        What of this card is left for segments is looked at too, be it between two that are enough.
+        What of this card is left for segments is looked at too: it may be between two that are enough, or
+        enough below what is.
         """
         required = self.run.required_bytes
         if self.gpu is None:
             return required
         capacity, overhead = self.gpu.capacity_bytes, self.overhead_bytes
         for room in (capacity - overhead.high, capacity - overhead.low):
+            if room < required and self.worst_bytes <= room and self.run.is_enough(room):
+                required = self.run.on_card(room).reserved_bytes
             while required <= room:
                 found = self.run.on_card(room)
                 if found.died_at is None:
@@ -262,7 +265,8 @@ class Estimate(Displayed):
         """Whether so much of a card holds the high end of what is needed.
 
         It does where it holds twice what is allocated at once, and does not where it does not hold that:
-        for either nothing has to be replayed.
+        for either nothing has to be replayed. A run may live with the room that the high end leaves and die with more: of
+        such a card nobody can say that it fits.
         """
         if self.crowded is not None and not self.crowded.fits_within(capacity_bytes):
             return False
@@ -271,7 +275,7 @@ class Estimate(Displayed):
             return False
         if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
             return True
-        return self.run.is_enough(capacity_bytes - high)
+        return self.run.is_enough(capacity_bytes - high) and not self.is_beyond(capacity_bytes)
 
     def may_fit_within(self, capacity_bytes: int) -> bool:
         """Whether a first look does not deny it: where this says no, ``fits_within`` does too, but later."""

@@ -141,7 +141,7 @@ class Goal:
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
     node_memory_bytes: int | None = None
-    """CPU RAM of one node; None: there is enough [bytes]."""
+    """CPU RAM of one node; None: what a usual node of the card has for the job's GPUs, where that is known [bytes]."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, int):
@@ -244,6 +244,8 @@ class PlannedSetup:
     """0 with fp32 optimizer states; 1 without."""
     simplicity: int
     """Its place among the ways to train; smaller is simpler."""
+    flushes: bool = False
+    """The allocator gives its cache back in every step, with any micro-batch: it fits, and waits for that each time."""
     time: StepTime | None = None
     """Of its step, where a plan asks for it and it is known."""
 

@@ -68,10 +68,10 @@ PRACTICE = {
     # llm-foundry's table for MPT (scripts/train/benchmarking), models as large: activations are kept where they fit ...
     "7b": (("llama-2-7b", "a100-80gb", 8, 2048, 48), {"engines": (Engine.FSDP,)},
            {"weights sharded", "keeps activations", "optimizer on the GPU"}),
-    # ... and computed again where they do not: on 40 GB (where a single sequence fits without, and the allocator gives
-    # its cache back in every step, which no time here knows of: asked with room for that), of 30B, of 70B.
+    # ... and computed again where they do not: on 40 GB (where a single sequence fits without, if the allocator gives
+    # its cache back in every step), of 30B, of 70B.
     "7b-40gb": (("llama-2-7b", "a100-40gb", 8, 2048, 96),
-                {"engines": (Engine.FSDP,), "tensor_parallel": 1, "headroom": 0.1}, {"weights sharded", "recomputes"}),
+                {"engines": (Engine.FSDP,), "tensor_parallel": 1}, {"weights sharded", "recomputes"}),
     "30b": (("opt-30b", "a100-80gb", 8, 2048, 24), {},
             {"weights sharded", "recomputes", "layers whole"}),
     "70b": (("llama-2-70b", "a100-80gb", 64, 2048, 512), {"engines": (Engine.FSDP,), "tensor_parallel": 1},
