@@ -13,8 +13,8 @@ from memplan.report.palette import colour_of, variables
 from memplan.report.pictures.canvas import DOT, Area, Canvas, Dot, Shape, Stroke, Words, svg
 
 _FIGURE = (
-    '<figure class="mp-picture" style="margin:1em 0;overflow-x:auto">'
-    '<div style="min-width:{least}px">{drawing}</div>'
+    '<figure class="mp-picture" style="margin:1em 0"><div class="scroll" style="overflow-x:auto" '
+    'tabindex="0" role="group" aria-label="{title}"><div style="min-width:{least}px">{drawing}</div></div>'
     "<details><summary>{title}, as a table</summary>{table}</details></figure>\n"
 )
 LEAST_WIDTH = 640

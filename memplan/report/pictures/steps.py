@@ -18,11 +18,13 @@ from memplan.report.pictures.canvas import (
 )
 from memplan.report.pictures.picture import Picture
 from memplan.report.step_layout import Timeline, gib, in_words, lay_out
-from memplan.report.timeline import Moment, added_words, timeline_lines
+from memplan.report.timeline import Moment, added_words, columns_of, timeline_lines
 from memplan.units import GIB
 
 WIDTH, HEIGHT = 880, 320
 LEFT, TOP = 64, 44
+MAX_ROWS = 36
+"""Of the table: of each stretch the fullest moment."""
 
 
 def step_picture(found: Estimate) -> Picture:
@@ -41,8 +43,9 @@ def step_picture(found: Estimate) -> Picture:
         "GiB reserved",
         "largest",
     )
-    shown = list(dict.fromkeys(timeline.columns.index(each) for each in timeline.columns))
-    rows = tuple(_row(timeline.columns[place], kinds, timeline.peak) for place in shown)
+    apart = {id(each): each for each in timeline.columns}
+    shown = {id(each): each for each in columns_of(list(apart.values()), MAX_ROWS)}
+    rows = tuple(_row(each, kinds, timeline.peak) for each in shown.values())
     return Picture(
         title=f"{found.model.name}: a training step",
         words=in_words(found, timeline),
