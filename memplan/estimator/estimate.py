@@ -1,5 +1,6 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
+from collections.abc import Sequence
 from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
@@ -372,14 +373,16 @@ class Estimate(Displayed):
         found: int | None = provided("largest_batch", self)
         return found
 
-    def hints(self) -> tuple[Hint, ...]:
+    def hints(self, *, allow: str | Sequence[str] = ()) -> tuple[Hint, ...]:
         """What would make it fit its GPU; nothing where it does.
+
+        ``allow`` is what may be given up: ``8bit``, ``lora``, ``qlora``.
 
         >>> import memplan
         >>> [hint.text[:20] for hint in memplan.estimate("gpt2", batch_size=64, gpu="t4").hints()]
-        ['to fit: batch_size 7']
+        ['to fit: batch_size 4']
         """
-        found: tuple[Hint, ...] = provided("hints", self)
+        found: tuple[Hint, ...] = provided("hints", self, allow)
         return found
 
     def explain(self) -> Document:
