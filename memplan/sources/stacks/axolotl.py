@@ -301,9 +301,24 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         if degree not in (None, 1):
             found.fields[field] = degree
     replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
+    if "fsdp" in found.arguments and given.get("num_gpus") is None:
+        _count_gpus(keys, found, (replicas or 1) * (shards or 0))
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
         found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")
+
+
+NODE = 8
+"""GPUs of a node, as most that are rented have."""
+
+
+def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
+    """As many GPUs as the degrees need, or a node: FSDP is for several, and a file says no number."""
+    degrees = [keys.count(key) or 1 for key in _DEGREES]
+    needed = (sharded or 1) * degrees[0] * degrees[1]
+    count = needed if sharded else max(NODE, needed)
+    found.fields["num_gpus"] = count
+    found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
 
 
 def _read_job(keys: Keys, found: Found) -> None:
