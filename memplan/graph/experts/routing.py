@@ -74,7 +74,7 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
         t.parameter("mlp.gate.correction.bias", spec.num_experts, trainable=False)
     if not router.fp32_product:
         return matmul_weight(t, x, weight, bias)
-    x = t.cast(x, DType.FP32)
+    x = t.cast(t.reshaped(x), DType.FP32)
     factor = t.cast(trained_weight(t, weight), DType.FP32)
     if t.autocast is not None and not router.fp32_weight:
         # C++ evaluates the arguments of autocast's wrapper from the last to the first.
