@@ -4,10 +4,10 @@ The names below are found when they are first asked for, so that ``import mempla
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from memplan.version import __version__
 
+TYPE_CHECKING = False  # what typing's is, whose import takes longer than all else here
 if TYPE_CHECKING:
     from typing import Any
 

@@ -261,6 +261,7 @@ TRAINED: dict[str, Entry] = {
     "baseline": (MODEL, ("--baseline", "missing.json")),
     "tolerance": (MODEL, ("--tolerance", "2%")),
     "unmatched": (MODEL, ("--unmatched", "allow")),
+    "annotate": ((*MODEL, "--gpu-memory", "64MiB", "--check"), ("--annotate", "sweep.yaml")),
     "time": (JOB, ("--time",)),
     "tokens": (JOB, ("--tokens", "1B")),
     "examples": (JOB, ("--examples", "1000000")),
@@ -282,6 +283,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "lifetimes": (JOB, ("--lifetimes",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
+        "num_layers": (MODEL, ("--num-layers", "3")),
+        "allow": (("gpt2", "--gpu-memory", "3GiB", "--checkpointing", "full"), ("--allow", "lora")),
     },
     "explain": {
         **TRAINED,

@@ -24,6 +24,8 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.sweep_options import (
+    AllowOption,
+    AnnotateOption,
     BaselineOption,
     CheckOption,
     EmitOption,
@@ -49,6 +51,7 @@ from memplan.cli.training_options import (
     TrainingArgumentsOption,
     ZeroOption,
 )
+from memplan.options.axes import read_concessions
 from memplan.options.largest import or_max, read_whole
 from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
 from memplan.options.run_times import time_question
@@ -79,6 +82,7 @@ def estimate(
     settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
     global_batch_size: GlobalBatchOption = None,
+    allow: AllowOption = None,
     precision: PrecisionOption = None,
     num_layers: Annotated[
         Any,
@@ -167,6 +171,7 @@ def estimate(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    annotate: AnnotateOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.asked import asked_of
@@ -186,10 +191,10 @@ def estimate(
         refuse_without(ctx, {"output"}, "--emit")
     question = time_question(times)
     checks = None
-    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
+    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched, annotate)):
         from memplan.cli.checking import read_checks
 
-        checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
+        checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
     asked = asked_of(ctx)
     spec = asked.model(model) if model is not None else None
     if deepspeed or params is not None:
@@ -248,6 +253,7 @@ def estimate(
             reserved=reserved,
             lifetimes=lifetimes,
             question=question,
+            allow=read_concessions(allow),
         )
     if checks is not None:
         from memplan.cli.checking import check_rows
@@ -273,5 +279,5 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset({"allow", "legend", "lifetimes", "output_format", "reserved"})
 """What is not looked at where a setup is written down instead."""

@@ -146,8 +146,10 @@ CpuMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--cpu-memory",
+        "--host-ram",
         metavar="SIZE",
-        help="CPU RAM of one node, such as 512GiB: judged too.",
+        help="CPU RAM of one node, such as 512GiB: judged too. [default of plans and hints: that of a "
+        "usual node of the card]",
         rich_help_panel=HARDWARE_PANEL,
     ),
 ]

@@ -18,6 +18,7 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.sweep_options import (
+    AllowOption,
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
@@ -102,16 +103,7 @@ def plan(
             rich_help_panel=PLAN_PANEL,
         ),
     ] = 1,
-    allow: Annotated[
-        str | None,
-        axis_option(
-            "--allow",
-            "What may be given up to make it fit, the least of it first: 8bit (the optimizer's "
-            "states), lora, qlora.",
-            "NAMES",
-            PLAN_PANEL,
-        ),
-    ] = None,
+    allow: AllowOption = None,
     headroom: Annotated[
         str,
         axis_option("--headroom", "Memory to keep free besides, such as 5%.", "SHARE", PLAN_PANEL),
@@ -219,7 +211,8 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
     """
     from memplan import __version__
     from memplan.errors import InputError
-    from memplan.report.front import front_page, front_svg
+    from memplan.report.front import front_page
+    from memplan.report.pictures.scatter import front_picture
 
     if len(plans) > 1:
         msg = "--output: a drawing is of one GPU: name one"
@@ -229,7 +222,7 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
         raise InputError(msg)
     is_drawing = output.suffix.lower() == ".svg"
     text = (
-        front_svg(plans[0])
+        front_picture(plans[0]).svg
         if is_drawing
         else front_page(plans[0], version=__version__, question=question)
     )

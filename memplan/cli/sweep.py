@@ -19,6 +19,7 @@ from memplan.cli.options import (
     complete_models,
 )
 from memplan.cli.sweep_options import (
+    AnnotateOption,
     BaselineOption,
     CheckOption,
     EngineAxis,
@@ -111,13 +112,14 @@ def sweep(
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    annotate: AnnotateOption = None,
     times: Values = NO_SETTINGS,
     jobs: JobsOption = 1,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
     from memplan.cli.checking import read_checks
 
-    checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
+    checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
     matrix = _read_pivot(pivot, output_format)
     question = time_question(times)
     if question is not None and matrix is not None:

@@ -125,6 +125,15 @@ UnmatchedOption = Annotated[
         rich_help_panel=CHECK_PANEL,
     ),
 ]
+AnnotateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--annotate",
+        metavar="FILE",
+        help="Write GitHub's annotations of what turned, at this file of the repository, to stderr.",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
 RowFormatOption = Annotated[
     RowFormat,
     typer.Option(
@@ -135,12 +144,22 @@ RowFormatOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+AllowOption = Annotated[
+    str | None,
+    axis_option(
+        "--allow",
+        "What may be given up to make it fit, the least of it first: 8bit (the optimizer's states), "
+        "lora, qlora.",
+        "NAMES",
+        TRAINING_PANEL,
+    ),
+]
 EmitOption = Annotated[
     str | None,
     typer.Option(
         "--emit",
         metavar="KIND",
-        help="Write the setup for deepspeed, accelerate, training-args, torchtitan, megatron or deepspeed+megatron instead.",
+        help="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, torchtune, torchtitan, megatron or deepspeed+megatron instead.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

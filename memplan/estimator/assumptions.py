@@ -13,6 +13,7 @@ from memplan.training.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
     WHOLE,
+    AttentionKernel,
     KernelPreset,
     Packing,
 )
@@ -73,10 +74,20 @@ def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         return megatron_words(model, resolved)
     return (
         _kernels(resolved),
-        f"attention {resolved.chosen_kernels.attention.value}",
+        _attention(model, resolved),
         *_scans(model, resolved),
         _checkpointing(resolved),
     )
+
+
+def _attention(model: ModelSpec, resolved: TrainingSetup) -> str:
+    """The kernel that is asked for, or what the class has in its place."""
+    asked = resolved.chosen_kernels.attention
+    if not model.eager_attention_only or asked is AttentionKernel.EAGER:
+        return f"attention {asked.value}"
+    if resolved.attention is None:
+        return "attention eager (the class has nothing else)"
+    return f"attention eager (the class that is counted has no {asked.value}: an upper bound)"
 
 
 def _scans(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
@@ -203,6 +214,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"networks in {_tiles(setup.chosen_kernels.mlp_tiles)}")
     if setup.chosen_kernels.loss in TILED_LOSSES:
         found.append(f"loss in {_tiles(setup.chosen_kernels.loss_tiles)}")
+    elif setup.chosen_kernels.loss_tiles != FITTING_TILES:
+        found.append(f"loss in {setup.chosen_kernels.loss_tiles} pieces")
     if setup.packing is not Packing.NONE:
         found.append(_packing(setup))
     if setup.dropout is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
 from memplan.options.asked import Asked
-from memplan.options.axes import parse_share, read_axes
+from memplan.options.axes import parse_share, read_axes, read_concessions
 from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_axes
 from memplan.options.table import Values
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.hardware.gpu import GpuSpec
     from memplan.model.spec import ModelSpec
-    from memplan.search.concessions import Concession
     from memplan.search.goal import Goal, Objective
     from memplan.training.choices import Checkpointing, ZeroStage
     from memplan.training.precision import Engine, Precision
@@ -94,7 +93,7 @@ def _goal(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
         zero_stages=_stages(values["zero"]),
         precisions=_precisions(values["precision"]) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(values["checkpointing"]),
-        allow=_concessions(values["allow"]),
+        allow=read_concessions(values["allow"]),
         limit=values["limit"],
         node_memory_bytes=asked.node_memory_bytes(),
         **degrees,
@@ -226,13 +225,6 @@ def _precisions(text: str | None) -> "tuple[Precision, ...]":
     from memplan.training.precision import Precision
 
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
-
-
-def _concessions(text: str | None) -> "tuple[Concession, ...]":
-    from memplan.search.concessions import Concession
-    from memplan.training.coercion import coerce_enum
-
-    return tuple(coerce_enum("allow", each, Concession) for each in _parts(text))
 
 
 def _policies(text: str | None) -> "tuple[Checkpointing, ...]":

@@ -12,7 +12,7 @@ from memplan.report.changes import (
     gpus_label,
     setup_label,
 )
-from memplan.search.advice import shortage
+from memplan.search.advice import nearest
 from memplan.training.choices import Offload
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
@@ -85,7 +85,7 @@ def _chosen(column: Sequence[Estimate]) -> int:
         found = [number for number, each in enumerate(column) if each.job_verdict is verdict]
         if found:
             return min(found, key=lambda number: machinery(column[number].setup))
-    return min(range(len(column)), key=lambda number: shortage(column[number]))
+    return nearest(column)
 
 
 def gpu_answers(rows: Rows, hints: "Hints | None" = None) -> list[GpuAnswer]:

@@ -15,7 +15,7 @@ from memplan.training.choices import Checkpointing, FsdpStrategy, Offload, ZeroS
 from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
-from memplan.upward import Displayed, provided
+from memplan.upward import Displayed, Drawn, provided
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
@@ -141,7 +141,7 @@ class Goal:
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
     node_memory_bytes: int | None = None
-    """CPU RAM of one node; None: there is enough [bytes]."""
+    """CPU RAM of one node; None: what a usual node of the card has for the job's GPUs, where that is known [bytes]."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, int):
@@ -244,6 +244,8 @@ class PlannedSetup:
     """0 with fp32 optimizer states; 1 without."""
     simplicity: int
     """Its place among the ways to train; smaller is simpler."""
+    flushes: bool = False
+    """The allocator gives its cache back in every step, with any micro-batch: it fits, and waits for that each time."""
     time: StepTime | None = None
     """Of its step, where a plan asks for it and it is known."""
 
@@ -336,6 +338,11 @@ class Plan(Displayed):
     def to_dict(self) -> dict[str, object]:
         """The document that ``memplan plan --format json`` writes."""
         found: dict[str, object] = provided("plan_document", self)
+        return found
+
+    def plot(self) -> Drawn:
+        """Memory against time: every setup whose time is known, and those that none beats in both."""
+        found: Drawn = provided("plan_picture", self)
         return found
 
     def to_pandas(self) -> Any:
