@@ -78,7 +78,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_sizes(keys, found)
     _read_engine(keys, found, given)
     _read_model(keys, found)
-    add_named_optimizer(keys, f"{ACTOR}.optim.optimizer", found, given)
+    _read_optimizer(keys, found, given)
     _read_adapter(keys, found)
     if not keys.has("sft"):
         _read_job(keys, found)
@@ -257,6 +257,15 @@ def _read_model(keys: Keys, found: Found) -> None:
         found.fields["packing"] = "padding_free"
     if keys.flag(f"{ACTOR}.freeze_vision_tower"):
         found.fields["freeze"] = "vision_tower"
+
+
+def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """A class by its module and its name (``build_optimizer``)."""
+    module = keys.text(f"{ACTOR}.optim.optimizer_impl")
+    key = f"{ACTOR}.optim.optimizer"
+    if module not in (None, "torch.optim") and "." not in str(keys.values.get(key, ".")):
+        keys.values[key] = f"{module}.{keys.text(key)}"
+    add_named_optimizer(keys, key, found, given)
 
 
 def _read_adapter(keys: Keys, found: Found) -> None:
