@@ -519,9 +519,9 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
         if len(found) > 1:
             msg = "--output: a drawing is of one GPU: name one, or write a report.html"
             raise UsageError(msg)
-        from memplan.report.svg import timeline_svg
+        from memplan.report.pictures.steps import step_picture
 
-        text = timeline_svg(found[0])
+        text = step_picture(found[0]).svg
     else:
         msg = f"--output: {output.name!r} must end in .html (a report) or .svg (the timeline)"
         raise UsageError(msg)

@@ -211,7 +211,8 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
     """
     from memplan import __version__
     from memplan.errors import InputError
-    from memplan.report.front import front_page, front_svg
+    from memplan.report.front import front_page
+    from memplan.report.pictures.scatter import front_picture
 
     if len(plans) > 1:
         msg = "--output: a drawing is of one GPU: name one"
@@ -221,7 +222,7 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
         raise InputError(msg)
     is_drawing = output.suffix.lower() == ".svg"
     text = (
-        front_svg(plans[0])
+        front_picture(plans[0]).svg
         if is_drawing
         else front_page(plans[0], version=__version__, question=question)
     )

@@ -214,6 +214,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"networks in {_tiles(setup.chosen_kernels.mlp_tiles)}")
     if setup.chosen_kernels.loss in TILED_LOSSES:
         found.append(f"loss in {_tiles(setup.chosen_kernels.loss_tiles)}")
+    elif setup.chosen_kernels.loss_tiles != FITTING_TILES:
+        found.append(f"loss in {setup.chosen_kernels.loss_tiles} pieces")
     if setup.packing is not Packing.NONE:
         found.append(_packing(setup))
     if setup.dropout is not None:

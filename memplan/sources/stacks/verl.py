@@ -315,7 +315,13 @@ def _reference(keys: Keys, found: Found, kind: str) -> dict[str, object]:
         return {"reference": "none"} if kind == "ppo" else {}
     if "adapter" in found.fields:
         return {"reference": "adapter-off"}
-    return {"reference": "same", "frozen_offload": _number(found, "num_gpus") > 1}
+    if _number(found, "num_gpus") == 1:
+        found.notes.append(
+            "the reference's weights lie in CPU RAM, which is not modelled on one GPU: the figures are upper "
+            "bounds"
+        )
+        return {"reference": "same"}
+    return {"reference": "same", "frozen_offload": True}
 
 
 def _critic(keys: Keys, found: Found) -> dict[str, object]:
