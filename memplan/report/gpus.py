@@ -97,6 +97,7 @@ def print_gpus(console: "Console", gpus: Sequence[GpuSpec]) -> None:
     """Print the list, with more columns where the console is wide enough for them."""
     from rich.text import Text
 
+    console.print(f"{len(gpus)} cards; `memplan gpus NAME` shows one with its sources")
     wide = console.width >= WIDE_TABLE_COLUMNS
     print_table(console, _wide_table(gpus) if wide else _narrow_table(gpus))
     for line in _legend(gpus):
@@ -108,7 +109,8 @@ def print_gpu(console: "Console", gpu: GpuSpec) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text.assemble((gpu.name, "bold"), "  ", gpu.gpu_id if gpu.is_listed else ""))
+    listed = f" ({gpu.gpu_id}): {_usable(gpu)} GiB usable" if gpu.is_listed else ""
+    console.print(Text.assemble((gpu.name, "bold"), listed))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
