@@ -12,6 +12,7 @@ from memplan.cli.options import (
     CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
+    LegendOption,
     NumLabelsOption,
     RevisionOption,
     TaskOption,
@@ -40,7 +41,7 @@ from memplan.cli.sweep_options import (
     ZeroAxis,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
-from memplan.cli.terminal import remark, say
+from memplan.cli.terminal import remark, say, say_legend
 from memplan.cli.training_options import (
     EngineOptionOption,
     PresetOption,
@@ -106,6 +107,7 @@ def sweep(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
@@ -140,6 +142,7 @@ def sweep(
         node_memory_bytes=asked.node_memory_bytes,
     )
     _show(made, output_format, matrix, checks, question)
+    say_legend(legend, is_table=output_format is RowFormat.TABLE)
 
 
 def _processes(jobs: int) -> int:
@@ -196,21 +199,28 @@ def _show(
     _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question)
     if done.loss is not None:
         raise done.loss
+    if done.is_interrupted:
+        whole = f"{sweep.num_tried:,} of {sweep.num_combinations:,} setups"
+        remark(f"interrupted: what was done by then is shown, {whole}")
+        raise KeyboardInterrupt
     checks.finish(sys.stdout if output_format is RowFormat.TABLE else sys.stderr, sweep.model)
 
 
 class _Done:
-    """The results up to the end, or up to where a process that was at work was ended."""
+    """The results up to the end, or up to where a process that was at work, or this one, was ended."""
 
     def __init__(self, results: "Iterable[SweepResult]") -> None:
         self._results = results
         self.loss: WorkerLostError | None = None
+        self.is_interrupted = False
 
     def __iter__(self) -> "Iterator[SweepResult]":
         try:
             yield from self._results
         except WorkerLostError as error:
             self.loss = error
+        except KeyboardInterrupt:
+            self.is_interrupted = True
 
 
 def _write(
