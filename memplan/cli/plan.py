@@ -193,7 +193,7 @@ def plan(
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans).setup, asked.model, emit, output)
+        emit_setup(_chosen(plans, emit).setup, asked.model, emit, output)
         return
     if output is not None:
         _draw(plans, Path(output), asked.times)
@@ -233,8 +233,12 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
     say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
 
 
-def _chosen(plans: "list[Plan]") -> "PlannedSetup":
-    """The best setup, to be written down."""
+OWN_KERNELS = ("torchtitan", "megatron", "deepspeed+megatron")
+"""What is written for a code base that runs its own kernels, and takes no others."""
+
+
+def _chosen(plans: "list[Plan]", emit: str) -> "PlannedSetup":
+    """The best setup, to be written down; for a code base with kernels of its own the best without others."""
     from memplan.errors import SetupError, UsageError
 
     if len(plans) > 1:
@@ -243,7 +247,9 @@ def _chosen(plans: "list[Plan]") -> "PlannedSetup":
     if not plans[0].setups:
         msg = "--emit: nothing fits, so there is no setup to write"
         raise SetupError(msg)
-    return plans[0].setups[0]
+    setups, base = plans[0].setups, plans[0].goal.base
+    plain = [each for each in setups if each.setup.kernels == base.kernels]
+    return plain[0] if emit in OWN_KERNELS and plain else setups[0]
 
 
 def _show(

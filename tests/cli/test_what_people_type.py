@@ -177,7 +177,7 @@ def test_a_plan_of_some_stages(run: Any) -> None:
 
 def test_the_longest_sequence(run: Any) -> None:
     found = rows(run, *PLAN, "--maximize", "seq-len", "--engine", "ddp", "--batch-size", "2")
-    assert len(found) == 4
+    assert len(found) == 7  # three with Liger's kernels beside the four without
     assert all(row["seq_len"] % 128 == 0 and row["micro_batch_size"] == 2 for row in found)
     by_tier = [row["seq_len"] for row in found if row["precision"] == found[0]["precision"]]
     assert by_tier == sorted(by_tier, reverse=True)
@@ -186,6 +186,7 @@ def test_the_longest_sequence(run: Any) -> None:
             "estimate", "llama-3.2-1b", "--gpus", "2", "--gpu", "a100", "--engine", "ddp",
             "--precision", row["precision"], "--checkpointing", row["checkpointing"],
             "--batch-size", "2", "--format", "json",
+            *(("--kernels", "liger") if row["other_settings"] else ()),
         )  # fmt: skip
         assert rows(run, *same, "--seq-len", str(row["seq_len"]))[0]["verdict"] == "fits"
 
