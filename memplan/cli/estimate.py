@@ -9,11 +9,13 @@ from memplan.cli.estimate_output import prepare_tables, show, show_ranks
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
+    AssumptionsOption,
     CpuMemoryOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -62,7 +64,7 @@ from memplan.cli.training_options import (
 )
 from memplan.options.axes import read_concessions
 from memplan.options.largest import or_max, read_whole
-from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.panels import MODEL_PANEL, OUTPUT_PANEL
 from memplan.options.run_times import time_question
 from memplan.options.table import Values
 
@@ -101,7 +103,7 @@ def estimate(
             parser=or_max(read_whole),
             help="Layers of each stack, in the model's own pattern; max: the most that fit. "
             "[default: the model's]",
-            rich_help_panel=TRAINING_PANEL,
+            rich_help_panel=MODEL_PANEL,
             show_default=False,
         ),
     ] = None,
@@ -138,14 +140,8 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
-    legend: Annotated[
-        bool,
-        typer.Option(
-            "--legend",
-            help="Explain every word of the table below it.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
+    legend: LegendOption = False,
+    assumptions: AssumptionsOption = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -262,6 +258,7 @@ def estimate(
             output_format,
             everywhere=everywhere,
             legend=legend,
+            assumptions=assumptions,
             reserved=reserved,
             lifetimes=lifetimes,
             question=question,
@@ -295,5 +292,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"allow", "legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset(
+    {"allow", "assumptions", "legend", "lifetimes", "output_format", "reserved"}
+)
 """What is not looked at where a setup is written down instead."""

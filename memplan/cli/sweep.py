@@ -13,6 +13,7 @@ from memplan.cli.options import (
     CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
+    LegendOption,
     NumLabelsOption,
     RevisionOption,
     TaskOption,
@@ -49,7 +50,7 @@ from memplan.cli.sweep_options import (
     ZeroAxis,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
-from memplan.cli.terminal import remark, say
+from memplan.cli.terminal import remark, say, say_legend
 from memplan.cli.training_options import (
     EngineOptionOption,
     PresetOption,
@@ -116,6 +117,7 @@ def sweep(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
     report: ReportOption = None,
     chart: ChartOption = False,
@@ -154,6 +156,7 @@ def sweep(
     )
     pictured = Pictured(report=report, chart=chart)
     _show(made, output_format, matrix, checks, question, pictured)
+    say_legend(legend, is_table=output_format is RowFormat.TABLE)
 
 
 def _processes(jobs: int) -> int:
@@ -231,21 +234,28 @@ def _show(
     _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question, pictured)
     if done.loss is not None:
         raise done.loss
+    if done.is_interrupted:
+        whole = f"{sweep.num_tried:,} of {sweep.num_combinations:,} setups"
+        remark(f"interrupted: what was done by then is shown, {whole}")
+        raise KeyboardInterrupt
     checks.finish(sys.stdout if output_format is RowFormat.TABLE else sys.stderr, sweep.model)
 
 
 class _Done:
-    """The results up to the end, or up to where a process that was at work was ended."""
+    """The results up to the end, or up to where a process that was at work, or this one, was ended."""
 
     def __init__(self, results: "Iterable[SweepResult]") -> None:
         self._results = results
         self.loss: WorkerLostError | None = None
+        self.is_interrupted = False
 
     def __iter__(self) -> "Iterator[SweepResult]":
         try:
             yield from self._results
         except WorkerLostError as error:
             self.loss = error
+        except KeyboardInterrupt:
+            self.is_interrupted = True
 
 
 def _write(

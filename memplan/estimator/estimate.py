@@ -27,8 +27,8 @@ SCHEMA_VERSION = 1
 
 
 FLUSHES_NOTE = (
-    "on {gpu} the allocator gives cached memory back and takes it again in every step, which is slow: "
-    "it holds what is needed, not what would be reserved"
+    "{gpu} has no room for the allocator's cache, which is given back and taken again in every step: slow; "
+    "a smaller micro-batch or checkpointing leaves room"
 )
 NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")

@@ -86,8 +86,8 @@ def print_pivot(
     from rich.text import Text
 
     varying = [name for name in varying_columns(results) if name not in pivot.hidden]
-    print_head(console, results, [*varying, *pivot.hidden])
     print_counts(console, results)
+    print_head(console, results, [*varying, *pivot.hidden])
     for title, cells in pivots(results, varying, pivot).items():
         console.print()
         console.print(Text(title, style="bold"))

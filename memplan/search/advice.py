@@ -280,11 +280,11 @@ def _nearest_changes(
     yield from offloading(least)
     if setup.num_gpus > 1:
         yield from split
-    yield from every_engine(setup)
     yield from more_gpus(setup)
     yield from more_gpus(shardings[-1] if shardings else setup)
     *_, widest = (least, *more_sharding(least))
     yield from more_gpus(widest)
+    yield from every_engine(setup)
     yield from every_engine(single)
     yield from every_engine(least)
     for lean in lean_kernels(model, least, gpu):
