@@ -342,8 +342,7 @@ def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
             return lives if dies is None else _between(on_card, dies, found.reserved_bytes)
         assert found.lacked_bytes is not None, "a run dies for want of something"
         dies = found.lacked_bytes - _UNIT
-    msg = "a run lives with all that it reserves"
-    raise AssertionError(msg)
+    raise AssertionError("a run lives with all that it reserves")
 
 
 def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
