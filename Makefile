@@ -18,8 +18,9 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 # Paths that are linted and typed.
 CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
-GENERATED = README.md docs/commands.md docs/data.md docs/diffusion.md docs/engine-options.md docs/jobs.md docs/kernels.md docs/optimizers.md \
-  docs/presets.md docs/stack-keys.md docs/time.md
+GENERATED = README.md docs/accuracy.md docs/calculators.md docs/commands.md docs/data.md docs/diffusion.md docs/engine-options.md docs/estimate.md \
+  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/optimizers.md docs/parallelism.md docs/presets.md docs/scripts.md \
+  docs/stack-keys.md docs/sweep-and-plan.md docs/time.md docs/tutorial.md docs/where-the-bytes-are.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
 ENVIRONMENT = $(VENV)/.ready

@@ -16,14 +16,17 @@ PROVIDERS = {
     "advice_text": ("memplan.options.python", "advice_in_python"),
     "data_frame": ("memplan.report.documents", "data_frame"),
     "explanation": ("memplan.report.explanation", "explain_estimate"),
+    "estimate_picture": ("memplan.report.pictures.of", "estimate_picture"),
     "gpu_row": ("memplan.report.gpus", "gpu_row"),
     "hint_row": ("memplan.report.documents", "hint_row"),
     "hints": ("memplan.search.advice", "hints_of"),
     "largest_batch": ("memplan.search.advice", "largest_batch_of"),
     "num_params": ("memplan.graph.counts", "num_parameters"),
     "plan_document": ("memplan.report.documents", "plan_document"),
+    "plan_picture": ("memplan.report.pictures.of", "plan_picture"),
     "plan_rows": ("memplan.report.documents", "plan_row_list"),
     "sweep_document": ("memplan.report.documents", "sweep_document"),
+    "sweep_picture": ("memplan.report.pictures.of", "sweep_picture"),
     "timed_row": ("memplan.report.documents", "timed_row"),
     "rendered": ("memplan.report.display", "rendered"),
     "as_html": ("memplan.report.display", "as_html"),
@@ -61,6 +64,20 @@ class Hint(Protocol):
 
     def to_dict(self) -> dict[str, object]:
         """One of the ``hints`` of ``--format json``."""
+
+
+class Drawn(Protocol):
+    """A picture that a layer above draws, shown as it is in a notebook."""
+
+    @property
+    def svg(self) -> str:
+        """The drawing as a file of its own."""
+
+    def save(self, path: str) -> None:
+        """Write it to a file that ends in ``.svg`` or ``.html``."""
+
+    def to_figure(self) -> Any:
+        """The same as a figure of matplotlib's, where that is installed."""
 
 
 class Displayed:

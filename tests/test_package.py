@@ -67,7 +67,9 @@ def test_the_data_card_names_every_file_its_source_and_licence(
     assert len(files) > 30
     for path in files:
         name = path.relative_to(data_card.DATA).as_posix()
-        (line,) = [each for each in page.splitlines() if each.startswith(f"| `{name}` |")]
+        lines = [each for each in page.splitlines() if each.startswith(f"| `{name}` |")]
+        assert len(lines) == 1, f"{name}: make fix writes docs/data.md"
+        (line,) = lines
         *_, source, licence, _ = (cell.strip() for cell in line.split(" |"))
         assert source, name
         assert licence in data_card.licences_of(path), name

@@ -140,7 +140,7 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
 TERMINAL_ONLY = {
     "format", "output", "emit", "legend", "lifetimes", "reserved", "per_rank", "pivot", "check",
     "fail_on", "baseline", "tolerance", "unmatched", "deepspeed", "deepspeed_formula", "params",
-    "largest_layer", "additional_buffer_factor",
+    "largest_layer", "additional_buffer_factor", "annotate", "report", "chart", "assumptions",
 }  # fmt: skip
 """How an answer is written, checks at exit, and DeepSpeed's own tables: values in Python."""
 
@@ -258,7 +258,8 @@ def test_the_faces_have_the_same_options_and_defaults(
         for param in load_command(command).params
         if param.param_type_name == "option"
     }
-    assert face.keys() == options.keys() - TERMINAL_ONLY
+    of_hints = {"allow"} if command == "estimate" else set()
+    assert face.keys() == options.keys() - TERMINAL_ONLY - of_hints
     own = {"gpu", "setup"} if command == "estimate" else set()
     assert set(typed.__annotations__) | own == face.keys()
     for name, keyword in face.items():
@@ -331,6 +332,17 @@ def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert memplan.sweep("gpt2", batch_size=[1, 2], gpu="46GB").rows()
     assert capsys.readouterr() == ("", "")
     assert any("46GB" in note for note in answer.notes)
+
+
+def test_hints_are_the_command_lines(run: Run) -> None:
+    words = ["llama-3.1-8b", "--gpu", "4090", "--allow", "lora,qlora", "--seq-len", "512"]
+    document = json.loads(run("estimate", *words, "--format", "json").stdout)
+    answer = memplan.estimate("llama-3.1-8b", gpu="4090", seq_len=512)
+    for allow in ("lora,qlora", ["lora", "qlora"]):
+        hints = answer.hints(allow=allow)
+        assert [each.to_dict() for each in hints] == document["hints"]
+    assert "lora" in hints[0].text
+    assert "--" not in hints[0].text
 
 
 def test_the_largest_is_what_hints_say(run: Run) -> None:

@@ -9,11 +9,13 @@ from memplan.cli.estimate_output import prepare_tables, show, show_ranks
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
+    AssumptionsOption,
     CpuMemoryOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -22,6 +24,15 @@ from memplan.cli.options import (
     RevisionOption,
     TaskOption,
     TokenOption,
+)
+from memplan.cli.pictures import (
+    ChartOption,
+    ReportOption,
+    check_pictures,
+    estimate_pictures,
+    estimate_report,
+    print_charts,
+    write_report,
 )
 from memplan.cli.sweep_options import (
     AllowOption,
@@ -53,7 +64,7 @@ from memplan.cli.training_options import (
 )
 from memplan.options.axes import read_concessions
 from memplan.options.largest import or_max, read_whole
-from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.panels import MODEL_PANEL, OUTPUT_PANEL
 from memplan.options.run_times import time_question
 from memplan.options.table import Values
 
@@ -92,7 +103,7 @@ def estimate(
             parser=or_max(read_whole),
             help="Layers of each stack, in the model's own pattern; max: the most that fit. "
             "[default: the model's]",
-            rich_help_panel=TRAINING_PANEL,
+            rich_help_panel=MODEL_PANEL,
             show_default=False,
         ),
     ] = None,
@@ -129,14 +140,8 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
-    legend: Annotated[
-        bool,
-        typer.Option(
-            "--legend",
-            help="Explain every word of the table below it.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
+    legend: LegendOption = False,
+    assumptions: AssumptionsOption = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -166,6 +171,8 @@ def estimate(
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
+    report: ReportOption = None,
+    chart: ChartOption = False,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
@@ -189,6 +196,7 @@ def estimate(
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     else:
         refuse_without(ctx, {"output"}, "--emit")
+    check_pictures(report, chart=chart, is_table=output_format is OutputFormat.TABLE)
     question = time_question(times)
     checks = None
     if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched, annotate)):
@@ -250,11 +258,16 @@ def estimate(
             output_format,
             everywhere=everywhere,
             legend=legend,
+            assumptions=assumptions,
             reserved=reserved,
             lifetimes=lifetimes,
             question=question,
             allow=read_concessions(allow),
         )
+    if chart:
+        print_charts(estimate_pictures(rows))
+    if report is not None:
+        write_report(estimate_report(rows), report)
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -279,5 +292,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"allow", "legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset(
+    {"allow", "assumptions", "legend", "lifetimes", "output_format", "reserved"}
+)
 """What is not looked at where a setup is written down instead."""

@@ -69,6 +69,7 @@ def show(
     *,
     everywhere: bool,
     legend: bool,
+    assumptions: bool = False,
     reserved: bool,
     lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
@@ -114,12 +115,12 @@ def show(
     hints = hints_for(rows[0][0].model, rows, places, allow=allow)
     if len(rows) == 1:
         print_account(
-            console, rows[0], hints, legend=legend, reserved=reserved, lifetimes=lifetimes,
+            console, rows[0], hints, legend=legend, assumptions=assumptions, reserved=reserved, lifetimes=lifetimes,
             question=question,
         )  # fmt: skip
     else:
         print_comparison(
-            console, rows, hints, everywhere=everywhere, legend=legend, reserved=reserved,
+            console, rows, hints, everywhere=everywhere, legend=legend, assumptions=assumptions, reserved=reserved,
             lifetimes=lifetimes, question=question,
         )  # fmt: skip
 

@@ -184,3 +184,19 @@ FormatOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+LegendOption = Annotated[
+    bool,
+    typer.Option(
+        "--legend",
+        help="Explain every word below the answer.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+AssumptionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--assumptions",
+        help="List everything that was assumed, not only what fits into three lines.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]

@@ -1,5 +1,6 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
+from collections.abc import Sequence
 from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
-from memplan.upward import Displayed, Document, Hint, provided
+from memplan.upward import Displayed, Document, Drawn, Hint, provided
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
@@ -26,8 +27,8 @@ SCHEMA_VERSION = 1
 
 
 FLUSHES_NOTE = (
-    "on {gpu} the allocator gives cached memory back and takes it again in every step, which is slow: "
-    "it holds what is needed, not what would be reserved"
+    "{gpu} has no room for the allocator's cache, which is given back and taken again in every step: slow; "
+    "a smaller micro-batch or checkpointing leaves room"
 )
 NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
@@ -369,19 +370,29 @@ class Estimate(Displayed):
         found: int | None = provided("largest_batch", self)
         return found
 
-    def hints(self) -> tuple[Hint, ...]:
+    def hints(self, *, allow: str | Sequence[str] = ()) -> tuple[Hint, ...]:
         """What would make it fit its GPU; nothing where it does.
+
+        ``allow`` is what may be given up: ``8bit``, ``lora``, ``qlora``.
 
         >>> import memplan
         >>> [hint.text[:20] for hint in memplan.estimate("gpt2", batch_size=64, gpu="t4").hints()]
-        ['to fit: batch_size 7']
+        ['to fit: batch_size 4']
         """
-        found: tuple[Hint, ...] = provided("hints", self)
+        found: tuple[Hint, ...] = provided("hints", self, allow)
         return found
 
     def explain(self) -> Document:
         """Its arithmetic: every component of every phase, every tensor that a layer keeps."""
         found: Document = provided("explanation", self)
+        return found
+
+    def plot(self, what: str = "components") -> Drawn:
+        """A picture of it: ``components`` of each phase, the ``step`` in order, or a pipeline's ``ranks``.
+
+        It shows itself in a notebook, with the table behind it. Raises ``UsageError`` for another word.
+        """
+        found: Drawn = provided("estimate_picture", self, what)
         return found
 
     def to_dict(self) -> dict[str, object]:

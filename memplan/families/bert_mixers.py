@@ -97,11 +97,21 @@ def _luke(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
                 _idle(table, "entity_predictions.decoder", (count, width), bias=0)
             _idle(table, "entity_predictions", (), bias=count)
     model = with_plain_scores(model)
+    model = with_layers(model, _with_last_queries)
     if reader.flag("use_entity_aware_attention"):
         model = with_layers(model, _with_entity_queries)
+    stack = model.stacks[0]
+    assert stack.embedding is not None
+    embedding = replace(stack.embedding, types_last=True)
+    model = replace(model, stacks=(replace(stack, embedding=embedding),))
     # The words' output matrix is never tied (``_tied_weights_keys``).
     head = replace(model.head, tied=False, spare_bias=not model.head.tied)
     return replace(model, head=head, tables=table.blocks(), base_tables=base)
+
+
+def _with_last_queries(layer: LayerSpec) -> LayerSpec:
+    assert isinstance(layer.attention, AttentionSpec)
+    return replace(layer, attention=replace(layer.attention, query_projected_last=True))
 
 
 def _with_entity_queries(layer: LayerSpec) -> LayerSpec:

@@ -231,6 +231,8 @@ class AttentionSpec:
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
     (``BertSelfOutput``)."""
+    query_projected_last: bool = False
+    """Behind keys and values (LUKE)."""
     query_viewed_last: bool = False
     """Keys and values are seen as heads before queries are (GPT-2)."""
     views_last: bool = False

@@ -28,9 +28,15 @@ class Comparison(Displayed):
 
     def rows(self) -> list[dict[str, object]]:
         """Flat rows, as ``memplan compare --format json`` has them."""
-        from memplan.report.versus import versus_rows
+        from memplan.estimator.run_cost import TimeQuestion
+        from memplan.report.versus import Side, versus_rows
+        from memplan.search.advice import hints_for
 
-        return versus_rows(self.one, self.other)
+        one, other = (
+            Side(label=label, name=label, answer=each, hints=hints_for(each.model, [[each]]))
+            for label, each in (("one", self.one), ("other", self.other))
+        )
+        return versus_rows((one, other), TimeQuestion())
 
     def to_dict(self) -> dict[str, object]:
         """The document that ``memplan compare --format json`` writes."""

@@ -237,7 +237,7 @@ def _segment_nodes(tape: Tape, *, of_adapter: bool) -> tuple[Node, ...]:
 
 
 def _parameter_node(parameter: Parameter, copies: int) -> Node:
-    shape = " x ".join(str(size) for size in parameter.matrix_shape)
+    shape = " x ".join(f"{size:,}" for size in parameter.matrix_shape)
     times = f"{copies} x " if copies > 1 else ""
     dtype = parameter.dtype
     formula = f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})"
@@ -531,32 +531,34 @@ class _SizeNames:
         self.widths.setdefault(width, name)
 
     def formula(self, tensor: Tensor, weight: Parameter | None = None) -> str:
-        """``2048 tokens x 4096 (hidden) x 2 B (bf16)``; of a ``weight``'s copy the weight's own sizes."""
+        """``2,048 tokens x 4,096 (hidden) x 2 B (bf16)``; of a ``weight``'s copy the weight's own sizes."""
         size = f"{tensor.dtype.num_bytes} B ({tensor.dtype.label})"
         if weight is not None:
             whole = prod(weight.shape) == tensor.numel
-            sizes = " x ".join(map(str, weight.shape)) if whole else f"{tensor.numel:,}"
+            sizes = (
+                " x ".join(f"{each:,}" for each in weight.shape) if whole else f"{tensor.numel:,}"
+            )
             return f"{sizes} x {size}"
         if self.share is not None and tensor.numel == self.share[1]:
             tokens, hidden = self.share
-            return f"{tokens} tokens x {hidden // tokens} (hidden) x {size}"
+            return f"{tokens:,} tokens x {hidden // tokens:,} (hidden) x {size}"
         for length in self.lengths:
             scores = next(
                 (heads for heads in self.heads
                  if tensor.numel == self.batch * heads * length * length), None,
             )  # fmt: skip
             if scores is not None and length > 1:
-                return f"{self.batch} x {scores} heads x {length} x {length} x {size}"
+                return f"{self.batch} x {scores} heads x {length:,} x {length:,} x {size}"
             tokens = self.batch * length
             width, rest = divmod(tensor.numel, tokens)
             if not rest and width:
                 each = f" x {self._width(width)}" if width > 1 else ""
-                return f"{tokens} tokens{each} x {size}"
+                return f"{tokens:,} tokens{each} x {size}"
         return f"{tensor.numel:,} x {size}"
 
     def _width(self, width: int) -> str:
         name = self.widths.get(width)
-        return f"{width} ({name})" if name else str(width)
+        return f"{width:,} ({name})" if name else f"{width:,}"
 
 
 def states_line(found: Estimate) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.config import MAX_LAYERS
-from memplan.report.answer import capacity_text, needed_text
+from memplan.report.answer import capacity_text, needed_text, params_text
 from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
     ONE_GPU,
@@ -87,6 +87,12 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
+    if plan.setups:
+        for text in (answer_text(plan), *run_lines(plan, question)):
+            for line in hanging(text, console.width):
+                console.print(Text(line, style="green"))
+    else:
+        console.print(Text(f"Nothing fits {plan.gpu.short_name}.", style="bold red"))
     some = plan.some
     console.print(
         Text.assemble(
@@ -96,9 +102,6 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         )
     )
     if plan.setups:
-        for text in (answer_text(plan), *run_lines(plan, question)):
-            for line in hanging(f"  {text}", console.width):
-                console.print(Text(line, style="green"))
         console.print()
         for drawn in plan_lines(console.width, plan, question):
             console.print(drawn, soft_wrap=True)
@@ -106,8 +109,6 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         for text in front_lines(plan):
             for line in hanging(text, console.width) or [""]:
                 console.print(Text(line))
-    else:
-        console.print(Text("Nothing fits.", style="bold red"))
     for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
         for line in hanging(text, console.width):
             console.print(Text(line))
@@ -132,8 +133,8 @@ _LARGEST = {
 def job_text(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
     some, looked_for = plan.some, plan.goal.objective
-    size = f"{format_count(some.num_params)} parameters, "
-    length = f"{some.setup.seq_len} tokens, "
+    size = f"{params_text(some, ' parameters')}, "
+    length = f"{some.setup.seq_len:,} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length
 
@@ -244,6 +245,7 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
             cells=tuple(map(words, plan.setups)),
             styles=("bold",) * len(plan.setups) if header in _BOLD else (),
             is_figure=header not in _WORDS,
+            gives_way=_GIVE_WAY.get(header, 0),
         )
         for header, words in _columns(plan).items()
         if question is None or header != ("speed",)
@@ -255,8 +257,12 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
     return print_blocks(width, label, others, before=[ranks, gpus])
 
 
-_WORDS = (("setup",), ("given up",), ("kernels",), ("precision",), ("check-", "pointing"))
+_WORDS = (("setup",), ("given up",), ("kernels",), ("precision",), ("checkpointing",))
 """Columns that are set to the left."""
+_GIVE_WAY = {
+    ("precision",): 5, ("CPU", "GiB"): 4, ("peak", "GiB"): 3, ("left", "GiB"): 2, ("accum.",): 1,
+}  # fmt: skip
+"""Columns that are left out where it is narrow, the highest first."""
 _BOLD = (("tokens",), ("layers",), ("params",))
 """What was looked for."""
 
@@ -270,7 +276,7 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
         ("setup",): lambda each: setup_label(each.setup),
         ("given up",): lambda each: CONCESSIONS[each.given_up].label,
         ("precision",): lambda each: each.setup.chosen_precision.value,
-        ("check-", "pointing"): lambda each: checkpointing_label(each.setup),
+        ("checkpointing",): lambda each: checkpointing_label(each.setup),
         ("kernels",): lambda each: kernels_label(each.setup),
         **_STRETCHED.get(plan.goal.objective, {}),
         ("batch",): lambda each: str(each.setup.micro_batch_size),

@@ -31,6 +31,7 @@ from memplan.search.node_ram import overfills_usual_node
 from memplan.search.splitting import split_further
 from memplan.search.together import all_of
 from memplan.training.choices import AllocatorKind, Recomputation, ZeroStage
+from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.upward import provided
@@ -88,9 +89,11 @@ class Advice:
         return found
 
 
-def hints_of(answer: Estimate) -> tuple[Advice, ...]:
-    """What would make one estimate fit; nothing where it does."""
-    return hints_for(answer.model, [[answer]], places=()).advice
+def hints_of(answer: Estimate, allow: str | Sequence[str]) -> tuple[Advice, ...]:
+    """What would make one estimate fit; nothing where it does. Raises ``SetupError`` for an unknown word."""
+    words = allow.split(",") if isinstance(allow, str) else allow
+    allowed = [coerce_enum("allow", each, Concession) for each in words if each]
+    return hints_for(answer.model, [[answer]], places=(), allow=allowed).advice
 
 
 def largest_batch_of(answer: Estimate) -> int | None:
@@ -277,11 +280,11 @@ def _nearest_changes(
     yield from offloading(least)
     if setup.num_gpus > 1:
         yield from split
-    yield from every_engine(setup)
     yield from more_gpus(setup)
     yield from more_gpus(shardings[-1] if shardings else setup)
     *_, widest = (least, *more_sharding(least))
     yield from more_gpus(widest)
+    yield from every_engine(setup)
     yield from every_engine(single)
     yield from every_engine(least)
     for lean in lean_kernels(model, least, gpu):

@@ -184,6 +184,7 @@ def offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
             yield from possible(replace, sharded, offload_optimizer=Offload.CPU)
         third = ZeroStage.PARAMETERS
         for sharded in possible(under_engine, setup, deepspeed, zero_stage=third):
+            yield from possible(replace, sharded, offload_optimizer=Offload.CPU)
             yield from all_offloaded(sharded)
 
 

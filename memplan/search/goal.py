@@ -15,7 +15,7 @@ from memplan.training.choices import Checkpointing, FsdpStrategy, Offload, ZeroS
 from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
-from memplan.upward import Displayed, provided
+from memplan.upward import Displayed, Drawn, provided
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
@@ -338,6 +338,11 @@ class Plan(Displayed):
     def to_dict(self) -> dict[str, object]:
         """The document that ``memplan plan --format json`` writes."""
         found: dict[str, object] = provided("plan_document", self)
+        return found
+
+    def plot(self) -> Drawn:
+        """Memory against time: every setup whose time is known, and those that none beats in both."""
+        found: Drawn = provided("plan_picture", self)
         return found
 
     def to_pandas(self) -> Any:

@@ -11,7 +11,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.grid import Grid, Impossible, Open
 from memplan.training.setup import TrainingSetup
-from memplan.upward import Displayed, provided
+from memplan.upward import Displayed, Drawn, provided
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
@@ -128,6 +128,15 @@ class Sweep(Displayed):
     def to_dict(self) -> dict[str, object]:
         """The document that ``memplan sweep --format json`` writes. Computes them all, as ``rows`` does."""
         found: dict[str, object] = provided("sweep_document", self)
+        return found
+
+    def plot(self, rows: str | None = None, columns: str | None = None) -> Drawn:
+        """A heat map of what each setup needs, by two axes (``seq-len``, ``batch``, ``gpus``, ``setup``, ...).
+
+        By default the first two that vary. Computes them all. Raises ``UsageError`` for an axis that
+        there is not.
+        """
+        found: Drawn = provided("sweep_picture", self, rows, columns)
         return found
 
     def to_pandas(self) -> Any:

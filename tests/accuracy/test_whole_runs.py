@@ -59,8 +59,8 @@ BARS = {
     ),
     "fresh": Bars(
         "fresh runs",
-        {"requested_peak": PEAK, "reserved_peak": (0.005, 0.05), "least_capacity": (0.01, 0.06)},
-        NAMES[:1], 90, all_live=False,
+        {"requested_peak": PEAK, "reserved_peak": (0.005, 0.01), "least_capacity": (0.005, 0.01)},
+        NAMES[:1], 120, all_live=False,
     ),
 }  # fmt: skip
 

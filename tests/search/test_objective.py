@@ -11,7 +11,8 @@ import pytest
 from memplan.errors import InputError
 from memplan.estimator.run_cost import TimeQuestion
 from memplan.report.changes import setup_label
-from memplan.report.front import front_page, front_svg
+from memplan.report.front import front_page
+from memplan.report.pictures.scatter import front_picture
 from memplan.report.plan import markdown_columns, plan_rows, run_lines
 from memplan.search.goal import Goal, Plan
 from memplan.search.objective import memory_front
@@ -218,9 +219,9 @@ def test_every_number_of_gpus_is_timed() -> None:
 
 def test_memory_against_time_is_drawn() -> None:
     found = timed_plan("gpt2-xl", "a100-40gb", 16, 1024, 512, engines=(Engine.DEEPSPEED,))
-    drawing = front_svg(found)
+    drawing = front_picture(found).svg
     ElementTree.fromstring(drawing)
-    assert drawing.count('class="best"') == len(found.front)
+    assert drawing.count('<circle class="mp-long"') == len(found.front)
     assert drawing.count("<circle") == len({*map(id, found.setups), *map(id, found.front)})
     page = front_page(found, version="1.2")
     assert drawing in page

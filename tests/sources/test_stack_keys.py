@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from memplan.errors import ConfigError
+from memplan.sources.job_models import looked_up
 from memplan.sources.key_tables import Fate, key_table
 from memplan.sources.stacks import StackSetup, read_stack
 from memplan.training.setup import TrainingSetup
@@ -90,7 +91,7 @@ def said(setup: TrainingSetup, says: dict[str, Any]) -> TrainingSetup:
     options = {**dict(setup.engine_options), **says.get("engine_options", {})}
     kept = {name: value for name, value in options.items() if value is not None}
     changes = {name: tuple(each) if name == "left_out" else each for name, each in says.items()}
-    return replace(setup, **{**changes, "engine_options": kept})
+    return looked_up(replace(setup, **{**changes, "engine_options": kept}))
 
 
 def laid_over(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_attention(keys, found)
     _read_kernels(keys, found)
     _read_tuning(keys, found)
-    _read_engine(keys, found)
+    _read_engine(keys, found, given)
     _read_job(keys, found)
     _read_evaluation(keys, found)
     add_optimizer(keys, "optimizer", found, given)
@@ -234,6 +234,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         alpha=keys.number("lora_alpha"),
         dropout=keys.number("lora_dropout"),
         targets=LINEAR_NAMES if linear else _targets(keys, names),
+        parameters=keys.names("lora_target_parameters"),
         modules_to_save=keys.names("lora_modules_to_save"),
         rslora=keys.flag("peft_use_rslora"),
         dora=keys.flag("peft_use_dora"),
@@ -275,7 +276,7 @@ def _layers(keys: Keys) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _read_engine(keys: Keys, found: Found) -> None:
+def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     point_at_shipped(keys, "deepspeed", "axolotl")
     config = keys.section("fsdp_config")
     listed = keys.take("fsdp")
@@ -284,6 +285,10 @@ def _read_engine(keys: Keys, found: Found) -> None:
         config = dict(config or {})
         if version is not None:
             config.setdefault("fsdp_version", version)
+        elif not {"version", "fsdp_version"} & config.keys() and given.get("engine") is None:
+            # ``check_fsdp_version_in_fsdp_config`` pins what transformers today has as 2.
+            config["fsdp_version"] = 1
+            found.notes.append("fsdp_version is not set: FSDP1, axolotl's default")
         config.pop("cpu_offload_pin_memory", None)
         config.pop("fsdp_cpu_offload_pin_memory", None)
         config.pop("mixed_precision_policy", None)
@@ -296,9 +301,24 @@ def _read_engine(keys: Keys, found: Found) -> None:
         if degree not in (None, 1):
             found.fields[field] = degree
     replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
+    if "fsdp" in found.arguments and given.get("num_gpus") is None:
+        _count_gpus(keys, found, (replicas or 1) * (shards or 0))
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
         found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")
+
+
+NODE = 8
+"""GPUs of a node, as most that are rented have."""
+
+
+def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
+    """As many GPUs as the degrees need, or a node: FSDP is for several, and a file says no number."""
+    degrees = [keys.count(key) or 1 for key in _DEGREES]
+    needed = (sharded or 1) * degrees[0] * degrees[1]
+    count = needed if sharded else max(NODE, needed)
+    found.fields["num_gpus"] = count
+    found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
 
 
 def _read_job(keys: Keys, found: Found) -> None:

@@ -69,6 +69,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             alpha=keys.number("lora_alpha"),
             dropout=keys.number("lora_dropout"),
             targets=_targets(keys),
+            parameters=keys.names("lora_target_parameters"),
             modules_to_save=keys.names("lora_modules_to_save"),
             rslora=keys.flag("use_rslora"),
             dora=keys.flag("use_dora"),

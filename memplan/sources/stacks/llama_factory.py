@@ -248,6 +248,7 @@ def _read_optimizer(keys: Keys, found: Found) -> None:
         if keys.flag(switch):
             whole = names in ((), ("all",))
             targets = "all-linear" if whole else ",".join(names)
+            found.arguments["optim_target_modules"] = targets
             found.fields["optimizer_options"] = {"rank": chosen or 16, "target_modules": targets}
             if is_layerwise:
                 found.fields["optimizer_in_backward"] = True

@@ -45,6 +45,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_engine(keys, found, given)
     _read_tuning(keys, found)
     kernel = keys.choice("flash_attn", _ATTENTION)
+    if kernel == "flash" and found.fields.get("precision") == "fp32":
+        kernel = "sdpa"
+        found.notes.append("flash attention takes 16 bits, cast there and back: counted as sdpa")
     if kernel is not None:
         found.fields["attention"] = kernel
     kernels = keys.choice("kernel_config.name", _KERNELS)

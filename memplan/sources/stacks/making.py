@@ -62,8 +62,11 @@ def _of_arguments(
     """What the Trainer makes of the arguments that the stack hands it, and the stack's own over it."""
     from memplan.sources.training_arguments import arguments_file
 
+    counted = fields.get("num_gpus")
+    beside = {"num_gpus": counted, **given} if counted is not None else given
     read = arguments_file(
-        found.arguments, source=source, folder=folder, given=given,
+        found.arguments, source=source, folder=folder, given=beside,
+        deepspeed=found.launch.deepspeed, accelerate=found.launch.accelerate,
         loading=found.loading,
     )  # fmt: skip
     notes, missing = read.notes, _texts(read.setup.left_out)

@@ -158,6 +158,19 @@ def _read_loss(keys: Keys, found: Found) -> None:
         found.fields["job"] = _JOBS[name]
     elif name in _CHUNKED:
         found.fields["loss"] = "torchtune"
-    if keys.has("teacher_model._component_"):
-        keys.text("teacher_model._component_")
-        found.fields["job"] = "distillation"
+    teacher = keys.text("teacher_model._component_")
+    if teacher is not None:
+        found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
+
+
+def _teacher(keys: Keys, component: str) -> object:
+    """The model that a builder makes."""
+    key = "teacher_model._component_"
+    named = torchtune_model(component.rpartition(".")[2])
+    if named is None:
+        keys.refuse(key, f"{component!r:.60} is not known: name a job beside the file")
+    if isinstance(named, str):
+        return named
+    from memplan.sources.models import load_model
+
+    return load_model(named)
