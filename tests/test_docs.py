@@ -175,6 +175,11 @@ def test_every_preset_is_documented() -> None:
         assert f"\n## {name}\n" in text
 
 
+def test_every_key_of_the_stacks_is_documented() -> None:
+    text = (DOCS / "stack-keys.md").read_text(encoding="utf-8")
+    assert module("keys_page").document() in text
+
+
 # -- ten jobs --------------------------------------------------------------------------------------
 
 JOBS = module("jobs").JOBS
