@@ -67,7 +67,7 @@ PresetOption = Annotated[
         "What a training stack does by default: axolotl, hf-trainer, lightning, litgpt-full, "
         "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, nanogpt, nanotron, "
         "nemo, prime-rl, torchtitan, torchtune, trl-distillation, trl-dpo, trl-grpo, trl-kto, "
-        "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, verl.",
+        "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, unsloth-cli, verl.",
         panel=FILES_PANEL,
     ),
 ]

@@ -59,6 +59,7 @@ COMPONENT_WORDS: Mapping[str, str] = {
     "gathered parameters": "whole for the moment, of what is sharded",
     "communication buffers": "into which gradients and parameters are copied to be sent",
     "temporaries": "inside an operation, or between two",
+    "others": "components that two decimals of a GiB show as nothing",
     "kernel scratch": "cuBLAS workspaces (--no-kernel-scratch leaves them out)",
     "long, medium, short": "held the whole run, from forward to backward, within operations",
 }

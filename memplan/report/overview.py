@@ -54,13 +54,24 @@ def bars_of(found: Estimate, explained: Explanation) -> list[Bar]:
         if own:
             total = sum(node.num_bytes for node in own)
             bars.append(Bar(kind=kind, name=words_of(kind), num_bytes=total, words=_words(own)))
-    bars.sort(key=lambda each: -each.num_bytes)
+    bars = _with_small_ones_together(sorted(bars, key=lambda each: -each.num_bytes))
     if found.gpu is None:
         return bars
     rest = found.required_bytes - found.worst_bytes
     return [*bars, Bar(kind=None, name="allocator's rest", num_bytes=rest, words=REST_WORDS)]
 
 
+def _with_small_ones_together(bars: Sequence[Bar]) -> list[Bar]:
+    """Those that two decimals of a GiB show as nothing in one, where there are several."""
+    small = [bar for bar in bars if bar.num_bytes < HUNDREDTH]
+    if len(small) < 2:
+        return list(bars)
+    total, names = sum(bar.num_bytes for bar in small), ", ".join(bar.name for bar in small)
+    return [*bars[: -len(small)], Bar(kind=None, name="others", num_bytes=total, words=names)]
+
+
+HUNDREDTH = GIB // 200
+"""Bytes below which two decimals of a GiB are nothing."""
 REST_WORDS = "held in segments, not handed out"
 
 

@@ -51,8 +51,8 @@ def test_components_are_explained_by_name(run: Run) -> None:
     assert re.search(r"^optimizer states: [\d.]+ GiB", shown, re.MULTILINE)
     assert "decoder.layers keeps " in shown
     assert "gradients:" not in shown
-    assert "buffers: none in this setup" in run(*JOB, "--component", "averaged_weights", "--component",
-                                                "buffers").stdout  # fmt: skip
+    assert "other models: none in this setup" in run(*JOB, "--component", "averaged_weights", "--component",
+                                                "other-models").stdout  # fmt: skip
 
 
 def test_a_component_that_is_nearly_one_is_refused(run: Run) -> None:
