@@ -239,6 +239,21 @@ def _arguments(folder: Path) -> Iterator[Key]:
             yield from code.fields(name)
 
 
+def _hf_trainer(folder: Path) -> Iterator[Key]:
+    """What TRL's parser reads beside a trainer's arguments, and the scripts of two recipe books.
+
+    The folder holds the packages ``trl``, ``alignment`` and ``open_r1``, or folders with these.
+    """
+    own = Code(folder, "**/trl/trainer/model_config.py", "**/trl/scripts/utils.py")
+    for name in ("ModelConfig", "ScriptArguments", "DatasetMixtureConfig"):
+        yield from own.fields(name)
+    for book in ("alignment", "open_r1"):
+        code = Code(folder, f"**/{book}/configs.py")
+        for name in code.classes:
+            if name.endswith(("ScriptArguments", "TConfig", "OConfig")):
+                yield from code.fields(name)
+
+
 STACKS: Mapping[str, Callable[[Path], Iterator[Key]]] = {
     "axolotl": _axolotl,
     "llama_factory": partial(
@@ -246,9 +261,14 @@ STACKS: Mapping[str, Callable[[Path], Iterator[Key]]] = {
         roots=("ModelArguments", "DataArguments", "FinetuningArguments", "GeneratingArguments",
                "TrainingArguments"),
     ),
+    "llama_factory_v1": partial(
+        _classes, files=("src/llamafactory/v1/config/*.py",),
+        roots=("ModelArguments", "DataArguments", "TrainingArguments", "SampleArguments"),
+    ),
     "litgpt": _litgpt,
     "nanotron": partial(_classes, files=("src/nanotron/config/*.py",), roots=("Config",)),
     "torchtune": _torchtune,
+    "hf_trainer": _hf_trainer,
     "training_arguments": _arguments,
 }  # fmt: skip
 """By the name of its table: how its keys are read from a folder that holds its source."""

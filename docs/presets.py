@@ -28,6 +28,6 @@ def _keys() -> str:
         table = key_table(stack)
         more = " + training arguments" if table.arguments else ""
         fates = list(table.fates.values())
-        cells = " | ".join(str(fates.count(fate)) for fate in Fate)
+        cells = " | ".join(str(fates.count(fate)) for fate in Fate if fate is not Fate.SECTION)
         lines.append(f"| {table.source}{more} | {cells} |")
     return "\n".join(lines)

@@ -32,7 +32,7 @@ from memplan.options.settings import setting_fields
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memplan.estimator.measured import Measurement
     from memplan.report.verify import Verified
@@ -207,7 +207,7 @@ def _setup(
     fields: dict[str, Any],
     named: dict[str, str | None],
     files: dict[str, str | None],
-) -> "tuple[TrainingSetup, str | None]":
+) -> "tuple[TrainingSetup, str | Mapping[str, object] | None]":
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace
 
@@ -236,7 +236,7 @@ def _setup(
 
 def run_of(
     model: str | None,
-    asked: "tuple[TrainingSetup, str | None]",
+    asked: "tuple[TrainingSetup, str | Mapping[str, object] | None]",
     *,
     task: str | None,
     num_labels: int | None,
@@ -256,7 +256,10 @@ def run_of(
             "name a MODEL (memplan models lists the built-in ones), or recorded runs with --replay"
         )
         raise UsageError(msg)
-    name, config = local_config(chosen)
+    if isinstance(chosen, str):
+        name, config = local_config(chosen)
+    else:
+        name, config = str(chosen.get("name", "config")), chosen
     spec = load_model(chosen, task, num_labels=num_labels)
     if num_labels is not None:
         config = {**config, "num_labels": num_labels}

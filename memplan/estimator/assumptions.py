@@ -1,7 +1,7 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
 from memplan.estimator.quantized_base import base_notes, base_words
-from memplan.estimator.recording import kept_dtype
+from memplan.estimator.recording import adapter_dtype, kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
@@ -161,7 +161,14 @@ def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         named = targets_text(usual_targets(model, adapter))
         whose = "the script's choice" if model.denoises else "peft's choice"
         text = text.replace(targets_text(None), f"{named} ({whose})")
-    return (f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen",)
+    said = f"adapter {text}, {kept_dtype(resolved).label} weights, the model's frozen"
+    if isinstance(getattr(adapter, "targets", None), tuple) and not model.traced:
+        from memplan.graph.model import absent_targets  # only for named modules
+
+        absent = absent_targets(model, adapter, adapter_dtype(resolved))
+        if absent:
+            said += f"; {model.name} has no module {', '.join(absent)}"
+    return (said,)
 
 
 def _loading(asked: TrainingSetup, resolved: TrainingSetup) -> tuple[str, ...]:

@@ -270,6 +270,17 @@ class Estimate(Displayed):
             return True
         return self.run.is_enough(capacity_bytes - high)
 
+    def may_fit_within(self, capacity_bytes: int) -> bool:
+        """Whether a first look does not deny it: where this says no, ``fits_within`` does too, but later."""
+        if self.crowded is not None and not self.crowded.may_fit_within(capacity_bytes):
+            return False
+        high = self.overhead_bytes.high
+        if self.worst_bytes + high > capacity_bytes:
+            return False
+        if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
+            return True
+        return self.run.may_be_enough(capacity_bytes - high)
+
     @property
     def flushes_every_step(self) -> bool:
         """Whether the allocator gives its free segments back in every step on this card.

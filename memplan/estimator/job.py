@@ -1,7 +1,10 @@
 """A job: a walked model trained in one way on one kind of GPU, and what its ranks hold."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import fields
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from memplan.errors import SetupError
@@ -9,6 +12,7 @@ from memplan.estimator.overhead import overhead_of
 from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
+    one_sequence,
     record_and_walk,
     reducing_device,
     tape_options,
@@ -23,7 +27,7 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
 from memplan.memory.engine_options import engine_autocast
-from memplan.memory.programs import loads_by_capacity, rank_kinds
+from memplan.memory.programs import holds_inputs, loads_by_capacity, rank_kinds
 from memplan.memory.rank import RankInput, Stage, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
@@ -38,6 +42,11 @@ from memplan.training.kernels import (
 )
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
+
+all_but_the_batch = attrgetter(
+    *(each.name for each in fields(TrainingSetup) if each.name != "micro_batch_size")
+)
+"""A setup's values but for its micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +150,16 @@ class Job:
             rank=account.rank,
             workspace_bytes=_scratch_bytes(self.setup, self.gpu) // NUM_HANDLES,
             capacity_bytes=self.load_capacity_bytes,
+            likeness=self._likeness,
         )
+
+    @property
+    def _likeness(self) -> Hashable:
+        """What runs have in common whose micro-batches or cards alone differ; None: such are not alike."""
+        setup = self.setup
+        if setup.has_company or setup.pipeline is not None or holds_inputs(setup):
+            return None
+        return self.walked.model, one_sequence(self.walked.options), all_but_the_batch(setup)
 
     @property
     def load_capacity_bytes(self) -> int | None:

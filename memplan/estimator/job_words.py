@@ -60,11 +60,8 @@ def _of_job(resolved: TrainingSetup) -> list[str]:
         fused = LogProbabilities.FUSED is job.log_probabilities or loss is LossKernel.TRL
         if loss not in (LossKernel.EAGER, LossKernel.TRL):
             found.append(f"no loss kernel {loss.value}: the job has a loss of its own")
-        found.append(
-            "log-probabilities tile by tile (TRL 1.16)"
-            if fused
-            else "log-probabilities out of all logits, sequence by sequence (TRL)"
-        )
+        way = LogProbabilities.FUSED if fused else job.log_probabilities
+        found.append(f"log-probabilities {_LOG_PROBABILITIES[way]}")
     if job.switches_dropout_off and resolved.dropout is None:
         found.append("dropout 0, as TRL switches it off")
     if job.generates:
@@ -88,7 +85,7 @@ def _role_words(resolved: TrainingSetup, role: str) -> str:
     name = other.name if isinstance(other, ModelSpec) else "same as the trained model"
     dtype = job.frozen_dtype or PRECISIONS[resolved.chosen_precision].weights
     is_sharded = shards_frozen_models(
-        resolved.chosen_engine, resolved.zero_stage, resolved.data_parallel
+        resolved.chosen_engine, resolved.zero_stage, resolved.gradient_ranks
     )
     is_whole = resolved.chosen_engine is Engine.FSDP and job.frozen_units is FrozenUnits.WHOLE
     sharded = "sharded, gathered whole while it runs (TRL)" if is_whole else "sharded"
@@ -113,3 +110,10 @@ def _rollout_words(resolved: TrainingSetup) -> str:
     if rollout is Rollout.SERVER:
         return f"{text} by a server on other cards"
     return f"{text}, there beforehand"
+
+
+_LOG_PROBABILITIES = {
+    LogProbabilities.ROWWISE: "out of all logits, sequence by sequence (TRL)",
+    LogProbabilities.IN_PLACE: "out of all logits at once, in place (flash-attn, verl)",
+    LogProbabilities.FUSED: "tile by tile (TRL 1.16)",
+}

@@ -16,13 +16,15 @@ from memplan.graph.attention.masks import attentions
 from memplan.graph.counts import total_parameters
 from memplan.graph.joint_losses import check_objective
 from memplan.graph.options import TapeOptions
+from memplan.graph.tape import Tape
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.beside import ALONE, Beside, Share, SideModel, When, raised
+from memplan.memory.engine_options import frozen_format
 from memplan.memory.ledger import Part
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.step import Height
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.choices import Recomputation
+from memplan.training.choices import Offload, Recomputation
 from memplan.training.compilation import Compilation
 from memplan.training.evaluation import Evaluation
 from memplan.training.fp8 import Fp8Recipe
@@ -33,14 +35,18 @@ from memplan.training.jobs import (
     FrozenUnits,
     Job,
     JobKind,
+    Leaving,
     OtherModel,
     Rollout,
 )
 from memplan.training.kernels import LossKernel
 from memplan.training.losses import LOSS_FORMS
 from memplan.training.objectives import Objective
-from memplan.training.precision import PRECISIONS
+from memplan.training.optimizers.script import Stepped, state_bytes
+from memplan.training.optimizers.table import chosen
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
+from memplan.units import GIB, ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +94,36 @@ def beside(walked: Walked, resolved: TrainingSetup, gpu: GpuSpec | None) -> Besi
     return ALONE if is_nothing else made
 
 
+def _without(options: object, name: str) -> dict[str, object]:
+    """Engine options without one."""
+    return {key: value for key, value in dict(options).items() if key != name}  # type: ignore[call-overload]
+
+
+def left_bytes(tape: Tape, setup: TrainingSetup) -> int:
+    """What of the trained model's weights and states leaves the GPU while completions are generated [bytes].
+
+    Parts of each weight on its ranks, rounding left out; states as the optimizer keeps them of such a part.
+    """
+    leaves, formats = setup.job.leaves, PRECISIONS[setup.chosen_precision]
+    if leaves is Leaving.NONE or setup.offload_param is Offload.CPU:
+        return 0
+    shards = setup.chosen_engine in (Engine.FSDP, Engine.FSDP1)
+    replicas = dict(setup.engine_options).get("data_parallel_replicate_degree", 1)
+    degree = setup.gradient_ranks // int(str(replicas)) if shards else 1
+    frozen = frozen_format(setup)
+    row, options = chosen(setup.optimizer, setup.optimizer_options)
+    found = 0
+    for segment in tape.segments:
+        for parameter in segment.parameters:
+            trained = parameter.requires_grad and not parameter.unused
+            dtype = formats.weights if trained else frozen
+            part = Stepped((ceil_div(parameter.numel, degree),), dtype)
+            each = part.numel * dtype.num_bytes * leaves.parameters
+            each += state_bytes(row, options, part) * (leaves.states and trained)
+            found += each * segment.num_copies
+    return found
+
+
 class _Plan:
     """Which passes a step makes."""
 
@@ -98,7 +134,7 @@ class _Plan:
         self.gpu = gpu
         self.has_adapter = resolved.adapter is not None
         self.engine_shards = shards_frozen_models(
-            resolved.chosen_engine, resolved.zero_stage, resolved.data_parallel
+            resolved.chosen_engine, resolved.zero_stage, resolved.gradient_ranks
         )
 
     def models(self) -> "Iterator[SideModel]":
@@ -115,12 +151,17 @@ class _Plan:
         """Shares of the card."""
         job, gpu = self.job, self.gpu
         if job.rollout_share and gpu is not None:
-            engine = job.chosen_rollout.value
-            yield Share(
-                num_bytes=int(job.rollout_share * gpu.capacity_bytes),
-                words=f"{engine}: {job.rollout_share:g} of the card",
-                only_in=Part.GENERATION if job.sleep else None,
-            )
+            engine, share = job.chosen_rollout.value, int(job.rollout_share * gpu.capacity_bytes)
+            words = f"{engine}: {job.rollout_share:g} of the card"
+            left = left_bytes(self.walked.tape, self.setup) if job.sleep else 0
+            if left:
+                words += f", {left / GIB:.1f} GiB of it where weights or states make room for it"
+            if share > left:
+                yield Share(
+                    num_bytes=share - left,
+                    words=words,
+                    only_in=Part.GENERATION if job.sleep else None,
+                )
 
     # -- what runs when --------------------------------------------------------------------------
 
@@ -155,8 +196,10 @@ class _Plan:
         if model is None:
             return
         setup = replace(
-            self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None, evaluation=None
-        )
+            self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None, evaluation=None,
+            micro_batch_size=self.job.critic_batch_size or self.setup.micro_batch_size,
+            engine_options=_without(self.setup.engine_options, "frozen_dtype"),
+        )  # fmt: skip
         options = replace(tape_options(setup, self.gpu), objective=Objective.VALUES)
         found = walked_on_card(model, options)
         yield SideModel(
@@ -265,18 +308,25 @@ class _Plan:
     def _options_without_gradients(
         self, *, has_adapter: bool, setup: TrainingSetup | None = None
     ) -> TapeOptions:
-        setup = self.setup if setup is None else setup
+        setup = self._scoring_setup() if setup is None else setup
         adapter = setup.adapter if has_adapter else None
         bare = replace(setup, adapter=adapter, checkpointing=Recomputation.NONE)
         options = tape_options(bare, self.gpu)
         return replace(options, without_gradients=True, dropout=0.0, compile=Compilation.NONE)
+
+    def _scoring_setup(self) -> TrainingSetup:
+        """The setup with as many sequences as are scored at once."""
+        rows = self.job.scoring_batch_size
+        return self.setup if rows is None else replace(self.setup, micro_batch_size=rows)
 
     def _side(
         self, model: ModelSpec, options: TapeOptions, *, role: str, when: When, owns: bool
     ) -> SideModel:
         found = walked_on_card(model, options)
         base = self._base(when)
-        setup = replace(self.setup, job=PLAIN, ema=None, evaluation=None)
+        setup = replace(self._scoring_setup(), job=PLAIN, ema=None, evaluation=None)
+        if owns and self.job.frozen_offload:
+            setup = replace(setup, offload_param=Offload.CPU, offload_optimizer=Offload.CPU)
         return SideModel(
             role=role, tape=found.tape, passes=raised(found.passes, base), setup=setup, when=when,
             owns_weights=owns, is_sharded=self.engine_shards,

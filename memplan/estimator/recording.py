@@ -71,6 +71,18 @@ def _plain(options: TapeOptions) -> TapeOptions:
     )
 
 
+def one_sequence(options: TapeOptions) -> TapeOptions:
+    """The same for a micro-batch of one, on a card that splits sums as the plainest does."""
+    default = TapeOptions()
+    return replace(
+        options,
+        batch_size=default.batch_size,
+        num_sequences=default.num_sequences,
+        multiprocessors=default.multiprocessors,
+        threads_per_multiprocessor=default.threads_per_multiprocessor,
+    )
+
+
 @lru_cache(maxsize=256)
 def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepPasses]:
     """The model on the tape, and the walk over it; remembered, since engines share activations."""
@@ -196,7 +208,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         adapter_dtype=adapter_dtype(setup),
         objective=setup.job.objective,
         log_probabilities=_log_probabilities(setup),
-        kept_logits=completion_length(setup) if setup.job.generates else None,
+        kept_logits=_kept_logits(setup) if setup.job.generates else None,
         adapter_input=_adapter_input(setup),
     )
     how = setup.chosen_quantization
@@ -236,6 +248,13 @@ def _dropout(setup: TrainingSetup) -> float | None:
     if setup.dropout is None and setup.job.switches_dropout_off:
         return 0.0
     return setup.dropout
+
+
+def _kept_logits(setup: TrainingSetup) -> int:
+    """Tokens of a row that have logits: of each sequence of a packed row, and a rank's share of them."""
+    packed = setup.packing is Packing.PADDING_FREE
+    sequences = setup.micro_batch_size if packed else 1
+    return max(1, completion_length(setup) * sequences // setup.context_parallel)
 
 
 def completion_length(setup: TrainingSetup) -> int:

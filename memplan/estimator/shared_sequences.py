@@ -3,7 +3,7 @@
 from memplan.errors import SetupError
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.jobs import PLAIN
+from memplan.training.jobs import COLOCATED, PLAIN, Rollout
 from memplan.training.kernels import AttentionKernel, Packing
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
@@ -13,7 +13,7 @@ PIECES = 2
 
 _ENGINES = {
     ContextParallelKind.RING: (Engine.FSDP, Engine.DDP, Engine.MEGATRON),
-    ContextParallelKind.ALL_TO_ALL: (Engine.DEEPSPEED, Engine.MEGATRON),
+    ContextParallelKind.ALL_TO_ALL: (Engine.DEEPSPEED, Engine.FSDP, Engine.FSDP1, Engine.MEGATRON),
 }
 
 
@@ -71,14 +71,31 @@ def _beside(setup: TrainingSetup, kind: ContextParallelKind) -> tuple[tuple[str,
             "pipeline_parallel",
             setup.pipeline_parallel > 1 and setup.chosen_engine is not Engine.MEGATRON, plain,
         ),
-        ("job", setup.job != PLAIN, plain),
+        ("job", setup.job != PLAIN and (is_ring or not _is_generated_elsewhere(setup)), plain),
         ("adapter: prompt", type(setup.adapter).__name__ == "PromptTuning", "take lora"),
         ("lengths", setup.lengths is not None, plain),
         ("quantize", setup.chosen_quantization is not None, plain),
-        ("compile", setup.compile is not Compilation.NONE, plain),
-        ("packing", setup.packing is not Packing.NONE, plain),
+        (
+            "compile: model", setup.compile is Compilation.MODEL,
+            "compile each layer on its own: attention is called between the graphs",
+        ),
+        ("packing", setup.packing is not Packing.NONE and not _keeps_rows_apart(setup, kind), plain),
         (
             f"attention: {attention.value}", is_ring and attention is not AttentionKernel.SDPA,
             "ring attention is torch's sdpa: leave it out",
         ),
     )  # fmt: skip
+
+
+def _is_generated_elsewhere(setup: TrainingSetup) -> bool:
+    """Whether a job's sequences come from an engine of its own, so that each pass here is one over shares."""
+    return setup.job.generates and setup.job.chosen_rollout in (*COLOCATED, Rollout.SERVER)
+
+
+def _keeps_rows_apart(setup: TrainingSetup, kind: ContextParallelKind) -> bool:
+    """Whether sequences packed into a row are told apart by where they begin, which every rank is told.
+
+    Ulysses hands each rank some heads of the whole row, and flash-attention the starts with it.
+    """
+    is_whole = kind is ContextParallelKind.ALL_TO_ALL
+    return is_whole and setup.chosen_kernels.attention.is_package

@@ -71,6 +71,6 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
         ("job", setup.job != PLAIN),
         ("quantize", setup.chosen_quantization is not None),
         ("fp8", setup.fp8 is not Fp8Recipe.NONE),
-        ("compile", setup.compile is not Compilation.NONE),
+        ("compile: model", setup.compile is Compilation.MODEL),
         (f"precision: {setup.chosen_precision.value}", compute.label != "bf16"),
     )

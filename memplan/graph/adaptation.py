@@ -30,6 +30,8 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.adapters import (
     ALL_LINEAR,
+    EVERY_LINEAR,
+    LINEAR_NAMES,
     Ia3,
     Lora,
     ModuleAdapter,
@@ -53,6 +55,8 @@ class Adaptation:
     """For each segment's name, what is adapted in each of its repetitions."""
     saved: Mapping[str, tuple[frozenset[str], ...]]
     """For each segment's name, the modules of which a copy is trained."""
+    absent: tuple[str, ...] = ()
+    """Targets that are no module of the model's."""
 
     @property
     def num_prompts(self) -> int:
@@ -193,17 +197,19 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
     weights: list[NamedModule] = []
     if isinstance(adapter, Lora) and (adapter.parameters or model.family in EXPERT_NAMES):
         named = named_weights(model, plain)
-        adapter = as_stacked(model.family, adapter, modules, named)
-        weights = _chosen_weights(model, adapter, named)
-    chosen = list(_chosen(model, adapter, modules))
+        asked, adapter = adapter, as_stacked(model.family, adapter, modules, named)
+        weights = _chosen_weights(model, asked, adapter, named)
+    chosen = list(_chosen(model, adapter, modules)) if _has_modules(adapter) else []
     if weights:
         _check_apart(chosen, weights)
         chosen += weights
     saved = [each for each in modules if _is_saved(model, each, adapter)]
     _check_saved(model, adapter, modules, saved)
+    names = adapter.targets if isinstance(adapter.targets, tuple) else ()
     return Adaptation(
         adapter=adapter,
         dtype=dtype,
+        absent=_absent(names, modules),
         scaled_inputs=_scaled_inputs(model, adapter, chosen),
         ranks={
             name: tuple({each.module: _rank_of(each, adapter) for each in row} for row in rows)
@@ -214,6 +220,11 @@ def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -
             for name, rows in _by_repetition(saved).items()
         },
     )
+
+
+def _has_modules(adapter: ModuleAdapter) -> bool:
+    """Whether modules are adapted, and not single weights alone (``target_parameters``)."""
+    return not (isinstance(adapter, Lora) and adapter.targets == () and adapter.parameters)
 
 
 def _by_repetition(modules: Iterable[NamedModule]) -> dict[str, list[list[NamedModule]]]:
@@ -236,18 +247,19 @@ def _chosen(
     targets = adapter.targets
     if targets is None:
         targets = default_targets(model, modules, adapter)
-    if targets == ALL_LINEAR:
+    if targets in (ALL_LINEAR, EVERY_LINEAR, LINEAR_NAMES):
         _check_known(model)
-        wanted = [each for each in modules if each.kind is ModuleKind.LINEAR and not each.is_output]
+        linear = [each for each in modules if each.kind is ModuleKind.LINEAR]
+        wanted = [each for each in linear if targets == EVERY_LINEAR or not each.is_output]
     elif isinstance(targets, str):
-        wanted = [each for each in modules if _matches(targets, each.name, "targets")]
+        wanted = [each for each in modules if _is_meant(targets, each.name)]
         if not wanted:
             raise _unknown(model, targets, modules, "targets")
     else:
         wanted = []
-        for target in targets:
-            if not any(_ends(each.name, target) for each in modules):
-                raise _unknown(model, target, modules, "targets")
+        absent = _absent(targets, modules)
+        if targets and len(absent) == len(targets):
+            raise _unknown(model, absent[0], modules, "targets")
         wanted = [each for each in modules if any(_ends(each.name, name) for name in targets)]
     wanted = [each for each in wanted if not _is_left_alone(model, each, adapter)]
     if adapter.layers and not isinstance(adapter.targets, str):
@@ -263,8 +275,22 @@ def _chosen(
     yield from wanted
 
 
+def _is_meant(pattern: str, name: str) -> bool:
+    """Whether a pattern is a module's name, or the one that it had in transformers before 4.52."""
+    older = re.sub(r"^model\.(vision_tower|audio_tower|multi_modal_projector)\.", r"\1.", name)
+    older = re.sub(r"^model\.language_model\.", "language_model.model.", older)
+    return any(_matches(pattern, each, "targets") for each in dict.fromkeys((name, older)))
+
+
+def _absent(targets: tuple[str, ...], modules: tuple[NamedModule, ...]) -> tuple[str, ...]:
+    """Targets that no module has; peft complains only where none has any (``inject_adapter``)."""
+    return tuple(
+        target for target in targets if not any(_ends(each.name, target) for each in modules)
+    )
+
+
 def _chosen_weights(
-    model: ModelSpec, lora: Lora, weights: tuple[NamedModule, ...]
+    model: ModelSpec, asked: Lora, lora: Lora, weights: tuple[NamedModule, ...]
 ) -> list[NamedModule]:
     """The weights that have an adapter of their own (``BaseTuner._inject_parameters``)."""
     for target in lora.parameters:
@@ -278,7 +304,7 @@ def _chosen_weights(
                 f"{listed}"
             )
             raise SetupError(msg)
-    if lora.parameters:
+    if lora.parameters and asked.targets != LINEAR_NAMES:  # axolotl: the linear layers' alone
         _check_multiplied_out(lora)
     return [each for each in weights if any(_ends(each.name, name) for name in lora.parameters)]
 

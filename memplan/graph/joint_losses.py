@@ -103,6 +103,8 @@ def log_probabilities(t: Tape, logits: Tensor, rows: int, vocab_size: int) -> Te
     Half precision goes by log-softmax, which stays; fp32 by the sum of exponentials, which keeps the
     logits themselves.
     """
+    if t.options.log_probabilities is LogProbabilities.IN_PLACE:
+        return _in_place(t, logits, vocab_size)
     batch = t.options.batch_size
     numel = max(rows - 1, 1) * vocab_size
     cut = t.slice(logits, batch * numel)
@@ -119,6 +121,20 @@ def log_probabilities(t: Tape, logits: Tensor, rows: int, vocab_size: int) -> Te
         out = t.concatenate(*[_picked_row(t, row, tokens) for row in _rows(t, cut, batch, numel)])
     if t.options.objective is Objective.POLICY_GRADIENT:
         _entropy(t, cut, vocab_size)
+    t.touch(logits)
+    return out
+
+
+def _in_place(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
+    """flash-attn's ``CrossEntropyLoss.forward``: the logits as they are, and two fp32 numbers a row."""
+    rows = logits.numel // vocab_size
+    labels = t.tensor(rows, DType.INT64)
+    t.record(OperationKind.SHIFT_LABELS, (), (labels,))
+    out, statistic = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
+    t.record(
+        OperationKind.CROSS_ENTROPY, (logits, labels), (out, statistic),
+        saves=(logits, statistic, labels), gradients=(Gradient.SAVED, Gradient.NONE), in_python=True,
+    )  # fmt: skip
     t.touch(logits)
     return out
 

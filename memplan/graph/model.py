@@ -103,6 +103,12 @@ def _overlay(model: ModelSpec, adapter: "Adapter", dtype: DType) -> "Overlay":
     return adapt(model, record_model(model, TapeOptions()), adapter, dtype)
 
 
+def absent_targets(model: ModelSpec, adapter: "Adapter", dtype: DType) -> tuple[str, ...]:
+    """Modules that an adapter is to stand on and that the model does not have; it stands on the others."""
+    found: tuple[str, ...] = getattr(_overlay(model, adapter, dtype), "absent", ())
+    return found
+
+
 def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
     """Refuse an adapter on a module whose weight a kernel takes by itself."""
     begun: dict[str, int] = {}

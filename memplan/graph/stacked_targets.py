@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from memplan.errors import SetupError
 from memplan.graph.module_names import ModuleKind, NamedModule
-from memplan.training.adapters import ALL_LINEAR, Lora
+from memplan.training.adapters import ALL_LINEAR, LINEAR_NAMES, Lora
 
 _MIXTRAL: Mapping[str, str] = {
     "gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj",
@@ -75,9 +75,10 @@ def _spelt_out(
     """The last parts of the names that a text means (``_resolve_string_target_modules``)."""
     if not isinstance(targets, str):
         return targets
-    if targets == ALL_LINEAR:
+    if targets in (ALL_LINEAR, LINEAR_NAMES):
         linear = [each for each in modules if each.kind is ModuleKind.LINEAR and not each.is_output]
-        return tuple(dict.fromkeys((*(_leaf(each.name) for each in linear), *names)))
+        more = names if targets == ALL_LINEAR else ()
+        return tuple(dict.fromkeys((*(_leaf(each.name) for each in linear), *more)))
     found = [_leaf(each.name) for each in modules if re.fullmatch(targets, each.name)]
     for old, new in names.items():
         containers = (each.name.rpartition(".")[0] for each in weights if _leaf(each.name) == new)

@@ -24,13 +24,15 @@ enum {
 };
 #define ENDLESS (INT64_MAX / 4)
 #define LARGEST (INT64_C(1) << 39) /* of one block: sums of them stay below ENDLESS */
+#define FIRST_STAND_IN (INT64_C(1) << 62) /* memplan/memory/ledger.py */
 #define LASTING (-1) /* the name of a block from before the step that recurs */
 
-typedef struct Block {
-    int64_t address, size, request, name;
+typedef struct Block { /* one line of a cache */
+    int64_t address, size, request;
     struct Block *before, *after;         /* neighbours in its segment or range */
     struct Block *earlier, *later;        /* segments of its pool, of a segment's first block */
-    int32_t pool;
+    int32_t name;
+    int16_t pool;
     char used, mapped;
 } Block;
 
@@ -85,8 +87,8 @@ static void drop(State *state, Block *block) {
     state->spare = block;
 }
 
-static Py_ssize_t lower(const Pool *pool, int64_t size, int64_t address) {
-    Py_ssize_t low = 0, high = pool->count;
+/* Of the keys from `low` to `high` the first that does not come before a size and an address. */
+static Py_ssize_t between(const Pool *pool, Py_ssize_t low, Py_ssize_t high, int64_t size, int64_t address) {
     while (low < high) {
         Py_ssize_t middle = (low + high) >> 1;
         const Key *key = &pool->keys[middle];
@@ -94,6 +96,14 @@ static Py_ssize_t lower(const Pool *pool, int64_t size, int64_t address) {
         else high = middle;
     }
     return low;
+}
+
+static Py_ssize_t lower(const Pool *pool, int64_t size, int64_t address) {
+    return between(pool, 0, pool->count, size, address);
+}
+
+static Py_ssize_t place(const Pool *pool, const Block *block) {
+    return lower(pool, block->size, block->address);
 }
 
 /* Lay the keys into the middle of their memory; where that is half full, of twice as much. */
@@ -142,7 +152,21 @@ static void take_at(Pool *pool, Py_ssize_t at) {
 
 static void take(State *state, Block *block) {
     Pool *pool = &state->pools[block->pool];
-    take_at(pool, lower(pool, block->size, block->address));
+    take_at(pool, place(pool, block));
+}
+
+/* A smaller block takes the place of a key: those between move by one. */
+static void put_below(Pool *pool, Py_ssize_t at, Block *block) {
+    Py_ssize_t to = between(pool, 0, at, block->size, block->address);
+    memmove(pool->keys + to + 1, pool->keys + to, (size_t)(at - to) * sizeof(Key));
+    pool->keys[to] = (Key){block->size, block->address, block};
+}
+
+/* The same with a larger one. */
+static void put_above(Pool *pool, Py_ssize_t at, Block *block) {
+    Py_ssize_t to = between(pool, at + 1, pool->count, block->size, block->address) - 1;
+    memmove(pool->keys + at, pool->keys + at + 1, (size_t)(to - at) * sizeof(Key));
+    pool->keys[to] = (Key){block->size, block->address, block};
 }
 
 static void link_after(Block *block, Block *other) {
@@ -217,7 +241,7 @@ static Block *new_segment(State *state, int64_t request, int32_t number) {
     state->pressing = 0;
     block->address = state->next;
     block->size = size;
-    block->pool = number;
+    block->pool = (int16_t)number;
     block->earlier = pool->last;
     if (pool->last) pool->last->later = block; else pool->first = block;
     pool->last = block;
@@ -228,41 +252,44 @@ static Block *new_segment(State *state, int64_t request, int32_t number) {
 static Block *allocate_cached(State *state, int64_t request, int32_t number) {
     Pool *pool = &state->pools[number];
     Py_ssize_t at = lower(pool, request, 0);
-    Block *block;
-    if (at < pool->count) {
-        block = pool->keys[at].block;
-        take_at(pool, at);
-    } else {
-        block = new_segment(state, request, number);
-        if (!block) return NULL;
-    }
+    int is_new = at == pool->count;
+    Block *block = is_new ? new_segment(state, request, number) : pool->keys[at].block;
+    if (!block) return NULL;
     int64_t rest = block->size - request;
     if (rest > (request <= SMALL_REQUEST ? 0 : SMALL_REQUEST)) {
         Block *other = fresh(state);
         if (!other) return NULL;
         other->address = block->address + request;
         other->size = rest;
-        other->pool = number;
+        other->pool = (int16_t)number;
         link_after(block, other);
         block->size = request;
-        put(state, other);
+        if (is_new) put(state, other); else put_below(pool, at, other);
+    } else if (!is_new) {
+        take_at(pool, at);
     }
     return block;
 }
 
 static void free_cached(State *state, Block *block) {
-    Block *near = block->after;
-    if (near && !near->used) {
-        take(state, near);
-        absorb(state, block, near);
+    Pool *pool = &state->pools[block->pool];
+    Block *before = block->before, *after = block->after;
+    Py_ssize_t at = -1; /* the key of which the joined block takes the place */
+    if (after && !after->used) {
+        at = place(pool, after);
+        absorb(state, block, after);
     }
-    near = block->before;
-    if (near && !near->used) {
-        take(state, near);
-        absorb(state, near, block);
-        block = near;
+    if (before && !before->used) {
+        Py_ssize_t other = place(pool, before);
+        if (at >= 0) {
+            take_at(pool, at);
+            if (at < other) other--;
+        }
+        at = other;
+        absorb(state, before, block);
+        block = before;
     }
-    put(state, block);
+    if (at >= 0) put_above(pool, at, block); else put(state, block);
 }
 
 /* -- expandable segments --------------------------------------------------------------------- */
@@ -272,7 +299,7 @@ static void begin_range(State *state, int32_t number) {
     Block *tail = fresh(state);
     if (!tail) return;
     tail->size = ENDLESS;
-    tail->pool = number;
+    tail->pool = (int16_t)number;
     pool->page = number & 1 ? SMALL_SEGMENT : MEDIUM_SEGMENT;
     pool->first = tail;
 }
@@ -430,7 +457,7 @@ static Block *allocate_expandable(State *state, int64_t request, int32_t number)
         if (!other) return NULL;
         other->address = block->address + request;
         other->size = block->size - request;
-        other->pool = number;
+        other->pool = (int16_t)number;
         other->mapped = 1;
         link_after(block, other);
         block->size = request;
@@ -489,7 +516,7 @@ static Py_ssize_t follow(State *state, const Run *run, Py_ssize_t from, Py_ssize
         } else {
             Block *block = allocate(state, event, run->pools[number]);
             if (!block) return number;
-            block->name = number < run->cycle ? LASTING : number - run->cycle;
+            block->name = number < run->cycle ? LASTING : (int32_t)(number - run->cycle);
             made[number - base] = block;
         }
         if (state->failed) return number;
@@ -565,7 +592,7 @@ static void recur(State *state, const Run *run, Block **made, Block **other, Out
 /* Whether every event names something that is there, so that no input can make this go astray. */
 static int is_sound(const Run *run, int num_pools) {
     Py_ssize_t cycle = run->cycle;
-    if (run->before < 0 || run->before > cycle || cycle > run->count) return 0;
+    if (run->before < 0 || run->before > cycle || cycle > run->count || run->count > INT32_MAX) return 0;
     for (Py_ssize_t number = 0; number < run->count; number++) {
         int64_t event = run->events[number], freed = ~event;
         if (event > LARGEST) return 0;
@@ -596,7 +623,7 @@ static PyObject *replay(PyObject *module, PyObject *args) {
     PyObject *found = NULL;
     Py_ssize_t count = events.len / (Py_ssize_t)sizeof(int64_t);
     Run run = {events.buf, pools.buf, count, before, cycle, max_cycles};
-    if (pools.len / (Py_ssize_t)sizeof(int32_t) != count || num_pools < 1
+    if (pools.len / (Py_ssize_t)sizeof(int32_t) != count || num_pools < 1 || num_pools > INT16_MAX
         || !is_sound(&run, num_pools)) {
         PyErr_SetString(PyExc_ValueError, "these events are no run");
         goto done;
@@ -646,15 +673,18 @@ done:
 }
 
 PyDoc_STRVAR(pack_doc,
-"pack(events, streams) -> (events, pools, num_pools): lists as replay() takes them.\n"
+"pack(events, streams, sizes) -> (events, pools, num_pools): lists as replay() takes them.\n"
+"An event of FIRST_STAND_IN or more bytes stands for one of `sizes`.\n"
 "Raises OverflowError for a block that no card will ever hold.");
 
 static PyObject *pack(PyObject *module, PyObject *args) {
-    PyObject *list, *streams, *found = NULL, *key, *value;
+    PyObject *list, *streams, *sizes, *found = NULL, *key, *value;
     Py_ssize_t place = 0;
     long num_streams = 1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &list, &PyDict_Type, &streams)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &list, &PyDict_Type, &streams, &PyList_Type,
+                          &sizes))
+        return NULL;
     Py_ssize_t count = PyList_Size(list);
     int64_t *events = malloc((size_t)(count + 1) * sizeof(int64_t));
     int32_t *pools = calloc((size_t)count + 1, sizeof(int32_t));
@@ -662,6 +692,12 @@ static PyObject *pack(PyObject *module, PyObject *args) {
     for (Py_ssize_t number = 0; number < count; number++) {
         int64_t event = PyLong_AsLongLong(PyList_GetItem(list, number));
         if (event == -1 && PyErr_Occurred()) goto done;
+        if (event >= FIRST_STAND_IN) {
+            PyObject *size = PyList_GetItem(sizes, (Py_ssize_t)(event - FIRST_STAND_IN));
+            if (!size) goto done; /* there are fewer */
+            event = PyLong_AsLongLong(size);
+            if (event == -1 && PyErr_Occurred()) goto done;
+        }
         if (event > LARGEST * UNIT) {
             PyErr_SetString(PyExc_OverflowError, "a block is too large");
             goto done;

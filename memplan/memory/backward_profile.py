@@ -72,6 +72,8 @@ class BackwardProfile:
     first_sum: tuple[GradientBuffer, GradientBuffer] | None = None
     """The gradient that it begins with, and the first one that is added to it in place: in a tensor of
     its own where what was handed over is a view."""
+    sum_bytes: int | None = None
+    """A number that stands for that tensor's size (``memplan.memory.shapes``)."""
     handed: Mapping[object, GradientBuffer] = field(default_factory=dict)
     """What was kept and became a gradient as it lay: its end and the gradient's beginning, which stand
     among the events, are one block's."""

@@ -97,6 +97,19 @@ class OptionReader:
         return SetupError(f"engine_options: {name}: expected {wanted}, got {shown(value)}")
 
 
+def frozen_format(setup: TrainingSetup) -> DType:
+    """What FSDP keeps shards of frozen weights in: what they are loaded in.
+
+    >>> frozen_format(TrainingSetup(num_gpus=8, engine="fsdp")).label
+    'fp32'
+    """
+    formats = PRECISIONS[setup.chosen_precision]
+    if setup.adapter is None:
+        return formats.weights
+    given = dict(setup.engine_options).get("frozen_dtype")
+    return formats.compute if given is None else _DTYPES[str(getattr(given, "label", given))]
+
+
 def says_quantization(name: str, setup: TrainingSetup) -> bool:
     """Whether an option says how the base is quantized; refused where nothing is.
 

@@ -75,6 +75,19 @@ def cycle_of(
     return Cycle(before, start)
 
 
+FIRST_STAND_IN = 1 << 62
+"""From here on an event's bytes are the number of a size (``memplan.memory.shapes``): no block is as large."""
+
+
+def with_sizes(events: "Iterable[int]", sizes: "Sequence[int]") -> list[int]:
+    """Events with sizes in their stand-ins' place.
+
+    >>> with_sizes([FIRST_STAND_IN + 1, 512, ~0], [1024, 2048])
+    [2048, 512, -1]
+    """
+    return [sizes[each - FIRST_STAND_IN] if each >= FIRST_STAND_IN else each for each in events]
+
+
 class Ledger:
     """Events of a run, played out."""
 

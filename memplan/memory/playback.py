@@ -125,7 +125,10 @@ class Playback(ForwardPlayback):
             kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
             if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
                 kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
-            self.flow = self.ledger.allocate(seed.num_bytes, 0, kind, name)
+            size = seed.num_bytes
+            if self.passes.stand_ins:
+                _, size, _ = self.passes.stand_ins
+            self.flow = self.ledger.allocate(size, 0, kind, name)
 
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
@@ -207,7 +210,7 @@ class Playback(ForwardPlayback):
                         block = frame.pop(key)
                         if added is not None and key is added and begun_with in frame:
                             # Nothing is added to a view in place.
-                            size = added.num_bytes
+                            size = each.profile.sum_bytes or added.num_bytes
                             total = ledger.allocate(size, each.profile.streams.get(begun_with, 0))
                             ledger.free(frame[begun_with])
                             frame[begun_with] = total

@@ -15,7 +15,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator
 from memplan.memory.expandable import ExpandableAllocator
-from memplan.memory.ledger import Cycle
+from memplan.memory.ledger import Cycle, with_sizes
 
 _UNIT = ALLOCATION_ROUNDING
 MAX_CYCLES = 64
@@ -69,8 +69,10 @@ class AllocatorPeaks:
 class _Compiled(Protocol):
     """The compiled code."""
 
-    def pack(self, events: list[int], streams: dict[int, int]) -> tuple[bytes, bytes, int]:
-        """Events, their pools and the number of these, as ``replay`` takes them."""
+    def pack(
+        self, events: list[int], streams: dict[int, int], sizes: list[int], /
+    ) -> tuple[bytes, bytes, int]:
+        """Events, their pools and the number of these, as ``replay`` takes them; stand-ins with their sizes."""
 
     def replay(
         self,
@@ -123,13 +125,19 @@ class Replayer:
         cycle: Cycle | None = None,
         *,
         expandable: bool = False,
+        sizes: Sequence[int] = (),
     ) -> None:
+        """``sizes`` are what stand-ins among the events are for (``memplan.memory.shapes``) [bytes]."""
         self._streams = streams or {}
         self._cycle = cycle
         self._expandable = expandable
         self._num_events = len(events)
-        self._packed = None if COMPILED is None else _packed(COMPILED, events, self._streams)
-        self._events = events if self._packed is None else []
+        self._packed = None
+        if COMPILED is not None:
+            self._packed = _packed(COMPILED, events, self._streams, [*sizes])
+        self._events: list[int] = []
+        if self._packed is None:
+            self._events = with_sizes(events, sizes) if sizes else events
 
     @property
     def caution(self) -> int:
@@ -181,11 +189,11 @@ class Replayer:
 
 
 def _packed(
-    code: _Compiled, events: list[int], streams: dict[int, int]
+    code: _Compiled, events: list[int], streams: dict[int, int], sizes: list[int]
 ) -> tuple[bytes, bytes, int] | None:
     """As the compiled code takes them; None: blocks are larger than it counts."""
     try:
-        return code.pack(events, streams)
+        return code.pack(events, streams, sizes)
     except OverflowError:
         return None
 

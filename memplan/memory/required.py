@@ -4,7 +4,7 @@ Everything that only a replay needs is imported when one is asked for.
 """
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.rank import RankInput
@@ -12,8 +12,9 @@ from memplan.training.choices import AllocatorKind
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
+    from memplan.memory.ledger import Ledger
     from memplan.memory.replay import AllocatorPeaks, Replayer
 
 
@@ -30,6 +31,9 @@ class RunSource:
     """cuBLAS's, of one thread."""
     capacity_bytes: int | None
     """Of the card; None: there is room for everything."""
+    likeness: "Hashable" = None
+    """Equal for runs of one model that differ in the sizes of its blocks alone, as far as their settings
+    tell; None: with none."""
 
     @property
     def played(self) -> "PlayedRun":
@@ -40,6 +44,7 @@ class RunSource:
             self.rank,
             self.workspace_bytes,
             self.capacity_bytes,
+            self.likeness,
         )
 
 
@@ -63,16 +68,19 @@ class _Walked:
         )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _played(
     walked: _Walked,
     setup: TrainingSetup,
     rank: int,
     workspace_bytes: int,
     capacity_bytes: int | None,
+    likeness: "Hashable",
 ) -> "PlayedRun":
     """The run, and what replays find of it, which outlives its many events."""
-    return PlayedRun(partial(_replayer, walked, setup, rank, workspace_bytes, capacity_bytes))
+    return PlayedRun(
+        partial(_replayer, walked, setup, rank, workspace_bytes, capacity_bytes, likeness)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -82,24 +90,60 @@ def _replayer(
     rank: int,
     workspace_bytes: int,
     capacity_bytes: int | None,
+    likeness: "Hashable",
 ) -> "Replayer":
     """Play loading and steps, up to one that all later ones are like."""
-    from memplan.memory.ledger import Ledger
-    from memplan.memory.programs import program_of
     from memplan.memory.replay import Replayer
 
-    given = replace(walked.given, setup=setup)
+    given, sizes = replace(walked.given, setup=setup), list[int]()
+    if likeness is None:
+        ledger = _ledger(given, rank, workspace_bytes, capacity_bytes)
+    else:
+        from memplan.memory.shapes import shape_of
+
+        shape, sizes = shape_of(given, workspace_bytes=workspace_bytes)
+        key = (likeness, shape, rank, capacity_bytes, given.device)
+        ledger = _numbered_ledger(_Run(key, given, rank, workspace_bytes, capacity_bytes))
+    expandable = setup.allocator is AllocatorKind.EXPANDABLE
+    return Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable, sizes=sizes)
+
+
+def _ledger(
+    given: RankInput, rank: int, workspace_bytes: int, capacity_bytes: int | None
+) -> "Ledger":
+    from memplan.memory.ledger import Ledger
+    from memplan.memory.programs import program_of
+
     ledger = Ledger()
     program = program_of(
         given, ledger, rank=rank, workspace_bytes=workspace_bytes, capacity_bytes=capacity_bytes
     )
     program.run()
-    return Replayer(
-        ledger.events,
-        ledger.streams,
-        ledger.cycle,
-        expandable=setup.allocator is AllocatorKind.EXPANDABLE,
-    )
+    return ledger
+
+
+class _Run(NamedTuple):
+    """A run to be played, told apart by its key."""
+
+    key: "Hashable"
+    given: RankInput
+    rank: int
+    workspace_bytes: int
+    capacity_bytes: int | None
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Run) and other.key == self.key
+
+
+@lru_cache(maxsize=8)
+def _numbered_ledger(run: _Run) -> "Ledger":
+    """With stand-ins for the sizes of the model's blocks, for all runs of one shape."""
+    from memplan.memory.shapes import numbered
+
+    return _ledger(numbered(run.given), run.rank, run.workspace_bytes, run.capacity_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +183,12 @@ class Replays:
         if self.least_bytes is None:
             return self.source.played.is_enough(capacity_bytes)
         return self.least_bytes <= capacity_bytes and self.on_card(capacity_bytes).died_at is None
+
+    def may_be_enough(self, capacity_bytes: int) -> bool:
+        """Whether a first look does not deny that."""
+        if self.least_bytes is not None:
+            return self.least_bytes <= capacity_bytes
+        return self.source.played.may_be_enough(capacity_bytes)
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
@@ -191,6 +241,12 @@ class PlayedRun:
         from memplan.memory.replay import is_enough
 
         return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
+
+    def may_be_enough(self, capacity_bytes: int) -> bool:
+        """Whether a few steps live with it, without which it is not enough."""
+        from memplan.memory.replay import FEW_CYCLES
+
+        return self.on_card(capacity_bytes, max_cycles=FEW_CYCLES).died_at is None
 
     def replays(self, source: RunSource) -> Replays:
         """All that was found so far."""

@@ -166,6 +166,9 @@ class StepPasses:
     """What the graph lets go behind ``inputs``."""
     away_bytes: int = 0
     """What lies in CPU RAM when backward begins, page-locked."""
+    stand_ins: tuple[int, int, int] | None = None
+    """Numbers that stand for the sizes of a batch, of the gradient that backward begins with and of
+    cuBLAS's workspace (``memplan.memory.shapes``); None: who plays knows them."""
 
 
 class StepWalk:

@@ -24,7 +24,7 @@ class BaseSetup:
     """A file says which engine runs, so there is one setup and not a comparison."""
     notes: tuple[str, ...]
     """What the files hold that the answer should name."""
-    model: str | None = None
+    model: str | Mapping[str, object] | None = None
     """The model that a file names."""
 
 
@@ -117,7 +117,7 @@ def base_setup(
     return began.setup
 
 
-def model_of(base: BaseSetup, setup_file: object) -> str:
+def model_of(base: BaseSetup, setup_file: object) -> str | Mapping[str, object]:
     """The model that the setup's file names, where none was given; ``UsageError`` without one."""
     if base.model is None:
         msg = f"name a MODEL: {setup_file} names none (memplan models lists the built-in ones)"

@@ -60,7 +60,8 @@ class SizeSearch:
         """The largest that fits; 0: none.
 
         First the largest that can fit by what it allocates; most often that one does. Where it does not,
-        sizes below it are replayed, from a likely one on.
+        sizes below it are looked at, from a likely one on. A first look at a size is one replay; that every
+        larger card is enough too is asked of the one that is returned.
         """
         largest = self._largest(1, 1, limit=limit, first=first, known=known)
         if not largest:
@@ -68,23 +69,36 @@ class SizeSearch:
         needed = self._ask(largest).fullest
         if needed.fits_within(self._capacity_bytes):
             return largest
-        low, high = 0, largest
         guess = 0
         if largest > 1:
             # What is needed lies between what is allocated and what is reserved with room.
             likely = (needed.worst_bytes + needed.reserved_bytes) // 2
             guess = self._largest(likely, needed.worst_bytes, limit=largest - 1, first=largest - 1)
-        for size in (guess, guess + 1, guess - 1):
-            low, high = self._narrowed(low, high, size)
-        while high - low > 1:
-            low, high = self._narrowed(low, high, (low + high) // 2)
-        return low
+        return self._below(largest, guess or largest - 1)
 
-    def _narrowed(self, low: int, high: int, size: int) -> tuple[int, int]:
-        """What fits, and what does not, when one more size between is known."""
-        if not low < size < high:
-            return low, high
-        return (size, high) if self._ask(size).fits_within(self._capacity_bytes) else (low, size)
+    def _below(self, high: int, guess: int) -> int:
+        """The largest size below one that does not fit, looked for from a likely one on; 0: none."""
+        while found := self._border(high, guess):
+            if self._ask(found).fits_within(self._capacity_bytes):
+                return found
+            high, guess = found, found - 1
+        return 0
+
+    def _border(self, high: int, guess: int) -> int:
+        """Below what does not fit, a size that may, where the next one does not: in steps that double, then
+        by bisection; 0: there is none."""
+        low, step, has_turned = 0, 1, False
+        while high - low > 1:
+            size = (low + high) // 2 if has_turned else min(max(guess, low + 1), high - 1)
+            if self._ask(size).may_fit_within(self._capacity_bytes):
+                has_turned |= step < 0
+                low, guess = size, size + abs(step)
+            else:
+                has_turned |= low > 0
+                high, guess = size, size - abs(step)
+                step = -abs(step)
+            step *= 2
+        return low
 
     def _largest(
         self,

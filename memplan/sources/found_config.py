@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memplan.errors import (
     ConfigError,
+    HubGatedError,
     HubNotFoundError,
     HubOfflineError,
     ModelNotFoundError,
@@ -35,6 +36,8 @@ class FoundConfig:
     """Written by hand for memplan, so that every key must mean something."""
     is_builtin: bool = False
     """Of the registry, which leaves out what the class fills in."""
+    remark: str = ""
+    """What the answer should say of how it was found."""
 
 
 def find_config(model: object, *, revision: str | None, token: str | None) -> FoundConfig:
@@ -69,13 +72,32 @@ def _find_text(text: str, *, revision: str | None, token: str | None) -> FoundCo
     if _is_path(text, is_builtin=builtin is not None):
         return find_config(Path(text), revision=revision, token=token)
     if builtin is None:
-        return _from_hub(text, revision=revision, token=token)
+        return _copy_or_hub(text, revision=revision, token=token)
     if revision is not None:
         repo_id = text if "/" in text else builtin.hub_id
         return _from_hub(repo_id, revision=revision, token=token)
     return FoundConfig(
         config=builtin.config(), name=builtin.name, source="built-in", is_builtin=True
     )
+
+
+def _copy_or_hub(text: str, *, revision: str | None, token: str | None) -> FoundConfig:
+    """A copy of a built-in model, as owners who copy name it; else what the hub says, where it says anything."""
+    from memplan.sources.copied_models import copy_of
+
+    copy = copy_of(text) if revision is None else None
+    if copy is None:
+        return _from_hub(text, revision=revision, token=token)
+    found = FoundConfig(
+        config=copy.config(), name=copy.model.name, source="built-in", is_builtin=True,
+        remark=copy.remark,
+    )  # fmt: skip
+    if copy.is_owned_by_copier or "/" not in text:
+        return found
+    try:
+        return _from_hub(text, revision=revision, token=token)
+    except (ModelNotFoundError, HubNotFoundError, HubOfflineError, HubGatedError):
+        return found
 
 
 def _is_path(text: str, *, is_builtin: bool) -> bool:

@@ -59,6 +59,8 @@ class KeyTable:
         if names:
             longest = max(names, key=lambda name: (name.count("."), name.count("*") == 0))
             return longest, self.fates[longest]
+        if any(name.startswith(f"{key}.") for name in self.fates):
+            return key, Fate.SECTION
         if key in self.renamed:
             return self.fate(self.renamed[key]) if self.renamed[key] else (key, Fate.QUIET)
         return _arguments().fate(key) if self.arguments else (key, None)
@@ -86,6 +88,8 @@ class Fate(Enum):
     LEFT_OUT = "left_out"
     UPPER = "upper"
     REFUSED = "refused"
+    SECTION = "section"
+    """It has keys of its own, and none here."""
 
 
 @cache
@@ -109,7 +113,12 @@ def key_table(stack: str) -> KeyTable:
         refused=_texts(values.get("refused")),
         renamed=_texts(values.get("renamed")),
         idle={key: tuple(each) for key, each in idle.items()} if isinstance(idle, dict) else {},
-        fates={str(name): fate for fate in Fate for name in _listed(values.get(fate.value))},
+        fates={
+            str(name): fate
+            for fate in Fate
+            if fate is not Fate.SECTION
+            for name in _listed(values.get(fate.value))
+        },
     )
 
 

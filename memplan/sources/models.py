@@ -136,7 +136,9 @@ def _read(found: FoundConfig, asked: _Asked) -> ModelSpec:
         # A misspelt key says more than what follows from its absence.
         _check_keys(found, asked, log)
         raise
-    return spec if found.is_builtin else _annotated(spec, found, asked, log)
+    if found.is_builtin:
+        return replace(spec, assumptions=(found.remark,)) if found.remark else spec
+    return _annotated(spec, found, asked, log)
 
 
 def _read_with(

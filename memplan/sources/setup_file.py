@@ -22,8 +22,8 @@ class SetupFile:
     """What a file of a setup says."""
 
     setup: TrainingSetup
-    model: str | None = None
-    """The model that it names: what ``load_model`` takes."""
+    model: str | Mapping[str, object] | None = None
+    """The model that it names, or its config: what ``load_model`` takes."""
     notes: tuple[str, ...] = ()
     """What the answer should say of it."""
     engine_fixed: bool = False
@@ -55,6 +55,7 @@ def read_setup_file(
     stack = stack_of(values)
     if stack is None:
         _refuse_companion(values, source=str(path))
+        _refuse_unrecognised(values, source=str(path))
         return own_setup(values, source=str(path), given=given, preset=preset)
     read = read_stack(
         values, stack, source=str(path), folder=Path(path).parent, given=given, preset=preset
@@ -100,6 +101,32 @@ def _refuse_companion(values: Mapping[str, object], *, source: str) -> None:
                 f"{source}: says how a job is launched, not the whole setup: give it as `{option}`"
             )
             raise ConfigError(msg)
+
+
+def _refuse_unrecognised(values: Mapping[str, object], *, source: str) -> None:
+    """Refuse a file that is no setup, and of no stack that is known.
+
+    A file with a single key of a setup's own is one with slips.
+    """
+    if not values or values.keys() & (_OWN_KEYS - _COMMON) or _is_slip(values):
+        return
+    from memplan.sources.stacks import stack_names
+
+    known = ", ".join(stack_names())
+    msg = (
+        f"{source}: is not recognised: neither a setup of memplan's (`configs/setups` has examples) nor a file of "
+        f"{known}"
+    )
+    raise ConfigError(msg)
+
+
+_COMMON = frozenset({"name", "notes", "optimizer", "precision", "adapter", "compile", "kernels"})
+"""Keys of a setup that other files have too."""
+
+
+def _is_slip(values: Mapping[str, object]) -> bool:
+    """Whether a key is a setup's with a slip in it: of one or two keys, any is taken for one."""
+    return len(values) <= 2 and any(did_you_mean(str(key), SETUP_FIELDS) for key in values)
 
 
 _COMPANIONS = {

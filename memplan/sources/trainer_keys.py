@@ -18,7 +18,15 @@ _FILE = Path(__file__).parent.parent / "data" / "training_arguments.json"
 
 TRL_LENGTH = 1024
 """``max_length`` of TRL's configs that have it."""
-PAIRED = ("DPOConfig", "RewardConfig")
+TRL_PROMPT_LENGTH = 512
+"""``max_prompt_length``, with which TRL up to 0.26 cut prompts; later ones cut none."""
+TRL_COMPLETION_LENGTH = 512
+"""``max_completion_length`` of trainers that generate (trl 1.16, ``grpo_config.py``)."""
+RLOO_BETA = 0.05
+"""``beta`` of ``RLOOConfig``."""
+GENERATING = ("GRPOConfig", "RLOOConfig", "DistillationConfig")
+"""Configs whose sequences are a prompt and what the model generates."""
+PAIRED = ("DPOConfig", "RewardConfig", "ORPOConfig", "CPOConfig")
 """Configs whose examples are a chosen and a rejected sequence, passed through the model together."""
 
 
@@ -127,25 +135,43 @@ def _acting(values: Mapping[str, object], fate: Fate) -> Iterator[tuple[str, str
 
 
 def _shares_gpus(values: Mapping[str, object]) -> bool:
-    """Whether vLLM runs on the GPUs that train."""
-    return bool(values.get("use_vllm")) and values.get("vllm_mode", "colocate") == "colocate"
+    """Whether vLLM runs on the GPUs that train; TRL up to 0.15 gave it one of its own (``vllm_device``)."""
+    elsewhere = values.get("vllm_device") is not None
+    mode = values.get("vllm_mode", "server" if elsewhere else "colocate")
+    return bool(values.get("use_vllm")) and mode == "colocate"
+
+
+WITHOUT_DROPOUT = (*PAIRED, "KTOConfig")
+"""Configs whose ``disable_dropout`` is true by default."""
 
 
 def trl_job(
     config: str, values: Mapping[str, object], *, has_adapter: bool
 ) -> dict[str, object] | None:
     """A trainer of TRL's as a ``job``; None: the model's own task."""
-    if config == "DPOConfig":
+    if config in ("DPOConfig", "KTOConfig"):
         precomputed = values.get("precompute_ref_log_probs")
-        return {"kind": "dpo", "reference": "precomputed" if precomputed else None}
-    if config == "RewardConfig":
-        return {"kind": "reward"}
-    if config != "GRPOConfig":
+        kind = "dpo" if config == "DPOConfig" else "kto"
+        return {"kind": kind, "reference": "precomputed" if precomputed else None}
+    if config in ("RewardConfig", "ORPOConfig"):
+        return {"kind": config.removesuffix("Config").lower()}
+    if config == "CPOConfig":
+        return {"kind": "simpo" if values.get("loss_type") == "simpo" else "cpo"}
+    if config not in GENERATING:
         return None
+    return _generating_job(config, values, has_adapter=has_adapter)
+
+
+def _generating_job(
+    config: str, values: Mapping[str, object], *, has_adapter: bool
+) -> dict[str, object]:
+    """GRPO, RLOO, which differs in how advantages are made alone, and distillation on the student's own answers."""
     job: dict[str, object] = {"kind": "grpo"}
-    if values.get("beta"):
+    if config == "DistillationConfig":
+        job = {"kind": "distillation", "teacher": values.get("teacher_model_name_or_path")}
+    elif values.get("beta", RLOO_BETA if config == "RLOOConfig" else 0.0):
         job["reference"] = "adapter-off" if has_adapter else "same"
-    if "max_completion_length" in values:
+    if values.get("max_completion_length") is not None:
         job["completion_length"] = values["max_completion_length"]
     if _shares_gpus(values):
         job["rollout"] = "vllm"
@@ -162,17 +188,9 @@ def trl_remarks(config: str, values: Mapping[str, object]) -> Iterator[str]:
         yield f"{config}: each example is two sequences, chosen and rejected"
     if config == "SFTConfig" and values.get("loss_type", "nll") != "nll":
         yield f"loss_type {values['loss_type']} is counted as nll"
-    if config == "GRPOConfig":
-        yield from _grpo_remarks(values)
-
-
-def _grpo_remarks(values: Mapping[str, object]) -> Iterator[str]:
-    length, group = values.get("max_completion_length", 256), values.get("num_generations", 8)
-    yield (
-        f"GRPOConfig: num_generations {group} sequences of a prompt and up to max_completion_length "
-        f"{length} tokens: give seq_len"
-    )
-    if values.get("use_vllm") and not _shares_gpus(values):
+    if config == "RLOOConfig":
+        yield "RLOOConfig is counted as GRPO, which differs in how advantages are made alone"
+    if config in GENERATING and values.get("use_vllm") and not _shares_gpus(values):
         yield "use_vllm: the server's GPUs are not counted"
 
 

@@ -16,8 +16,11 @@ from memplan.fast_dataclass import dataclass
 from memplan.memory.ddp import DEFAULT_BUCKET_CAP_MB
 from memplan.sources.argument_values import ArgumentValues
 from memplan.sources.trainer_keys import (
-    PAIRED,
+    GENERATING,
+    TRL_COMPLETION_LENGTH,
     TRL_LENGTH,
+    TRL_PROMPT_LENGTH,
+    WITHOUT_DROPOUT,
     check_names,
     left_out,
     older_names,
@@ -89,8 +92,8 @@ _ATTENTIONS = {
     "kernels-community/vllm-flash-attn3": AttentionKernel.FLASH3,
 }
 """``attn_implementation`` in memplan's words."""
-_BEST_FIT = ("bfd", "bfd_split")
-"""``packing_strategy`` under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
+_BEST_FIT = ("bfd", "bfd_split", "ffd")
+"""``packing_strategy`` (the last: its name in TRL 0.17) under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
 _EVALUATION_KEYS = (
     "eval_strategy", "evaluation_strategy", "evaluate_during_training", "eval_on_start",
 )  # fmt: skip
@@ -291,7 +294,7 @@ class _Arguments(ArgumentValues):
         for name, value in config.items():
             if not isinstance(value, bool):
                 self.refuse(f"liger_kernel_config.{name}", "write true or false")
-        if not self.flag("use_liger_kernel"):
+        if not (self.flag("use_liger_kernel") or self.flag("use_liger")):
             if config:
                 self.notes.append("liger_kernel_config does nothing without use_liger_kernel")
             return {}
@@ -328,10 +331,12 @@ class _Arguments(ArgumentValues):
         if self.given.get("job") is None:
             job = trl_job(config, self.values, has_adapter=has_adapter)
             if job is not None:
-                found["job"] = job
-        if self.flag("disable_dropout", default=config in PAIRED):
+                found["job"] = {**job, **self._generated_at_once(job)}
+        if self.flag("disable_dropout", default=config in WITHOUT_DROPOUT):
             found["dropout"] = 0.0
-        if config != "GRPOConfig":
+        if config in GENERATING:
+            self._read_generated_length(found)
+        else:
             self._read_length(found)
         self._read_packing(found)
         self._read_loading(found)
@@ -349,6 +354,43 @@ class _Arguments(ArgumentValues):
             return
         packed = self.trl == "SFTConfig" and self.flag("packing")
         self.notes.append(f"{said}, as packing makes it" if packed else f"{said}, an upper bound")
+
+    def _generated_at_once(self, job: Mapping[str, object]) -> dict[str, object]:
+        """Sequences of a rank, where another number is given than those of an optimizer step."""
+        if job["kind"] != "grpo" or "rollout" in job:
+            return {}
+        if self.values.get("steps_per_generation") is not None:
+            steps = self.count("steps_per_generation", default=1)
+            return {"rollout_batch_size": steps * self._per_device()}
+        if self.values.get("generation_batch_size") is None:
+            return {}
+        gpus = self.given.get("num_gpus")
+        ranks = gpus if isinstance(gpus, int) else self.base.num_gpus
+        return {
+            "rollout_batch_size": ceil_div(self.count("generation_batch_size", default=1), ranks)
+        }
+
+    def _read_generated_length(self, found: dict[str, object]) -> None:
+        """A prompt and what the model generates; ``vllm_max_model_length`` bounds both together."""
+        bound = "max_prompt_length"
+        cut = self.values.get(bound) is not None
+        prompt = self.count(bound, default=TRL_PROMPT_LENGTH) if cut else TRL_PROMPT_LENGTH
+        key = "max_completion_length"
+        whole = self.values.get(key, TRL_COMPLETION_LENGTH) is None
+        answer = TRL_COMPLETION_LENGTH if whole else self.count(key, default=TRL_COMPLETION_LENGTH)
+        most = self.values.get("vllm_max_model_length")
+        length = prompt + answer
+        if most is not None:
+            length = min(length, self.count("vllm_max_model_length", default=length))
+        found["seq_len"] = self._padded(length)
+        if self.given.get("seq_len") is None:
+            said = (
+                f"{bound} {prompt}" if cut else f"a prompt of {prompt} tokens, which nothing cuts"
+            )
+            self.notes.append(
+                f"{length} tokens are taken for the length of every sequence: {said}, and "
+                f"{key} {answer}"
+            )
 
     def _padded(self, length: int) -> int:
         """A length as the collator pads it (``pad_to_multiple_of``)."""

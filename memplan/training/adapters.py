@@ -28,6 +28,11 @@ from memplan.text import shown
 
 ALL_LINEAR = "all-linear"
 """Every linear layer but the output matrix (peft's ``INCLUDE_LINEAR_LAYERS_SHORTHAND``)."""
+EVERY_LINEAR = "every-linear"
+"""The same with the output matrix (NeMo's ``match_all_linear``)."""
+LINEAR_NAMES = "linear-names"
+"""The names of linear modules that a script goes through (axolotl, ``find_all_linear_names``; LLaMA-Factory,
+``find_all_linear_modules``): experts that are one weight are no module, and have no adapter."""
 MAX_RANK = 1_000_000
 
 
@@ -70,8 +75,8 @@ class Lora:
     alpha: float | None = None
     """Scale over the rank: it changes no bytes. None: peft's 8."""
     targets: tuple[str, ...] | str | None = None
-    """Names of modules, or the ends of them; as one text a pattern for whole names, or
-    ``all-linear``. None: peft's own choice for the model's type."""
+    """Names of modules, or the ends of them; as one text a pattern for whole names, ``all-linear``
+    (``every-linear``: the head too) or ``linear-names``. None: peft's own choice for the model's type."""
     parameters: tuple[str, ...] = ()
     """Ends of names of single weights, such as all experts' in one, each with an adapter that is
     multiplied out and added to it (``target_parameters``)."""
@@ -293,7 +298,8 @@ def _check_rank(value: object, name: str) -> None:
 
 def _names_or_pattern(value: object, name: str) -> tuple[str, ...] | str | None:
     if value is None or (isinstance(value, str) and value):
-        return ALL_LINEAR if isinstance(value, str) and value.lower() == ALL_LINEAR else value
+        word = value.lower() if isinstance(value, str) else value
+        return word if word in (ALL_LINEAR, EVERY_LINEAR) else value
     return _names(value, name)
 
 

@@ -88,6 +88,28 @@ class FrozenUnits(Enum):
     """Each layer, as the trained model (torchtune)."""
 
 
+class Leaving(Enum):
+    """What of the trained model goes to CPU RAM while completions are generated."""
+
+    NONE = "none"
+    PARAMETERS = "parameters"
+    """verl's ``param_offload``."""
+    STATES = "optimizer-states"
+    """verl's ``optimizer_offload``."""
+    ALL = "all"
+    """Both."""
+
+    @property
+    def parameters(self) -> bool:
+        """Whether its weights go."""
+        return self in (Leaving.PARAMETERS, Leaving.ALL)
+
+    @property
+    def states(self) -> bool:
+        """Whether the optimizer's states go."""
+        return self in (Leaving.STATES, Leaving.ALL)
+
+
 COLOCATED = (Rollout.VLLM, Rollout.SGLANG)
 """Engines that take a share of the trained model's own cards."""
 
@@ -126,6 +148,8 @@ class Job:
     """What frozen models are loaded in. None: as the trained one's weights."""
     frozen_units: FrozenUnits = FrozenUnits.WHOLE
     """What FSDP2 shards them in; under other engines it changes nothing."""
+    frozen_offload: bool = False
+    """Frozen models lie in CPU RAM and come unit by unit, under FSDP (verl's reference)."""
     log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
     """How log-probabilities come from logits."""
     completion_length: int | None = None
@@ -133,6 +157,13 @@ class Job:
     the sequence, for kinds that generate [tokens]."""
     rollout: Rollout | None = None
     """None: ``hf`` for kinds that generate."""
+    scoring_batch_size: int | None = None
+    """Sequences whose log-probabilities are computed at once before the step (verl's
+    ``log_prob_micro_batch_size_per_gpu``). None: a micro-batch."""
+    critic_batch_size: int | None = None
+    """Sequences of the critic's own micro-batches. None: as the trained model's."""
+    leaves: Leaving = Leaving.NONE
+    """What goes to CPU RAM while completions are generated, and comes back to be trained."""
     rollout_batch_size: int | None = None
     """Sequences that are generated at once on a rank. None: those of an optimizer step."""
     gpu_memory_utilization: float | None = None
@@ -160,14 +191,17 @@ class Job:
         if share is not None and not _is_share(share):
             msg = f"job: gpu_memory_utilization: must be above 0 and below 1, got {shown(share)}"
             raise SetupError(msg)
+        if not isinstance(self.frozen_offload, bool):
+            msg = f"job: frozen_offload: write true or false, not {shown(self.frozen_offload)}"
+            raise SetupError(msg)
         self._check_kind()
 
     def _check_kind(self) -> None:
         """Refuse what this kind of job does not have."""
         has = _HAS[self.kind]
-        for name in (*ROLES, *_GENERATION):
+        for name in (*ROLES, *_GENERATION, "critic_batch_size"):
             given = getattr(self, name)
-            if given not in (None, 0) and name not in has:
+            if given not in (None, 0, Leaving.NONE) and name not in has:
                 kinds = ", ".join(kind for kind, names in _HAS.items() if name in names)
                 msg = f"job: {name}: {self.kind} has none; it is a setting of {kinds}"
                 raise SetupError(msg)
@@ -183,8 +217,8 @@ class Job:
             raise SetupError(msg)
         engine = self.rollout
         if engine not in COLOCATED:
-            for name in ("gpu_memory_utilization", "sleep"):
-                if getattr(self, name):
+            for name in ("gpu_memory_utilization", "sleep", "leaves"):
+                if getattr(self, name) not in (None, 0, Leaving.NONE):
                     msg = f"job: {name}: only a colocated rollout engine has it: rollout=vllm or sglang"
                     raise SetupError(msg)
 
@@ -315,6 +349,7 @@ _OBJECTIVES: Mapping[JobKind, Objective] = {
 }
 _GENERATION = (
     "completion_length", "rollout", "rollout_batch_size", "gpu_memory_utilization", "sleep",
+    "scoring_batch_size", "leaves",
 )  # fmt: skip
 _HAS: Mapping[JobKind, tuple[str, ...]] = {
     JobKind.SFT: (),
@@ -325,15 +360,17 @@ _HAS: Mapping[JobKind, tuple[str, ...]] = {
     JobKind.KTO: ("reference",),
     JobKind.REWARD: (),
     JobKind.DISTILLATION: ("teacher",),
-    JobKind.PPO: ("reference", "critic", "reward", *_GENERATION),
+    JobKind.PPO: ("reference", "critic", "critic_batch_size", "reward", *_GENERATION),
     JobKind.GRPO: ("reference", "reward", *_GENERATION),
 }
 """Settings that not every kind has."""
 _MEMBERS: Mapping[str, type[Enum]] = {
     "kind": JobKind, "log_probabilities": LogProbabilities, "rollout": Rollout, "frozen_units": FrozenUnits,
+    "leaves": Leaving,
 }  # fmt: skip
 _COUNTS = (
-    "completion_length", "rollout_batch_size", "sleep", "generate_batch_size",
+    "completion_length", "rollout_batch_size", "sleep", "generate_batch_size", "scoring_batch_size",
+    "critic_batch_size",
 )  # fmt: skip
 _FROM_ZERO = frozenset({"sleep"})
 MAX_COUNT = 2**31

@@ -29,6 +29,9 @@ class LogProbabilities(Enum):
 
     ROWWISE = "rowwise"
     """Sequence by sequence out of all logits (TRL up to 1.12, ``selective_log_softmax``)."""
+    IN_PLACE = "in-place"
+    """Out of all logits at once by flash-attn's cross-entropy, whose gradient takes the logits' place (verl
+    0.9.1, ``logprobs_from_logits_flash_attn``)."""
     FUSED = "fused"
     """Tile by tile out of the hidden states; logits are never there whole (TRL 1.16,
     ``ChunkedLogProbFunction``)."""

@@ -52,8 +52,8 @@ def test_all_scores_are_counted() -> None:
             "give it too", id="kind alone",
         ),
         pytest.param(
-            "llama-3.1-8b", {"context_parallel_kind": "all-to-all"}, "modelled for deepspeed",
-            id="Ulysses without DeepSpeed",
+            "llama-3.1-8b", {"engine": "ddp", "context_parallel_kind": "all-to-all"},
+            "modelled for deepspeed", id="Ulysses under DDP",
         ),
         pytest.param(
             "qwen2-7b", {"engine": "deepspeed"}, "28 = 8 x 3 + 4", id="heads",

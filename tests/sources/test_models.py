@@ -23,6 +23,7 @@ from memplan.model.heads import HeadSpec
 from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources import hub
+from memplan.sources.copied_models import copy_of
 from memplan.sources.models import load_model
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
@@ -395,9 +396,47 @@ def test_the_hubs_refusal_suggests_a_builtin(
 
     monkeypatch.setattr(hub, "fetch_config", refuse)
     with pytest.raises(kind, match=r"the hub says no\. Did you mean the built-in 't5-3b'\?"):
-        load_model("google/t5-3b")
+        load_model("google/t5-3bb")
     with pytest.raises(kind, match=r"the hub says no$"):
         load_model("owner/entirely-different-0815")
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin", "packed"),
+    [
+        ("NousResearch/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
+        ("unsloth/Llama-3.2-1B-Instruct-unsloth-bnb-4bit", "llama-3.2-1b", "bitsandbytes"),
+        ("mlx-community/Qwen2.5-7B-Instruct-4bit", "qwen2.5-7b-instruct", None),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "llama-3-8b", "awq"),
+        ("mistralai/Ministral-3-3B-Reasoning-2512", "ministral-3-3b", None),
+        ("somebody/gemma-7b", "gemma-7b", None),
+    ],
+)
+def test_a_copy_has_the_builtins_shape(
+    monkeypatch: pytest.MonkeyPatch, name: str, builtin: str, packed: str | None
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        msg = "the hub says no"
+        raise HubOfflineError(msg)
+
+    monkeypatch.setattr(hub, "fetch_config", refuse)
+    model = load_model(name)
+    assert model.num_params == load_model(builtin).num_params
+    assert dict(model.quantization).get("quant_method") == packed
+    assert any(f"{name}: the built-in {builtin}'s shape" in each for each in model.assumptions)
+
+
+def test_a_copy_by_name_of_another_owner_is_asked_for_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = {**CONFIG, "num_hidden_layers": 3}
+    monkeypatch.setattr(hub, "fetch_config", lambda *_, **__: (config, "the hub"))
+    assert load_model("somebody/llama-3.1-8b").num_layers == 3
+
+
+@pytest.mark.parametrize("name", ["unsloth/llama-3.1-9b", "unsloth/llama-3.1-8b-pruned"])
+def test_another_name_is_no_copy(name: str) -> None:
+    assert copy_of(name) is None
 
 
 def test_a_gated_model_is_no_slip(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,11 +72,35 @@ LIGHTNING: dict[str, Any] = {
     "model": {"class_path": "mine.Model", "init_args": {"model_name_or_path": "openai-community/gpt2"}},
     "data": {"class_path": "mine.Data", "init_args": {"batch_size": 3}},
 }  # fmt: skip
+LITGPT: dict[str, Any] = {
+    "checkpoint_dir": "checkpoints/meta-llama/Meta-Llama-3-8B", "out_dir": "out", "precision": "bf16-true",
+    "quantize": "bnb.nf4", "devices": 1, "lora_r": 32, "lora_query": True, "lora_value": True,
+    "train": {"global_batch_size": 8, "micro_batch_size": 2, "max_seq_length": 512},
+    "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-4}},
+}  # fmt: skip
+NANOTRON: dict[str, Any] = {
+    "general": {"project": "a"},
+    "model": {"dtype": "bfloat16", "model_config": {
+        "hidden_size": 576, "intermediate_size": 1536, "is_llama_config": True, "num_attention_heads": 9,
+        "num_hidden_layers": 30, "num_key_value_heads": 3, "tie_word_embeddings": True,
+        "vocab_size": 49152, "max_position_embeddings": 2048}},
+    "optimizer": {"accumulate_grad_in_fp32": True, "zero_stage": 0,
+                  "optimizer_factory": {"name": "adamW", "torch_adam_is_fused": True}},
+    "parallelism": {"dp": 4, "tp": 2, "pp": 1, "tp_mode": "REDUCE_SCATTER"},
+    "tokens": {"micro_batch_size": 8, "sequence_length": 2048, "batch_accumulation_per_replica": 2},
+}  # fmt: skip
+FACTORY_V1: dict[str, Any] = {
+    "model": "Qwen/Qwen3-0.6B", "model_class": "llm", "dist_config": {"name": "fsdp2"},
+    "train_dataset": "a.yaml", "micro_batch_size": 2, "cutoff_len": 1024,
+}  # fmt: skip
 EXAMPLES = {
+    "litgpt": LITGPT, "nanotron": NANOTRON, "llama_factory_v1": FACTORY_V1,
     "axolotl": AXOLOTL, "llama_factory": FACTORY, "hf_trainer": TRL, "torchtune": TORCHTUNE,
     "torchtitan": TORCHTITAN, "nemo": NEMO, "prime_rl": PRIME, "verl": VERL, "lightning": LIGHTNING,
 }  # fmt: skip
 SLIPS = {
+    "litgpt": "train.micro_batch_size", "nanotron": "tokens.sequence_length",
+    "llama_factory_v1": "batching_strategy",
     "axolotl": "sequence_len", "llama_factory": "finetuning_type", "hf_trainer": "dataset_name",
     "torchtune": "gradient_accumulation_steps", "torchtitan": "training.seq_len",
     "nemo": "distributed.strategy", "prime_rl": "deployment.num_train_gpus",
@@ -392,7 +416,7 @@ def test_axolotl_quantizes_twice() -> None:
                   "lora_target_linear": True})  # fmt: skip
     assert "nf4" in str(found.setup.quantize)
     assert dict(found.setup.engine_options)["double_quant"] is True
-    assert "rank 4 on all-linear" in str(found.setup.adapter)
+    assert "rank 4 on linear-names" in str(found.setup.adapter)
     assert found.setup.left_out == ()
 
 
@@ -432,7 +456,7 @@ def test_llama_factorys_preferences(loss: str, kind: str) -> None:
 def test_verl_generates_beside_the_training() -> None:
     job = read(VERL).setup.job
     assert (job.kind.value, job.gpu_memory_utilization, job.sleep) == ("grpo", 0.6, 2)
-    assert (str(job.chosen_rollout.value), job.completion_length) == ("vllm", 3072)
+    assert (str(job.chosen_rollout.value), job.completion_length) == ("vllm", 4096)
 
 
 def test_torchtunes_distillation() -> None:

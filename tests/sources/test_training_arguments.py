@@ -301,7 +301,7 @@ def test_trainers_are_jobs(values: dict[str, Any], job: str) -> None:
         pytest.param({"max_length": 64}, "max_length 64 is taken for the length", id="length"),
         pytest.param({"max_seq_length": 64}, "max_seq_length is max_length today", id="older"),
         pytest.param({"max_length": None}, "sequences are not cut", id="no length"),
-        pytest.param({"num_generations": 4}, "num_generations 4", id="generations"),
+        pytest.param({"num_generations": 4}, "max_completion_length 512", id="generations"),
         pytest.param({"center_rewards_coefficient": 0.1}, "two sequences", id="rewards"),
         pytest.param({"eval_strategy": "steps"}, "evaluation", id="evaluation"),
         pytest.param({"evaluation_strategy": "no"}, "is eval_strategy today", id="older name"),

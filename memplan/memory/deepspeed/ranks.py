@@ -2,7 +2,7 @@
 
 from memplan.fast_dataclass import dataclass
 from memplan.memory.deepspeed.job import Job, prepare_job
-from memplan.memory.deepspeed.partition import RankKind
+from memplan.memory.deepspeed.partition import FlatBuffer, RankKind
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.rank import RankInput
 from memplan.training.choices import ZeroStage
@@ -11,11 +11,53 @@ from memplan.training.choices import ZeroStage
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """All ranks, those together that hold the same; the first, which saves for all, by itself."""
     job = prepare_job(given, rank=0)
-    runs = [range(job.num_ranks)]
-    if _ranks_differ(job):
-        buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
-        runs = [kind.ranks for kind in buffer.every_rank]
-    return [(run,) for run in (range(1), range(1, runs[0].stop), *runs[1:]) if run]
+    others = range(1, job.num_ranks)
+    if not _ranks_differ(job):
+        return [(range(1),), *([(others,)] if others else [])]
+    buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
+    reductions = _reductions(job, buffer)
+    alike: dict[object, list[range]] = {}
+    for kind in buffer.every_rank:
+        own = _own_reductions(kind, reductions)
+        for run in (range(1), range(max(1, kind.ranks.start), kind.ranks.stop)):
+            if run and run.start in kind.ranks:
+                alike.setdefault((not run.start, kind.whole_numel, own), []).append(run)
+    return [tuple(runs) for runs in alike.values()]
+
+
+def _own_reductions(kind: RankKind, reductions: dict[int, tuple[int, range]]) -> object:
+    """All that tells a rank's steps apart: what of its part is reduced when, and which buckets are its
+    own from end to end."""
+    slices = []
+    for index, numel in kind.slices:
+        number, ranks = reductions.get(index, (-1, range(0)))
+        slices.append((number, numel, len(kind.ranks) == len(ranks) == 1 and kind.ranks == ranks))
+    return tuple(slices)
+
+
+def _reductions(job: Job, buffer: FlatBuffer) -> dict[int, tuple[int, range]]:
+    """With which bucket each parameter's gradient is reduced, by its number, and from which rank's part to
+    which that bucket's gradients go."""
+    limit = job.options.reduce_bucket_size
+    buckets: list[list[int]] = []
+    filled = limit
+    for index in sorted(arrivals := _arrivals(job), key=arrivals.__getitem__):
+        numel = buffer.numels[index]
+        if filled + numel > limit or not buckets:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(index)
+        filled += numel
+    return {
+        index: (number, _ranks_of(bucket, buffer))
+        for number, bucket in enumerate(buckets)
+        for index in bucket
+    }
+
+
+def _ranks_of(bucket: list[int], buffer: FlatBuffer) -> range:
+    first = min(buffer.first_rank[index] for index in bucket)
+    return range(first, 1 + max(buffer.last_rank[index] for index in bucket))
 
 
 def _ranks_differ(job: Job) -> bool:

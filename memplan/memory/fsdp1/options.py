@@ -66,6 +66,9 @@ class Fsdp1Options:
     reentrant_checkpointing: bool = False
     """Layers are checkpointed as transformers before 5 did it (``use_reentrant``): then what a unit of
     frozen parameters was given, and its gradient, stay until the backward pass is over."""
+    frozen_dtype: DType | None = None
+    """What weights that are not trained are kept in beside an adapter. None: the compute format, in which
+    transformers loads them; verl loads them in fp32."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp1Options":
@@ -92,6 +95,7 @@ class Fsdp1Options:
             data_parallel_replicate_degree=read.positive(
                 "data_parallel_replicate_degree", setup.nodes if hybrid else 1
             ),
+            frozen_dtype=read.dtype("frozen_dtype", None),
             reentrant_checkpointing=read.boolean("reentrant_checkpointing", default=False),
         )
         _check(setup, made)
@@ -107,7 +111,7 @@ class Fsdp1Options:
         """Ranks over which each flat parameter is spread; one rank is never sharded."""
         if setup.fsdp_strategy is FsdpStrategy.NO_SHARD:
             return 1
-        return setup.data_parallel // self.data_parallel_replicate_degree
+        return setup.gradient_ranks // self.data_parallel_replicate_degree
 
 
 def _check(setup: TrainingSetup, options: Fsdp1Options) -> None:
@@ -118,9 +122,9 @@ def _check(setup: TrainingSetup, options: Fsdp1Options) -> None:
             "engine_options: data_parallel_replicate_degree: FSDP1 has it with fsdp_strategy hybrid"
         )
         raise SetupError(msg)
-    if setup.data_parallel % replicas:
+    if setup.gradient_ranks % replicas:
         msg = (
-            f"engine_options: data_parallel_replicate_degree: {setup.data_parallel} data-parallel "
+            f"engine_options: data_parallel_replicate_degree: {setup.gradient_ranks} data-parallel "
             f"ranks cannot be split into {replicas} equal groups; give a divisor"
         )
         raise SetupError(msg)

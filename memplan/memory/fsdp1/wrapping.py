@@ -1,6 +1,7 @@
 """A model wrapped in ``FullyShardedDataParallel``, and which of its ranks hold the same."""
 
 from memplan.fast_dataclass import dataclass
+from memplan.memory.engine_options import frozen_format
 from memplan.memory.fsdp1.options import Fsdp1Options
 from memplan.memory.fsdp1.units import find_flat_units, heaviest_states, own_states
 from memplan.memory.fsdp2.units import UnitFormats, Units
@@ -29,7 +30,7 @@ def wrap(given: RankInput) -> WrappedModel:
     formats = UnitFormats(
         degree=options.shard_degree(given.setup),
         kept=given.formats.weights,
-        frozen=given.formats.weights if given.setup.adapter is None else given.formats.compute,
+        frozen=frozen_format(given.setup),
         compute=given.formats.compute,
         reduce=options.reduce_dtype or given.formats.compute,
         states=given.formats.optimizer_states,
@@ -42,7 +43,7 @@ def wrap(given: RankInput) -> WrappedModel:
 def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     """All ranks, those together whose optimizers keep the same."""
     wrapped = wrap(given)
-    degree, num_ranks = wrapped.formats.degree, given.setup.data_parallel
+    degree, num_ranks = wrapped.formats.degree, given.setup.gradient_ranks
     return [
         in_every_replica(own.places, degree=degree, num_ranks=num_ranks)
         for own in own_states(wrapped.units, wrapped.formats)

@@ -81,6 +81,9 @@ class Fsdp2Options:
     """Where the whole model lies before it is sharded."""
     state_dict_type: StateDictType = StateDictType.FULL
     """How a checkpoint is written."""
+    frozen_dtype: DType | None = None
+    """What weights that are not trained are kept in beside an adapter. None: the compute format, in which
+    transformers loads them; verl loads them in fp32."""
     context_parallel_rotate_method: RotateMethod = RotateMethod.ALLGATHER
     """How keys and values of ranks that share sequences get about."""
 
@@ -104,6 +107,7 @@ class Fsdp2Options:
             enable_fsdp_float8_all_gather=read.boolean(FP8_ALL_GATHER, default=False),
             init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
+            frozen_dtype=read.dtype("frozen_dtype", None),
             context_parallel_rotate_method=_rotation(setup, read),
         )
         check_offload(setup)

@@ -14,6 +14,7 @@ from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
+from memplan.memory.engine_options import frozen_format
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart, WeightRole
@@ -87,7 +88,7 @@ class UnitFormats:
         return cls(
             degree=options.shard_degree(given.setup),
             kept=formats.weights,
-            frozen=formats.weights if given.setup.adapter is None else formats.compute,
+            frozen=frozen_format(given.setup),
             compute=formats.compute,
             reduce=options.reduce_dtype or formats.compute,
             states=formats.optimizer_states,

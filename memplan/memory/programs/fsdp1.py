@@ -434,7 +434,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """
         unit, ledger = use.unit, self.ledger
         sent = unit.cast_gradient_bytes or unit.flat_gradient_bytes
-        ranks = Ranks(self.given.setup.data_parallel)
+        ranks = Ranks(self.given.setup.gradient_ranks)
         ledger.exchange(ExchangeKind.ALL_REDUCE, sent, ranks, Hiding.BEHIND)
         found = self.formats.compute
         if is_sum and self.options.sync_each_batch:

@@ -239,11 +239,13 @@ def stepped(
     parameter: Parameter, shape: tuple[int, ...] | None = None, dtype: DType | None = None
 ) -> Stepped:
     """A parameter, or a rank's rows of it, as an optimizer sees it."""
+    whole = () if shape is None or len(parameter.shape) < 2 else parameter.shape
     return Stepped(
         parameter.shape if shape is None else shape,
         parameter.dtype if dtype is None else dtype,
         role_of(parameter),
         parameter.module,
+        whole,
     )
 
 

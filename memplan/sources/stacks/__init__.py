@@ -23,11 +23,14 @@ __all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
 STACKS = (
     "axolotl",
     "llama_factory",
+    "llama_factory_v1",
     "torchtune",
     "torchtitan",
     "nemo",
     "prime_rl",
     "verl",
+    "litgpt",
+    "nanotron",
     "lightning",
     "hf_trainer",
 )
@@ -60,6 +63,11 @@ def stack_of(values: Mapping[str, object]) -> str | None:
     'axolotl'
     """
     return next((name for name in STACKS if _reader(name).looks_like(values)), None)
+
+
+def stack_names() -> tuple[str, ...]:
+    """What the stacks are called whose files are read."""
+    return tuple(_reader(name).NAME for name in STACKS)
 
 
 def read_stack(

@@ -30,9 +30,10 @@ def pass_arguments(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
                 found.arguments[name] = value
             else:
                 found.quiet.append(name)
+    given_today = {*found.arguments, *map(table.renamed.get, found.arguments)}
     for default in keys.preset.defaults:
         key = default.key
-        if key is not None and key in names and key not in found.arguments:
+        if key is not None and key in names and key not in given_today:
             found.arguments[key] = keys.take(key)
     if found.arguments.get("fp16") and "bf16" not in keys.values:
         found.arguments["bf16"] = False

@@ -13,6 +13,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
+from memplan.training.adapters import LINEAR_NAMES
 from memplan.units import ceil_div
 
 NAME = "axolotl"
@@ -95,18 +96,22 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 
 
 def _read_precision(keys: Keys, found: Found) -> None:
-    """``bf16: auto`` is bf16 on a card that has it; ``full`` is without autocast."""
+    """``bf16`` and ``fp16`` ask for autocast, ``full`` for none; all of them, and the other two, for weights of two bytes.
+
+    ``utils/config/__init__.py``, ``resolve_dtype``: ``auto`` is bf16 on a card that has it.
+    """
     half = keys.take("bf16")
     if half not in (True, False, None, "auto", "full", "true", "false"):
         keys.refuse("bf16", f"write auto, full, true or false, not {half!r:.40}")
-    fp16 = keys.flag("fp16") or keys.flag("float16")
+    fp16, float16, bfloat16 = (keys.flag(key) for key in ("fp16", "float16", "bfloat16"))
     is_bf16 = half in (True, "auto", "full", "true") and not (fp16 and half == "auto")
-    is_bf16 = is_bf16 or keys.flag("bfloat16")
     found.arguments["bf16"] = is_bf16 and half != "full"
-    found.arguments["fp16"] = keys.flag("fp16") and not is_bf16
+    found.arguments["fp16"] = fp16 and not is_bf16
+    if (fp16 or float16) and not (is_bf16 or bfloat16):
+        found.notes.append("weights in fp16 are counted as in bf16: as many bytes")
     if keys.on("fp8"):
         found.fields["fp8"] = "torchao-tensorwise"
-    found.loading = Loading(half_weights=is_bf16)
+    found.loading = Loading(half_weights=is_bf16 or bfloat16 or fp16 or float16)
 
 
 def _read_checkpointing(keys: Keys, found: Found) -> None:
@@ -121,7 +126,7 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
     ):
         keys.refuse("gradient_checkpointing", f"write true, false or offload, not {value!r:.40}")
     is_on = value not in OFF and value != "false"
-    if _read_offloading(keys, found, value) and keys.has("adapter"):
+    if _read_offloading(keys, found, value) and keys.values.get("adapter") not in OFF:
         # TRL's hooks take the place of recomputation (loaders/model.py, ``_apply_activation_checkpointing``).
         is_on = False
     found.arguments["gradient_checkpointing"] = is_on
@@ -226,7 +231,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         rank=keys.count("lora_r") or 8,
         alpha=keys.number("lora_alpha"),
         dropout=keys.number("lora_dropout"),
-        targets="all-linear" if linear else _targets(keys, names),
+        targets=LINEAR_NAMES if linear else _targets(keys, names),
         modules_to_save=keys.names("lora_modules_to_save"),
         rslora=keys.flag("peft_use_rslora"),
         dora=keys.flag("peft_use_dora"),

@@ -13,8 +13,8 @@ class StackSetup:
     """A setup read from a stack's own file, or from its defaults alone."""
 
     setup: TrainingSetup
-    model: str | None = None
-    """The model that it names: what ``load_model`` takes."""
+    model: str | Mapping[str, object] | None = None
+    """The model that it names, or its config: what ``load_model`` takes."""
     notes: tuple[str, ...] = ()
     """What the answer should say of it."""
 
@@ -33,7 +33,7 @@ class Found:
     quiet: list[str] = field(default_factory=list)
     """Keys that change no memory."""
     notes: list[str] = field(default_factory=list)
-    model: str | None = None
+    model: str | Mapping[str, object] | None = None
     arguments: dict[str, object] = field(default_factory=dict)
     """transformers' training arguments that the stack makes of its file."""
     loading: Loading = field(default_factory=Loading)

@@ -17,7 +17,8 @@ NAME = "transformers and TRL"
 
 _MARKS = frozenset({"per_device_train_batch_size", "model_name_or_path", "gradient_checkpointing"})
 _CONFIGS = {
-    "trl-sft": "SFTConfig", "trl-dpo": "DPOConfig", "trl-grpo": "GRPOConfig", "hf-trainer": None,
+    "trl-sft": "SFTConfig", "trl-dpo": "DPOConfig", "trl-grpo": "GRPOConfig", "trl-kto": "KTOConfig",
+    "trl-orpo": "ORPOConfig", "trl-reward": "RewardConfig", "trl-rloo": "RLOOConfig", "hf-trainer": None,
 }  # fmt: skip
 """Preset -> the class of arguments."""
 _ATTENTION = {

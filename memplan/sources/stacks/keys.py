@@ -174,6 +174,8 @@ class Keys:
             elif fate is Fate.UPPER:
                 text = self.table.text(name, fate)
                 notes.append(f"{name} {text}, which is not modelled: the figures are upper bounds")
+            elif fate is Fate.SECTION:
+                self.refuse(key, f"write a mapping of its own keys, not {shown(value)}")
             elif fate is Fate.REFUSED:
                 self.refuse(key, self.table.text(name, fate))
             else:

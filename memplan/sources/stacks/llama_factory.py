@@ -13,6 +13,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
+from memplan.training.adapters import LINEAR_NAMES
 
 NAME = "LLaMA-Factory"
 
@@ -109,7 +110,7 @@ def _read_tuning(keys: Keys, found: Found, *, half: bool) -> None:
 
 def _targets(keys: Keys) -> tuple[str, ...] | str:
     names = keys.names("lora_target")
-    return "all-linear" if names in (("all",), ()) else names
+    return LINEAR_NAMES if names in (("all",), ()) else names
 
 
 def _read_frozen(keys: Keys, found: Found) -> None:

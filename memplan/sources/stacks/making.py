@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memplan.errors import ConfigError, SetupError
 from memplan.sources.stacks.found import Found
+from memplan.training.jobs import Job
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
@@ -62,7 +63,7 @@ def _of_arguments(
     )  # fmt: skip
     notes, missing = read.notes, _texts(read.setup.left_out)
     if not read.setup.job.is_plain:
-        fields.pop("job", None)  # the arguments say more of it
+        fields["job"] = _with_preset(read.setup.job, fields.pop("job", None))
     elif fields.get("job") is not None and found.loading.trainer is not None:
         # The job says what the trainer's config is otherwise taken for.
         own = (f"{found.loading.trainer}:", f"{found.loading.trainer} (", "beta (", "use_vllm (")
@@ -74,6 +75,13 @@ def _of_arguments(
         fields["engine_options"] = {**dict(_pairs(read.setup.engine_options)), **options}
     fields["left_out"] = (*_texts(fields["left_out"]), *missing)
     return replace(read.setup, **fields)  # type: ignore[arg-type]
+
+
+def _with_preset(job: Job, preset: object) -> Job:
+    """A job that arguments make, and how its stack computes log-probabilities, which no argument says."""
+    if not isinstance(preset, Mapping) or preset.get("kind") != job.kind.value:
+        return job
+    return replace(job, log_probabilities=preset.get("log_probabilities", job.log_probabilities))
 
 
 def _with_gpus(fields: dict[str, object], found: Found) -> dict[str, object]:

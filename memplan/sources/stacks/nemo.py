@@ -1,18 +1,24 @@
 """NeMo AutoModel's YAML: Hugging Face models under FSDP2, components by their import paths.
 
-NeMo's older files, of models written for Megatron, are another program's and are refused.
+NeMo's older files, of models written for Megatron, are another program's and are refused. Sections of
+earlier AutoModels (``parallelizer``, ``autopipeline``, ``distributed_config``) are read as what they are today.
 """
 
 from collections.abc import Mapping
+from math import lcm
 
-from memplan.sources.stacks.found import Found
+from memplan.sources.key_tables import OFF
+from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import model_type, num_layers
 from memplan.sources.stacks.optimizer import add_named_optimizer
-from memplan.sources.stacks.wording import lora
+from memplan.sources.stacks.wording import EVERY_LINEAR, lora
 
 NAME = "NeMo AutoModel"
 
 _STRATEGIES = {"fsdp2": "fsdp", "ddp": "ddp"}
+_MANAGERS = {"FSDP2Manager": "fsdp2", "DDPManager": "ddp", "MegatronFSDPManager": "megatron_fsdp"}
+"""Classes that earlier versions named in ``distributed._target_``."""
 _LOSSES = {
     "MaskedCrossEntropy": None, "FusedLinearCrossEntropy": "fused_linear",
     "ChunkedCrossEntropy": "chunked", "TEParallelCrossEntropy": None,
@@ -23,11 +29,30 @@ _DEGREES = {
 }  # fmt: skip
 _ATTENTION = {
     "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
+    "flash_attention_4": "flash", "te": "flash", "flex": "sdpa", "flex_attention": "sdpa",
 }  # fmt: skip
+"""``model.attn_implementation``, and ``model.backend.attn`` of AutoModel's own classes."""
 _DTYPES = {
     "bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32",
     "torch.bfloat16": "bf16", "torch.float32": "fp32",
 }  # fmt: skip
+_SCHEDULES = {
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b",
+    "interleaved_1f1b": "interleaved-1f1b", "loopedbfs": "looped-bfs", "looped_bfs": "looped-bfs",
+    "zbvzerobubble": "zbv", "interleavedzerobubble": "interleaved-zero-bubble",
+    "dualpipev": "dualpipev",
+}  # fmt: skip
+_ONE_STAGE = ("1f1b", "gpipe")
+_FREEZABLE = {
+    "freeze_config.freeze_vision_tower": ("vision_tower",),
+    "freeze_config.freeze_audio_tower": ("audio_tower",),
+    "freeze_config.freeze_language_model": ("embeddings", "layers", "norm"),
+    "freeze_config.freeze_embeddings": ("embeddings",),
+}  # fmt: skip
+"""What is frozen by each (``apply_parameter_freezing``: modules by words in their names)."""
+_OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
+"""Types whose class in transformers has no other attention than eager."""
+GPUS_PER_NODE = 8
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -36,7 +61,10 @@ def looks_like(values: Mapping[str, object]) -> bool:
     is_older = isinstance(trainer, Mapping) and isinstance(model, Mapping) and (
         "micro_batch_size" in model or "megatron_amp_O2" in model
     )  # fmt: skip
-    return "step_scheduler" in values or is_older
+    recipe = values.get("recipe")
+    return "step_scheduler" in values or is_older or (
+        isinstance(recipe, str) and "Recipe" in recipe
+    ) or {"recipe", "recipe_args"} <= values.keys()  # fmt: skip
 
 
 def preset_for(_values: Mapping[str, object]) -> str:
@@ -48,57 +76,144 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     if keys.has("trainer"):
         keys.refuse("trainer", "NeMo's Megatron models are not modelled; AutoModel's files are")
-    named = keys.text("model.config.pretrained_model_name_or_path")
-    named = named or keys.text("model.config.name_or_path") or keys.text("model.config")
-    found.model = keys.text("model.pretrained_model_name_or_path") or named
-    found.fields["engine"] = keys.choice("distributed.strategy", _STRATEGIES)
+    if keys.has("recipe_args"):
+        keys.refuse(
+            "recipe_args", "draft models for speculative decoding are not modelled; fine-tuning is"
+        )
+    found.model = _model(keys)
+    found.fields["engine"] = _engine(keys)
     for key, field in _DEGREES.items():
         degree = keys.take(key)
         if isinstance(degree, int) and degree > 1:
             found.fields[field] = degree
     if keys.flag("distributed.sequence_parallel") and "tensor_parallel" in found.fields:
         found.fields["sequence_parallel"] = True
+    _read_gpus(keys, found, given)
     _read_sizes(keys, found, given)
-    dtype = keys.choice("model.torch_dtype", _DTYPES)
-    is_sharded = found.fields["engine"] == "fsdp"
-    wide = "bf16-mixed" if is_sharded else "bf16-amp"
-    found.fields["precision"] = "bf16" if dtype == "bf16" else wide
-    found.fields["checkpointing"] = (
-        "full" if keys.flag("distributed.activation_checkpointing") else "none"
-    )
-    found.fields["attention"] = keys.choice("model.attn_implementation", _ATTENTION)
-    found.fields["compile"] = "model" if keys.flag("compile.enabled") else "none"
-    loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
-    if _LOSSES.get(loss):
-        found.fields["loss"] = _LOSSES[loss]
-    form = "fused" if keys.flag("optimizer.fused") else "foreach"
-    add_named_optimizer(keys, "optimizer._target_", found, given, form=form)
+    _read_formats(keys, found)
+    _read_sharding(keys, found, given)
+    _read_checkpointing(keys, found)
+    _read_kernels(keys, found)
+    _read_frozen(keys, found)
+    _read_optimizer(keys, found, given)
     _read_adapter(keys, found)
-    if keys.flag("fp8.enabled"):
-        recipe = keys.text("fp8.recipe_name") or "tensorwise"
-        found.fields["fp8"] = f"torchao-{recipe.replace('_', '-')}"
-    if is_sharded and keys.take("distributed.reshard_after_forward") is False:
-        found.options["reshard_after_forward"] = False
-    replicas = keys.take("distributed.dp_replicate_size")
-    if isinstance(replicas, int) and replicas > 1:
-        found.options["data_parallel_replicate_degree"] = replicas
+
+
+def _model(keys: Keys) -> str | None:
+    whole = keys.values.get("model.config")
+    named = keys.text("model.config.pretrained_model_name_or_path")
+    named = named or keys.text("model.config.name_or_path")
+    if named is None and isinstance(whole, str):
+        named = keys.text("model.config")
+    return keys.text("model.pretrained_model_name_or_path") or named
+
+
+def _engine(keys: Keys) -> object:
+    """The strategy; earlier versions named a class instead."""
+    manager = (keys.text("distributed._target_") or "").rpartition(".")[2]
+    if manager in _MANAGERS and "distributed.strategy" not in keys.values:
+        keys.values["distributed.strategy"] = _MANAGERS[manager]
+    return keys.choice("distributed.strategy", _STRATEGIES)
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """As many as ``dp_size`` and the degrees make, or as the nodes that the file names have."""
+    shared = 1
+    for field in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
+        shared *= _degree(found, field)
+    ranks = keys.take("distributed.dp_size")
+    nodes = keys.count("benchmark.num_nodes") or keys.count("ci.nodes")
+    if given.get("num_gpus") is not None:
+        return
+    stages = _degree(found, "pipeline_parallel")
+    fewest = stages * lcm(shared // stages, _degree(found, "expert_parallel"))
+    if isinstance(ranks, int) and ranks > 0:
+        found.fields["num_gpus"] = ranks * shared
+    elif nodes is not None and not nodes * GPUS_PER_NODE % fewest:
+        found.fields |= {"num_gpus": nodes * GPUS_PER_NODE, "num_nodes": nodes}
+        found.notes.append(f"{nodes} nodes of {GPUS_PER_NODE} GPUs, unless you say others")
+    elif fewest > 1:
+        found.fields["num_gpus"] = fewest
+        found.notes.append(
+            f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
+        )
+
+
+def _degree(found: Found, field: str) -> int:
+    degree = found.fields.get(field, 1)
+    assert isinstance(degree, int)
+    return degree
 
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
-    micro = keys.count("step_scheduler.local_batch_size") or 1
+    local = keys.count("step_scheduler.local_batch_size") or 1
     whole = keys.count("step_scheduler.global_batch_size")
-    found.fields["micro_batch_size"] = micro
-    gpus = given.get("num_gpus", 1)
+    found.fields["micro_batch_size"] = local
+    gpus = given.get("num_gpus") or found.fields.get("num_gpus", 1)
     assert isinstance(gpus, int)
     for field in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
-        degree = found.fields.get(field, 1)
-        assert isinstance(degree, int)
-        gpus = max(1, gpus // degree)
-    if whole is not None:
-        found.fields["gradient_accumulation_steps"] = max(1, whole // (micro * gpus))
-    packed = keys.take("packed_sequence.packed_sequence_size")
-    length = keys.count("dataset.seq_length") or keys.count("dataset.seq_len")
-    if isinstance(packed, int) and packed > 0:
+        gpus = max(1, gpus // _degree(found, field))
+    batches = 1 if whole is None else max(1, whole // (local * gpus))
+    found.fields["gradient_accumulation_steps"] = batches
+    if "pipeline_parallel" in found.fields:
+        _read_pipeline(keys, found, local=local, batches=batches)
+    _read_length(keys, found, given)
+
+
+def _read_pipeline(keys: Keys, found: Found, *, local: int, batches: int) -> None:
+    """Micro-batches are cut out of one local batch, and a run of the schedule takes it whole."""
+    key = "distributed.pipeline.pp_microbatch_size"
+    micro = keys.count(key) or 1
+    count, rest = divmod(local, micro)
+    if rest:
+        keys.refuse(key, f"{local} sequences are no whole number of micro-batches of {micro}")
+    found.fields |= {"micro_batch_size": micro, "gradient_accumulation_steps": count}
+    if batches > 1:
+        found.notes.append(
+            f"a step is {batches} runs of the pipeline over {count} micro-batches each, of which one is counted"
+        )
+    schedule = (keys.text("distributed.pipeline.pp_schedule") or "1f1b").lower()
+    if schedule not in _SCHEDULES:
+        keys.refuse("distributed.pipeline.pp_schedule", f"{schedule!r:.40} is not modelled")
+    found.fields["pipeline_schedule"] = _SCHEDULES[schedule]
+    each = keys.count("distributed.pipeline.layers_per_stage")
+    rounded = keys.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
+    if schedule not in _ONE_STAGE:
+        found.fields["virtual_stages"] = _virtual_stages(keys, found, each=each, rounded=rounded)
+
+
+def _virtual_stages(keys: Keys, found: Found, *, each: int | None, rounded: str | None) -> int:
+    """Stages of a rank (``calculate_virtual_stages``): as many layers as said make one."""
+    if each is None:
+        return 2
+    layers = None if found.model is None else num_layers(found.model)
+    ranks = _degree(found, "pipeline_parallel")
+    if layers is None:
+        found.notes.append(
+            "layers_per_stage: the model is not known here: counted as 2 stages a rank"
+        )
+        return 2
+    stages = -(-layers // each)
+    if stages % ranks and rounded is None:
+        keys.refuse(
+            "distributed.pipeline.layers_per_stage",
+            f"{layers} layers are {stages} stages, no multiple of pp_size {ranks}",
+        )
+    stages += ranks - stages % ranks if rounded == "up" and stages % ranks else -(stages % ranks)
+    return max(2, stages // ranks)
+
+
+def _read_length(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    sizes = [keys.take(f"packed_sequence.{name}") for name in ("packed_sequence_size", "pack_size")]
+    packed = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+    length = None
+    for name in ("seq_length", "seq_len", "max_length"):
+        value = keys.take(f"dataset.{name}")
+        length = length or (value if isinstance(value, int) and value > 0 else None)
+    if packed is not None:
         found.fields["packing"] = "documents"
         length = packed
     found.fields["seq_len"] = length
@@ -106,15 +221,134 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append("dataset.seq_length is not set: sequences are not cut; give a length")
 
 
+# -- the model and its engine ----------------------------------------------------------------------
+
+
+def _read_formats(keys: Keys, found: Found) -> None:
+    """Weights in ``torch_dtype``; FSDP2 computes in bf16 and reduces in fp32, DDP casts nothing."""
+    dtype = keys.choice("model.torch_dtype", _DTYPES) or "bf16"
+    compute = keys.choice("distributed.mp_policy.param_dtype", _DTYPES) or "bf16"
+    reduced = keys.choice("distributed.mp_policy.reduce_dtype", _DTYPES) or "fp32"
+    autocast = keys.on("distributed.autocast_dtype")
+    if found.fields["engine"] == "fsdp":
+        wide = "bf16-mixed" if compute == "bf16" else "fp32"
+        found.fields["precision"] = "bf16" if dtype == "bf16" else wide
+        found.options["reduce_dtype"] = reduced
+        if autocast:
+            found.options["autocast"] = True
+    elif autocast:
+        found.fields["precision"] = "bf16-autocast" if dtype == "bf16" else "bf16-amp"
+    else:
+        found.fields["precision"] = dtype
+    if keys.flag("fp8.enabled"):
+        recipe = keys.text("fp8.recipe_name") or "tensorwise"
+        found.fields["fp8"] = f"torchao-{recipe.replace('_', '-')}"
+
+
+def _read_sharding(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    offloads = keys.section("distributed.offload_policy")
+    defers = keys.take("distributed.defer_fsdp_grad_sync")
+    reshards = keys.take("distributed.reshard_after_forward")
+    replicas = keys.take("distributed.dp_replicate_size")
+    if (of_given(given, "engine") or found.fields["engine"]) != "fsdp":
+        found.options.pop("reduce_dtype", None)
+        return
+    found.options["sync_each_batch"] = defers is False
+    if offloads is not None:
+        found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
+    by_experts = keys.flag("distributed.moe.reshard_after_forward")
+    if reshards is False or ("expert_parallel" in found.fields and not by_experts):
+        found.options["reshard_after_forward"] = False
+    if isinstance(replicas, int) and replicas > 1:
+        found.options["data_parallel_replicate_degree"] = replicas
+
+
+def _read_checkpointing(keys: Keys, found: Found) -> None:
+    value = keys.take("distributed.activation_checkpointing")
+    word = str(value).lower().replace("-", "_")
+    if value in OFF or word in ("false", "off", "disabled", "no"):
+        found.fields["checkpointing"] = "none"
+    elif word in ("true", "on", "full", "enabled", "yes"):
+        found.fields["checkpointing"] = "full"
+    elif word == "selective":
+        found.fields["checkpointing"] = "none"
+        found.notes.append("activation_checkpointing selective is counted as none, an upper bound")
+    else:
+        keys.refuse("distributed.activation_checkpointing", "write true, false, full or selective")
+
+
+def _read_kernels(keys: Keys, found: Found) -> None:
+    own = keys.choice("model.backend.attn", _ATTENTION)
+    found.fields["attention"] = keys.choice("model.attn_implementation", _ATTENTION) or own
+    if model_type(found.model) in _OWN_ATTENTION and found.fields["attention"] not in (
+        None,
+        "eager",
+    ):
+        found.fields["attention"] = None
+        found.notes.append(
+            "AutoModel's own class runs attention with sinks in a kernel; transformers' class, which is counted, "
+            "has eager alone"
+        )
+    by_layer = keys.flag("distributed.enable_compile")
+    found.fields["compile"] = (
+        "model" if keys.flag("compile.enabled") else "layer" if by_layer else "none"
+    )
+    loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
+    if _LOSSES.get(loss):
+        found.fields["loss"] = _LOSSES[loss]
+    if keys.on("model.backend.te_fp8"):
+        found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
+        found.fields["fp8"] = "te-delayed"
+
+
+def _read_frozen(keys: Keys, found: Found) -> None:
+    """The section's own default freezes what sees (``freeze_vision_tower``, true)."""
+    parts: list[str] = []
+    is_there = keys.has("freeze_config")
+    for key, names in _FREEZABLE.items():
+        if is_there and keys.flag(key):
+            parts += names
+    if parts and not keys.has("peft"):
+        found.fields["freeze"] = ",".join(dict.fromkeys(parts))
+
+
+def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    form = "fused" if keys.flag("optimizer.fused") else "foreach"
+    if keys.values.get("optimizer.foreach") is False and form != "fused":
+        form = "loop"
+    keys.used.add("optimizer.foreach")
+    add_named_optimizer(keys, "optimizer._target_", found, given, form=form)
+    if found.fields.get("optimizer") is not None and keys.has("optimizer.master_weights"):
+        _read_masters(keys, found)
+
+
+def _read_masters(keys: Keys, found: Found) -> None:
+    """Transformer Engine's own: weights in fp32 beside the model's, or the bits that those lack."""
+    options: dict[str, object] = {"master_weights": keys.flag("optimizer.master_weights")}
+    if keys.flag("optimizer.store_param_remainders"):
+        options["store_param_remainders"] = True
+    for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        dtype = keys.choice(f"optimizer.{name}", _DTYPES)
+        if dtype is not None:
+            options[name] = dtype
+    if str(getattr(found.fields["optimizer"], "value", "")) == "te-adamw":
+        found.fields["optimizer_options"] = options
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
 def _read_adapter(keys: Keys, found: Found) -> None:
     rank, alpha = keys.count("peft.dim"), keys.number("peft.alpha")
     dropout, names = keys.number("peft.dropout"), keys.names("peft.target_modules")
+    excluded = keys.names("peft.exclude_modules")
     linear = keys.flag("peft.match_all_linear")
     dora = keys.flag("peft.use_dora")
     if keys.has("peft"):
         found.fields["adapter"] = lora(
             rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora, dtype="bf16",
-            targets="all-linear" if linear or not names else _pattern(names),
+            targets=_targets(names, excluded=excluded, linear=linear),
+            exclude=_pattern(excluded) if excluded else (),
         )  # fmt: skip
     else:
         keys.taken -= {each for each in keys.taken if each.startswith("peft.")}
@@ -124,6 +358,15 @@ def _read_adapter(keys: Keys, found: Found) -> None:
             found.quantization["double_quant"] = keys.flag("quantization.bnb_4bit_use_double_quant")
         elif keys.flag("quantization.load_in_8bit"):
             found.fields["quantize"] = "int8"
+
+
+def _targets(
+    names: tuple[str, ...], *, excluded: tuple[str, ...], linear: bool
+) -> tuple[str, ...] | str:
+    """What ``ModuleMatcher`` takes: every linear layer; all but some; or those named."""
+    if linear or "*" in names or (excluded and not names):
+        return EVERY_LINEAR
+    return _pattern(names or ("*_proj",))
 
 
 def _pattern(names: tuple[str, ...]) -> tuple[str, ...] | str:

@@ -19,9 +19,11 @@ _CLASSES: Mapping[str, str] = {
     "torchao.optim.adamw8bit": "adamw_torch_8bit", "torchao.optim.adamw4bit": "adamw_torch_4bit",
     "torchao.prototype.low_bit_optim.adamw8bit": "adamw_torch_8bit",
     "torchao.prototype.low_bit_optim.adamw4bit": "adamw_torch_4bit",
+    "transformer_engine.pytorch.optimizers.fused_adam.fusedadam": "te-adamw",
+    "transformer_engine.pytorch.optimizers.fusedadam": "te-adamw", "fusedadam": "te-adamw",
 }  # fmt: skip
 """Classes, in lower case, and what transformers' ``TrainingArguments`` call the same."""
-_FORMS = {"adamw_torch": {"fused": "adamw-fused", "foreach": "adamw-foreach"}}
+_FORMS = {"adamw_torch": {"fused": "adamw-fused", "foreach": "adamw-foreach", "loop": "adamw-loop"}}
 """How torch's own may be asked for."""
 
 

@@ -9,17 +9,25 @@ from collections.abc import Mapping
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import model_type
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
 NAME = "prime-rl"
 
+DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
+"""``BaseModelConfig.name`` (prime_rl/configs/shared.py)."""
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 _ATTENTION = {
     "auto": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash3", "fa4": "flash",
     "flash_attention_4": "flash", "sdpa": "sdpa", "eager": "eager",
 }  # fmt: skip
 _MARKS = frozenset({"orchestrator", "inference", "deployment", "weight_broadcast"})
+_SFT_SECTIONS = frozenset({
+    "slurm", "model", "data", "optim", "scheduler", "ckpt", "log", "run", "monitors", "renderer",
+    "tokenizer", "max_steps", "output_dir", "env_vars", "val", "loss", "resume", "gc",
+})  # fmt: skip
+"""Of a file for ``sft`` alone."""
 _SERVING = ("vllm", "use_deep_gemm", "router", "kv_cache_offload")
 """Sections of a file that serves a model."""
 
@@ -35,6 +43,8 @@ def looks_like(values: Mapping[str, object]) -> bool:
         and bool({"seq_len", "micro_batch_size", "fake", "type"} & data.keys())
     )
     serves = "vllm" in values and "router" in values
+    if "slurm" in values and values.keys() <= _SFT_SECTIONS:
+        return True
     return bool(_MARKS & values.keys()) or has_trainer or is_sft or serves
 
 
@@ -51,17 +61,29 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     is_rl = keys.has("orchestrator") or keys.has("trainer")
     if is_rl:
         _merge_trainer(keys)
+    elif keys.has("model.seq_len") and not keys.has("data.seq_len"):
+        is_rl = True  # a file for the trainer of ``rl`` alone, whose data come from an orchestrator
     found.model = keys.text("model.name")
+    if found.model is None and keys.values:
+        found.model = DEFAULT_MODEL
+        found.notes.append(f"model.name is not given: {DEFAULT_MODEL}, prime-rl's default")
     _read_sizes(keys, found, is_rl=is_rl)
     _read_engine(keys, found)
     _read_checkpointing(keys, found)
     found.fields["attention"] = keys.choice("model.attn", _ATTENTION)
+    _read_context(keys, found)
     compiled = keys.values.get("model.compile", keys.take("model.compile"))
     section = keys.section("model.compile")
     off = compiled in ("None", "none", False)
     found.fields["compile"] = "none" if off and not section else "layer"
-    add_named_optimizer(keys, "optim.type", found, given, form="foreach")
+    _read_optimizer(keys, found, given)
     _read_adapter(keys, found)
+    _read_experts(keys, found, given)
+    if keys.has("model.vlm") and keys.flag("model.vlm.freeze_vision_encoder"):
+        if "adapter" not in found.fields:
+            found.fields["freeze"] = "vision_tower"
+    else:
+        keys.taken.discard("model.vlm.freeze_vision_encoder")
     chunk = keys.take("model.fused_lm_head_token_chunk_size")
     if chunk not in (*OFF, "disabled"):
         found.fields["loss"] = "chunked"
@@ -115,12 +137,60 @@ def _read_engine(keys: Keys, found: Found) -> None:
             "model.optim_cpu_offload moves optimizer states to the CPU between steps: they are counted, "
             "as the step holds them"
         )
-    context = keys.count("model.cp")
-    if context not in (None, 1):
-        found.fields["context_parallel"] = context
-    experts = keys.take("model.ep")
-    if isinstance(experts, int) and experts > 1:
-        found.fields["expert_parallel"] = experts
+
+
+def _read_context(keys: Keys, found: Found) -> None:
+    """Ranks that share sequences: by heads (``ulysses``), or in a ring, as torch's is counted."""
+    degree, style = keys.count("model.cp"), keys.text("model.cp_style") or "ring"
+    if degree in (None, 1):
+        return
+    found.fields["context_parallel"] = degree
+    if style == "ulysses":
+        found.fields["context_parallel_kind"] = "all-to-all"
+        return
+    found.fields |= {"attention": "sdpa", "packing": "none"}
+    found.notes.append(
+        "model.cp_style ring: ring-flash-attention is counted as torch's ring, over rows of one sequence"
+    )
+
+
+def _read_experts(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """``auto`` spreads a mixture's experts over up to 8 ranks (``resolve_ep``)."""
+    degree = keys.take("model.ep")
+    if degree == "auto":
+        gpus = given.get("num_gpus") or found.fields["num_gpus"]
+        replicas = found.options.get("data_parallel_replicate_degree", 1)
+        assert isinstance(gpus, int)
+        assert isinstance(replicas, int)
+        degree = min(gpus // replicas, MOST_AUTO) if _has_plain_experts(found) else 1
+    if isinstance(degree, int) and degree > 1:
+        found.fields["expert_parallel"] = degree
+
+
+MOST_AUTO = 8
+"""Ranks over which ``ep`` spreads experts where it is ``auto``."""
+_PLAIN_EXPERTS = frozenset({
+    "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2", "mixtral", "qwen2_moe", "qwen3_moe",
+})  # fmt: skip
+"""Types whose experts can be spread here."""
+
+
+def _has_plain_experts(found: Found) -> bool:
+    return "adapter" not in found.fields and model_type(found.model) in _PLAIN_EXPERTS
+
+
+def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """AdamW is fused unless its states go to the CPU; SGD has momentum; sign-SGD keeps nothing."""
+    offloads = keys.flag("model.optim_cpu_offload")
+    name, momentum = keys.text("optim.type"), keys.take("optim.momentum")
+    if name == "sign_sgd":
+        found.fields["optimizer"] = "sgd"
+        found.notes.append("optim.type sign_sgd keeps no states: counted as sgd without momentum")
+    elif name == "sgd":
+        found.fields["optimizer"] = "sgd" if momentum == 0 else "sgd-momentum"
+    else:
+        form = "foreach" if offloads else "fused"
+        add_named_optimizer(keys, "optim.type", found, given, form=form)
 
 
 def _read_checkpointing(keys: Keys, found: Found) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import torchtitan_model
+from memplan.sources.stacks.models import num_layers, torchtitan_model
 from memplan.sources.stacks.optimizer import add_named_optimizer
 
 NAME = "torchtitan"
@@ -23,6 +23,10 @@ _SCHEDULES = {
     "loopedbfs": "looped-bfs", "interleavedzerobubble": "interleaved-zero-bubble",
     "zbvzerobubble": "zbv", "dualpipev": "dualpipev",
 }  # fmt: skip
+_LESS_LAYERS = (
+    "parallelism.pipeline_parallel_first_stage_less_layers",
+    "parallelism.pipeline_parallel_last_stage_less_layers",
+)
 _PRECISIONS = {
     ("float32", "bfloat16"): "bf16-mixed", ("float32", "float32"): "fp32",
     ("bfloat16", "bfloat16"): "bf16",
@@ -53,6 +57,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     name, flavor = keys.text("model.name"), keys.text("model.flavor")
     if name is not None and flavor is not None:
         found.model = torchtitan_model(name, flavor)
+    named = keys.text("hf_transformers.model")
+    found.model = named or found.model
     _read_parallelism(keys, found)
     _read_sizes(keys, found, given)
     _read_precision(keys, found)
@@ -85,7 +91,7 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
             )
         found.fields["pipeline_schedule"] = _SCHEDULES[word]
         if word not in ("gpipe", "1f1b"):
-            found.fields["virtual_stages"] = 2
+            found.fields["virtual_stages"] = _virtual_stages(keys, found, stages or 1)
     method = keys.text("parallelism.context_parallel_rotate_method")
     if method not in (None, "allgather") and "context_parallel" in found.fields:
         found.options["context_parallel_rotate_method"] = method
@@ -101,6 +107,25 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         found.options["reshard_after_forward"] = False
 
 
+def _virtual_stages(keys: Keys, found: Found, ranks: int) -> int:
+    """Stages of a rank: embedding and head count as layers (``pipeline_llm``)."""
+    each = keys.count("parallelism.pipeline_parallel_layers_per_stage")
+    less = 0
+    for key in _LESS_LAYERS:
+        value = keys.take(key)
+        less += value if isinstance(value, int) else 1
+    layers = None if each is None or found.model is None else num_layers(found.model)
+    if each is None or layers is None:
+        return 2
+    stages, rest = divmod(-(-(layers + less) // each), ranks)
+    if rest:
+        keys.refuse(
+            "parallelism.pipeline_parallel_layers_per_stage",
+            f"{layers} layers and {less} for embedding and head are no multiple of {ranks} stages of {each}",
+        )
+    return max(2, stages)
+
+
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     micro = keys.count("training.local_batch_size") or 8
     in_batch = 1
@@ -114,6 +139,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["gradient_accumulation_steps"] = in_batch
     found.fields["micro_batch_size"] = micro
     found.fields["seq_len"] = keys.count("training.seq_len")
+    size = keys.count("training.img_size")
+    if size is not None:
+        found.fields |= {"image_size": size, "seq_len": None, "kernels": "hf"}
     whole = keys.take("training.global_batch_size")
     gpus = given.get("num_gpus", 1)
     if isinstance(whole, int) and whole > 0 and isinstance(gpus, int):
@@ -130,7 +158,13 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
                 f"{whole} sequences are no whole number of {micro * in_batch} x {ranks} ranks; give "
                 "`num_gpus`",
             )
-        found.fields["gradient_accumulation_steps"] = whole // (micro * ranks)
+        runs = whole // (micro * ranks * in_batch)
+        found.fields["gradient_accumulation_steps"] = in_batch if in_batch > 1 else runs
+        if in_batch > 1 and runs > 1:
+            found.notes.append(
+                f"a step is {runs} runs of the pipeline over {in_batch} micro-batches each, of which one is "
+                "counted"
+            )
 
 
 def _read_precision(keys: Keys, found: Found) -> None:

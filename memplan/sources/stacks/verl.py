@@ -1,7 +1,8 @@
 """verl's YAML: the hydra configuration of its PPO trainer, whole or what is laid over verl's own, and of SFT.
 
 The actor, the frozen reference and the engine that generates share the GPUs. A hydra file's ``defaults`` are verl's
-own, which the preset has; what is typed behind the command goes into the file.
+own, which the preset has; what is typed behind the command goes into the file. Source: verl 0.9.1,
+``workers/engine/fsdp/transformer_impl.py``, ``workers/engine_workers.py``, ``trainer/ppo/utils.py``.
 """
 
 from collections.abc import Mapping
@@ -17,18 +18,48 @@ ACTOR = "actor_rollout_ref.actor"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
+REFERENCE = "actor_rollout_ref.ref"
+REWARD = "reward.reward_model"
 _ENGINES = {"fsdp": "fsdp1", "fsdp2": "fsdp"}
-_DTYPES = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16"}
-_PRECISIONS = {("fp32", "bf16"): "bf16-mixed", ("bf16", "bf16"): "bf16", ("fp32", "fp32"): "fp32"}
+_DTYPES = {
+    "fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16",
+    "float16": "fp16",
+}  # fmt: skip
+_PRECISIONS = {
+    ("fp32", "bf16"): "bf16-mixed", ("bf16", "bf16"): "bf16", ("fp32", "fp32"): "fp32",
+    ("fp32", "fp16"): "fp16-mixed",
+}  # fmt: skip
+_ATTENTION = {
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
+}  # fmt: skip
 _JOBS = {"gae": "ppo"}
 """Estimators of the advantage that have a critic; the others compare the answers of a group."""
+_MARKS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer", "ppo_veomni_trainer")
+"""Files of verl's own that a hydra file's ``defaults`` name."""
+_CRITIC_OFFLOADS = (
+    ("param_offload", "critic.fsdp.param_offload", "critic.model.fsdp_config.param_offload"),
+    (
+        "optimizer_offload", "critic.fsdp.optimizer_offload",
+        "critic.model.fsdp_config.optimizer_offload",
+    ),
+)  # fmt: skip
+_OTHER_ENGINES = ("megatron", "torchtitan", "veomni")
+_COLOCATED = ("vllm", "sglang")
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
-    """Whether an actor stands in it, or a model for SFT."""
-    model = values.get("model")
-    return "actor_rollout_ref" in values or (
-        isinstance(model, Mapping) and "partial_pretrain" in model
+    """Whether an actor stands in it, a model for SFT, or defaults or classes of verl's own."""
+    model, defaults = values.get("model"), values.get("defaults")
+    named = isinstance(defaults, list) and any(
+        each in _MARKS or (isinstance(each, Mapping) and "actor@actor_rollout_ref.actor" in each)
+        for each in defaults
+    )
+    target = values.get("_target_")
+    return (
+        "actor_rollout_ref" in values
+        or (isinstance(model, Mapping) and "partial_pretrain" in model)
+        or named
+        or (isinstance(target, str) and target.startswith("verl."))
     )
 
 
@@ -39,29 +70,31 @@ def preset_for(_values: Mapping[str, object]) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
+    _check_whole(keys)
     if keys.has("model.partial_pretrain"):
         _rename_sft(keys)
     found.model = keys.text(f"{MODEL}.path")
     _read_gpus(keys, found)
     _read_sizes(keys, found)
     _read_engine(keys, found, given)
-    found.fields["checkpointing"] = (
-        "full" if keys.flag(f"{MODEL}.enable_gradient_checkpointing") else "none"
-    )
+    _read_model(keys, found)
     add_named_optimizer(keys, f"{ACTOR}.optim.optimizer", found, given)
-    rank = keys.take(f"{MODEL}.lora_rank")
-    alpha, targets = keys.number(f"{MODEL}.lora_alpha"), keys.names(f"{MODEL}.target_modules")
-    if isinstance(rank, int) and rank > 0:
-        found.fields["adapter"] = lora(
-            rank=rank, alpha=alpha, dropout=0.0,
-            targets="all-linear" if targets == ("all-linear",) else targets,
-        )  # fmt: skip
-    if keys.flag(f"{MODEL}.use_liger"):
-        found.fields |= {"norm": "liger", "mlp": "fused", "rotary": "liger"}
-    if keys.flag(f"{MODEL}.use_remove_padding"):
-        found.fields["packing"] = "padding_free"
+    _read_adapter(keys, found)
     if not keys.has("sft"):
         _read_job(keys, found)
+
+
+def _check_whole(keys: Keys) -> None:
+    """Refuse a section alone, and what trains under another engine."""
+    if keys.has("_target_"):
+        keys.refuse("_target_", "this is one section of a verl configuration: give the whole")
+    defaults = keys.values.get("defaults")
+    for each in defaults if isinstance(defaults, list) else []:
+        names = map(str, each.values() if isinstance(each, Mapping) else (each,))
+        for name in names:
+            engine = next((one for one in _OTHER_ENGINES if one in name), None)
+            if engine is not None and name.endswith(("_trainer", "_actor")):
+                keys.refuse("defaults", f"{name}: verl's engine {engine} is not modelled; fsdp is")
 
 
 def _rename_sft(keys: Keys) -> None:
@@ -93,6 +126,9 @@ _SFT = {
 """Keys of the SFT trainer's file, and of PPO's."""
 
 
+# -- sizes -----------------------------------------------------------------------------------------
+
+
 def _read_gpus(keys: Keys, found: Found) -> None:
     nodes = keys.count("trainer.nnodes") or 1
     found.fields["num_gpus"] = nodes * (keys.count("trainer.n_gpus_per_node") or 8)
@@ -102,24 +138,61 @@ def _read_gpus(keys: Keys, found: Found) -> None:
         found.fields |= {"context_parallel": parallel, "context_parallel_kind": "all-to-all"}
 
 
+def _number(found: Found, field: str) -> int:
+    value = found.fields.get(field, 1)
+    assert isinstance(value, int)
+    return value
+
+
 def _read_sizes(keys: Keys, found: Found) -> None:
     prompt = keys.count("data.max_prompt_length") or 512
     answer = keys.count("data.max_response_length") or 512
     length = keys.count("data.max_length") if keys.has("sft") else None
-    found.fields["seq_len"] = length or prompt + answer
-    micro = keys.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    whole = length or prompt + answer
     most = keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    micro = _micro_batch(
+        keys, found, f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"
+    )
     if keys.flag(f"{ACTOR}.use_dynamic_bsz") and most is not None:
-        micro = max(1, most // (length or prompt + answer))
+        # A micro-batch is filled up with sequences, and each rank of a group has its share of them.
+        tokens = most * _number(found, "context_parallel")
+        micro = max(1, -(-tokens // whole))
+        whole = max(1, tokens // micro) if tokens > whole else whole
         found.notes.append(
-            f"use_dynamic_bsz: a micro-batch of {most} tokens is counted as {micro} sequences of the "
-            "greatest length"
+            f"use_dynamic_bsz: a micro-batch of {tokens} tokens is counted as {micro} sequences of {whole}"
         )
-    keys.take(f"{ACTOR}.ppo_micro_batch_size")
-    if micro is None:
+    elif micro is None:
         found.notes.append(f"{ACTOR}.ppo_micro_batch_size_per_gpu is not set: counted as 1")
-    found.fields["micro_batch_size"] = micro or 1
-    keys.take(f"{ACTOR}.ppo_mini_batch_size")
+    whole = _divided(whole, _number(found, "context_parallel"))
+    found.fields |= {"seq_len": whole, "micro_batch_size": micro or 1}
+    found.fields["gradient_accumulation_steps"] = _accumulated(keys, found, micro or 1)
+
+
+def _divided(length: int, ranks: int) -> int:
+    """A length that the ranks share evenly: verl pads the last of them (``ulysses_pad``)."""
+    return -(-length // ranks) * ranks
+
+
+def _micro_batch(keys: Keys, found: Found, key: str, older: str) -> int | None:
+    """Sequences of a micro-batch on one rank; the older key has those of all ranks."""
+    own, of_all = keys.count(key), keys.take(older)
+    if own is None and isinstance(of_all, int) and of_all > 0:
+        ranks = _number(found, "num_gpus") // _number(found, "context_parallel")
+        own = max(1, of_all // max(1, ranks))
+    return own
+
+
+def _accumulated(keys: Keys, found: Found, micro: int) -> int:
+    """Micro-batches of one mini-batch, which is one step."""
+    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size")
+    if prompts is None:
+        return 1
+    answers = 1 if keys.has("sft") else keys.count(f"{ROLLOUT}.n") or 1
+    ranks = max(1, _number(found, "num_gpus") // _number(found, "context_parallel"))
+    return max(1, prompts * answers // (ranks * micro))
+
+
+# -- engine and model ------------------------------------------------------------------------------
 
 
 def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -128,43 +201,199 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         keys.refuse(f"{ACTOR}.strategy", f"{strategy!r:.30} is not modelled; fsdp and fsdp2 are")
     engine = of_given(given, "engine") or _ENGINES[strategy]
     found.fields["engine"] = engine
-    weights = keys.choice(f"{FSDP}.model_dtype", _DTYPES)
-    compute = keys.choice(f"{FSDP}.dtype", _DTYPES)
-    found.fields["precision"] = _PRECISIONS.get((str(weights), str(compute)), "bf16-mixed")
-    if engine == "fsdp" and keys.take(f"{FSDP}.reshard_after_forward") is False:
+    _read_formats(keys, found, engine)
+    keeps = keys.take(f"{FSDP}.reshard_after_forward") is False
+    if engine == "fsdp" and keeps:
         found.options["reshard_after_forward"] = False
-    if keys.flag(f"{FSDP}.offload_policy"):
+    elif engine == "fsdp1":
+        found.fields["fsdp_strategy"] = "shard_grad_op" if keeps else "full_shard"
+        found.options["use_orig_params"] = keys.flag(f"{FSDP}.use_orig_params")
+        found.options["forward_prefetch"] = keys.flag(f"{FSDP}.forward_prefetch")
+    found.options["sync_each_batch"] = not keys.flag(
+        f"{FSDP}.use_no_sync_for_gradient_accumulation"
+    )
+    if keys.flag(f"{FSDP}.offload_policy") and engine == "fsdp":
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
-    for key in ("param_offload", "optimizer_offload"):
-        if keys.flag(f"{FSDP}.{key}"):
-            found.notes.append(
-                f"{key} moves to the CPU what generation does not need: training holds it on the GPU"
-            )
-    group = keys.take(f"{FSDP}.fsdp_size")
-    gpus = found.fields["num_gpus"]
-    assert isinstance(gpus, int)
-    if isinstance(group, int) and 0 < group < gpus and engine == "fsdp":
+    group, gpus = keys.take(f"{FSDP}.fsdp_size"), _number(found, "num_gpus")
+    if isinstance(group, int) and 0 < group < gpus:
         found.options["data_parallel_replicate_degree"] = gpus // group
+        if engine == "fsdp1":
+            found.fields["fsdp_strategy"] = "hybrid"
+
+
+def _read_formats(keys: Keys, found: Found, engine: str) -> None:
+    """Weights, what they are computed in, and autocast over all (``forward_step``)."""
+    weights = keys.choice(f"{FSDP}.model_dtype", _DTYPES) or "fp32"
+    compute = keys.choice(f"{FSDP}.dtype", _DTYPES)
+    compute = keys.choice(f"{FSDP}.mixed_precision.param_dtype", _DTYPES) or compute or "bf16"
+    reduced = keys.choice(f"{FSDP}.mixed_precision.reduce_dtype", _DTYPES) or "fp32"
+    pair = (str(weights), str(compute))
+    if pair not in _PRECISIONS:
+        keys.refuse(f"{FSDP}.model_dtype", f"{pair[0]} with {pair[1]} compute is not modelled")
+    found.fields["precision"] = _PRECISIONS[pair]
+    if engine in ("fsdp", "fsdp1"):
+        found.options["reduce_dtype"] = reduced
+        if compute != "fp32":
+            found.options["autocast"] = True
+
+
+def _read_model(keys: Keys, found: Found) -> None:
+    checkpoints = keys.flag(f"{MODEL}.enable_gradient_checkpointing")
+    found.fields["checkpointing"] = "full" if checkpoints else "none"
+    if keys.flag(f"{MODEL}.enable_activation_offload"):
+        if checkpoints:
+            found.fields["offload_activations"] = "checkpoints"
+        else:
+            found.notes.append(
+                f"{MODEL}.enable_activation_offload moves saved activations to the CPU, which is not "
+                "modelled without checkpointing: the figures are upper bounds"
+            )
+    attention = keys.choice(f"{MODEL}.override_config.attn_implementation", _ATTENTION)
+    if attention is not None:
+        found.fields["attention"] = attention
+    if keys.flag(f"{MODEL}.use_liger"):
+        found.fields |= {"norm": "liger", "mlp": "fused", "rotary": "liger"}
+    if keys.flag(f"{MODEL}.use_remove_padding"):
+        found.fields["packing"] = "padding_free"
+    if keys.flag(f"{ACTOR}.freeze_vision_tower"):
+        found.fields["freeze"] = "vision_tower"
+
+
+def _read_adapter(keys: Keys, found: Found) -> None:
+    rank = keys.take(f"{MODEL}.lora_rank")
+    alpha, targets = keys.number(f"{MODEL}.lora_alpha"), keys.names(f"{MODEL}.target_modules")
+    excluded = keys.names(f"{MODEL}.exclude_modules")
+    if isinstance(rank, int) and rank > 0:
+        found.fields["adapter"] = lora(
+            rank=rank, alpha=alpha, dropout=0.0, exclude=excluded,
+            targets="all-linear" if targets == ("all-linear",) else targets,
+        )  # fmt: skip
+        # The base is cast to nothing: it is in the format that the actor's weights are loaded in.
+        if found.fields["precision"] in ("bf16-mixed", "fp16-mixed"):
+            found.options["frozen_dtype"] = "fp32"
+
+
+# -- the job ---------------------------------------------------------------------------------------
 
 
 def _read_job(keys: Keys, found: Found) -> None:
     kind = _JOBS.get(keys.text("algorithm.adv_estimator") or "gae", "grpo")
-    job: dict[str, object] = {"kind": kind}
-    has_reference = keys.flag(f"{ACTOR}.use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
-    if has_reference:
-        job["reference"] = "same"
-    elif kind == "ppo":
-        job["reference"] = "none"
-    if kind == "ppo" and not keys.on("reward_model.enable"):
-        job["reward"] = "none"
-    engine = keys.text(f"{ROLLOUT}.name")
-    share = keys.number(f"{ROLLOUT}.gpu_memory_utilization")
-    sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
-    if engine in ("vllm", "sglang"):
-        job |= {
-            "rollout": engine,
-            "gpu_memory_utilization": share or 0.5,
-            "sleep": 2 if sleeps else 0,
-        }
-    job["completion_length"] = keys.count("data.max_response_length")
+    critic = keys.take("critic.enable")
+    if kind == "ppo" and critic is False:
+        kind = "grpo"
+    job: dict[str, object] = {
+        "kind": kind,
+        "frozen_units": "layers",
+        "log_probabilities": "in-place",
+    }
+    job |= _reference(keys, found, kind)
+    if kind == "ppo":
+        job |= _critic(keys, found)
+    job |= _rollout(keys, found)
+    # Logits are those of all tokens, prompts' too: answers are cut out of what comes of them.
+    job["completion_length"] = found.fields["seq_len"]
+    scored = _scored_at_once(keys, found)
+    if scored != found.fields["micro_batch_size"]:
+        job["scoring_batch_size"] = scored
     found.fields["job"] = job
+
+
+def _reference(keys: Keys, found: Found, kind: str) -> dict[str, object]:
+    """None; the actor without its adapter; or a copy whose weights stay in CPU RAM."""
+    asked = keys.flag(f"{ACTOR}.use_kl_loss"), keys.flag("algorithm.use_kl_in_reward")
+    keys.flag(f"{REFERENCE}.fsdp_config.param_offload")
+    if not any(asked):
+        return {"reference": "none"} if kind == "ppo" else {}
+    if "adapter" in found.fields:
+        return {"reference": "adapter-off"}
+    return {"reference": "same", "frozen_offload": _number(found, "num_gpus") > 1}
+
+
+def _critic(keys: Keys, found: Found) -> dict[str, object]:
+    """A model of its own under an engine of its own, over the same sequences."""
+    job: dict[str, object] = {"reward": "none"}
+    named = keys.text("critic.model.path")
+    if named is not None and named != found.model:
+        job["critic"] = _known(named, "critic.model.path", found)
+    micro = _micro_batch(
+        keys, found, "critic.ppo_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size"
+    )
+    most = keys.count("critic.ppo_max_token_len_per_gpu")
+    dynamic = keys.take("critic.use_dynamic_bsz")
+    if dynamic is None:
+        dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
+    if dynamic and most is not None:
+        micro = max(1, most // _number(found, "seq_len"))
+    if micro is not None and micro != found.fields["micro_batch_size"]:
+        job["critic_batch_size"] = micro
+    for name, key, older in _CRITIC_OFFLOADS:
+        if keys.flag(key) or keys.flag(older):
+            found.notes.append(
+                f"critic: {name} takes it off the GPU while others run, which is not modelled: the figures "
+                "are upper bounds"
+            )
+    return job
+
+
+def _known(name: str, key: str, found: Found) -> str:
+    """A model's name where it is a built-in's, else a copy of the trained one, said so."""
+    from memplan.sources.registry import find_builtin
+
+    if find_builtin(name) is not None:
+        return name
+    found.notes.append(f"{key} {name} is not known here: counted as the actor's model")
+    return "same"
+
+
+def _rollout(keys: Keys, found: Found) -> dict[str, object]:
+    """Who generates, with which share of the card, and what makes room for it."""
+    engine = keys.text(f"{ROLLOUT}.name")
+    share = keys.number(f"{ROLLOUT}.gpu_memory_utilization") or 0.5
+    sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
+    params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
+    share = max(share, _reward_share(keys, found, sleeps=sleeps))
+    if engine not in _COLOCATED:
+        return {"rollout": "server"} if engine is not None else {}
+    leaves = {(True, True): "all", (True, False): "parameters", (False, True): "optimizer-states"}
+    job: dict[str, object] = {
+        "rollout": engine, "gpu_memory_utilization": share, "sleep": 2 if sleeps else 0,
+    }  # fmt: skip
+    if (params, states) in leaves and sleeps:
+        job["leaves"] = leaves[(params, states)]
+    return job
+
+
+def _reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
+    """A reward model has an engine of its own, which is awake when the other sleeps."""
+    asked = keys.flag(f"{REWARD}.enable")
+    share = keys.number(f"{REWARD}.rollout.gpu_memory_utilization") or 0.5
+    apart = keys.flag(f"{REWARD}.enable_resource_pool")
+    keys.text(f"{REWARD}.model_path")
+    if not asked or apart:
+        return 0.0
+    if not sleeps:
+        found.left_out.append(f"{REWARD}.enable (an engine beside the one that generates)")
+        return 0.0
+    found.notes.append(f"the reward model's engine takes {share:g} of the card while it scores")
+    return share
+
+
+def _scored_at_once(keys: Keys, found: Found) -> int:
+    """Sequences of a pass that computes log-probabilities, the actor's or the reference's."""
+    micro, length = _number(found, "micro_batch_size"), _number(found, "seq_len")
+    sizes = []
+    for place in (ROLLOUT, REFERENCE):
+        own = _micro_batch(
+            keys, found, f"{place}.log_prob_micro_batch_size_per_gpu",
+            f"{place}.log_prob_micro_batch_size",
+        )  # fmt: skip
+        most = keys.count(f"{place}.log_prob_max_token_len_per_gpu")
+        dynamic = keys.take(f"{place}.log_prob_use_dynamic_bsz")
+        if dynamic is None:
+            dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
+        if dynamic:
+            tokens = (most or 0) * _number(found, "context_parallel")
+            own = max(1, -(-tokens // length)) if most is not None else micro
+        sizes.append(own)
+    given = [size for size in sizes if size is not None]
+    return max(given) if given else micro

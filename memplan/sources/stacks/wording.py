@@ -1,6 +1,8 @@
 """What several stacks say alike, as fields of ``TrainingSetup``."""
 
 ALL_LINEAR = "all-linear"
+EVERY_LINEAR = "every-linear"
+"""The output matrix too."""
 
 
 def lora(
@@ -14,6 +16,7 @@ def lora(
     rslora: bool = False,
     dora: bool = False,
     layers: tuple[int, ...] = (),
+    exclude: tuple[str, ...] | str = (),
 ) -> dict[str, object]:
     """An adapter as a setup file writes it; what does nothing is left out.
 
@@ -23,7 +26,7 @@ def lora(
     settings: dict[str, object] = {
         "rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets,
         "dtype": "" if dtype == "fp32" else dtype, "modules_to_save": modules_to_save,
-        "rslora": rslora, "dora": dora, "layers": layers,
+        "rslora": rslora, "dora": dora, "layers": layers, "exclude": exclude,
     }  # fmt: skip
     return {"lora": {name: value for name, value in settings.items() if value}}
 

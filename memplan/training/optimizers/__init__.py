@@ -62,6 +62,7 @@ class Optimizer(Enum):
     APOLLO_ADAMW = "apollo-adamw"
     LOMO = "lomo"
     ADALOMO = "adalomo"
+    TE_ADAMW = "te-adamw"
 
     __hash__ = object.__hash__
 

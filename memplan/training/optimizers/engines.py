@@ -60,8 +60,9 @@ class Asked(Protocol):
 
 
 _NEAREST = "the nearest that runs on shards: adamw-fused, bnb-adamw-8bit or adafactor-loop"
-_ON_DTENSORS = frozenset({Optimizer.ADAM_MINI})
-"""Need matrices, and take a rank's rows of one for a smaller matrix."""
+_ON_DTENSORS = frozenset({Optimizer.ADAM_MINI, Optimizer.MUON})
+"""Need matrices: Adam-mini takes a rank's rows of one for a smaller matrix, Muon (dion's) has ranks hand
+parts about until each has one whole."""
 
 
 def check_optimizer(setup: Asked) -> None:

@@ -1,6 +1,7 @@
 """The other optimizers of torch 2.13 (torch/optim), in the form that is taken on a GPU."""
 
 from collections.abc import Sequence
+from math import prod
 
 from memplan.dtypes import DType
 from memplan.training.optimizers import Optimizer
@@ -45,7 +46,8 @@ def rmsprop_states(script: Script, tensor: Stepped) -> None:
 
 def steps_by_muon(script: Script, tensor: Stepped) -> bool:
     """Matrices of linear layers; the output matrix where ``head`` says so."""
-    if len(tensor.shape) != 2 or tensor.role is TensorRole.EMBEDDING:
+    matrices = (2, 3) if tensor.whole else (2,)
+    if len(tensor.shape) not in matrices or tensor.role is TensorRole.EMBEDDING:
         return False
     return tensor.role is not TensorRole.HEAD or script.text("head") == "muon"
 
@@ -65,6 +67,9 @@ def muon_update(script: Script, tensor: Stepped) -> None:
     """
     if not steps_by_muon(script, tensor):
         return
+    if tensor.whole:
+        _muon_of_parts(script, tensor)
+        return
     if script.flag("nesterov"):
         script.let("update", tensor.numel, tensor.dtype)
     else:
@@ -78,6 +83,24 @@ def muon_update(script: Script, tensor: Stepped) -> None:
         script.let("ortho", tensor.numel, DType.BF16)
     script.drop("gram_matrix", "gram_update", "update")
     script.rename("ortho", "update")
+
+
+def _muon_of_parts(script: Script, tensor: Stepped) -> None:
+    """dion's ``muon_update_batch_async``: as many matrices as there are ranks at once, of which each rank is
+    handed one whole, orthogonalizes it and hands the parts back; all in bf16."""
+    matrix = tensor.whole[-2:]
+    numel = prod(tensor.whole)
+    script.let("update", numel, DType.BF16)
+    script.let("parts", numel, DType.BF16)
+    script.let("matrix", numel, DType.BF16)
+    copies, side = numel // prod(matrix), min(matrix)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        script.let("gram_matrix", copies * side * side, DType.BF16)
+        script.let("gram_update", copies * side * side, DType.BF16)
+        script.let("ortho", numel, DType.BF16)
+    script.drop("gram_matrix", "gram_update", "matrix")
+    script.let("parts", numel, DType.BF16)
+    script.drop("parts", "ortho", "update")
 
 
 def muon_group(script: Script, tensor: Stepped) -> int:
@@ -112,7 +135,8 @@ ROWS: dict[Optimizer, OptimizerRow] = {
         init=muon_states, update=muon_update, group=muon_group, needs_matrices=True,
         words="1 x {dtype} of linear layers' matrices, fused AdamW's 2 x {dtype} of the rest,",
         options={"nesterov": True, "head": "adamw"},
-        source="torch 2.13, torch/optim/_muon.py, with AdamW beside it for what is no hidden matrix",
+        source="torch 2.13, torch/optim/_muon.py, with AdamW beside it for what is no hidden matrix; under "
+        "FSDP2 dion's (dion/muon.py, muon_update_batch_async)",
     ),
 }  # fmt: skip
 """What is a list of copies goes in one piece, as torch's lists do."""

@@ -48,6 +48,8 @@ class Stepped:
     role: TensorRole = TensorRole.OTHER
     module: str = ""
     """The module that owns it; empty where no optimizer asks."""
+    whole: Shape = ()
+    """The shape of the matrix that it is a rank's rows of, where ranks hand parts about; else empty."""
 
     @property
     def numel(self) -> int:

@@ -11,7 +11,10 @@ from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.script import OptimizerRow, Options, options_of
 from memplan.training.optimizers.torch_rows import ROWS
 
-_KIN = ("more_torch", "factored", "bitsandbytes", "torchao", "low_rank", "lomo", "published")
+_KIN = (
+    "more_torch", "factored", "bitsandbytes", "torchao", "low_rank", "lomo", "published",
+    "transformer_engine",
+)  # fmt: skip
 """Modules beside this one that hold further rows."""
 
 
