@@ -18,8 +18,9 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 # Paths that are linted and typed.
 CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
-GENERATED = README.md docs/commands.md docs/diffusion.md docs/engine-options.md docs/jobs.md docs/kernels.md docs/optimizers.md \
-  docs/presets.md docs/stack-keys.md docs/time.md
+GENERATED = README.md docs/accuracy.md docs/calculators.md docs/commands.md docs/data.md docs/diffusion.md docs/engine-options.md docs/estimate.md \
+  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/optimizers.md docs/parallelism.md docs/presets.md docs/scripts.md \
+  docs/stack-keys.md docs/sweep-and-plan.md docs/time.md docs/tutorial.md docs/where-the-bytes-are.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
 ENVIRONMENT = $(VENV)/.ready
@@ -104,7 +105,8 @@ fuzz: $(ENVIRONMENT)  ## Look for inputs that break it, for FUZZ_SECONDS (600) i
 golden: $(ENVIRONMENT)  ## Rewrite the expected output of tests/golden
 	$(PYTHON) -m pytest tests/test_golden.py --update-golden $(PYTEST_FLAGS)
 
-bench: $(ENVIRONMENT)  ## Measure start-up, commands beside a minimal program, a sweep of 19,200 setups; fails when a bar is missed
+bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal program, a sweep of 19,200 setups; fails when a bar is missed
+	$(PYTHON) benchmarks/package.py
 	$(PYTHON) benchmarks/startup.py
 	$(PYTHON) benchmarks/commands.py
 	$(PYTHON) benchmarks/sweep.py

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = Path("memplan/memory/_replay.c")
 TESTS = "tests/memory/test_replay.py"
-NEEDED = ("conftest.py", "tests/conftest.py", "tests/memory/capacities.py", TESTS)
+NEEDED = ("conftest.py", "tests/conftest.py", "tests/memory/*.py")
 FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
@@ -54,9 +54,11 @@ def copy(folder: Path) -> None:
         ROOT / "memplan", folder / "memplan",
         ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.pyd"),
     )  # fmt: skip
-    for name in (*NEEDED, "pyproject.toml"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
+    for pattern in (*NEEDED, "pyproject.toml"):
+        for source in ROOT.glob(pattern):
+            copied = folder / source.relative_to(ROOT)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, copied)
 
 
 def build(command: list[str], folder: Path) -> None:

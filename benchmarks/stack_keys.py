@@ -227,7 +227,11 @@ def _litgpt(folder: Path) -> Iterator[Key]:
 
 def _torchtune(folder: Path) -> Iterator[Key]:
     """Recipes take keys one by one; builders of models and their like are functions."""
-    yield from taken(folder, "recipes/*.py")
+    methods = ("instantiate", "parse", "log_config", "model")
+    for key in taken(folder, "recipes/*finetune*.py", "recipes/*dpo*.py", "recipes/*distillation*.py",
+                     "recipes/qat*.py"):  # fmt: skip
+        if key.name not in methods:
+            yield key
 
 
 def _arguments(folder: Path) -> Iterator[Key]:
@@ -254,6 +258,57 @@ def _hf_trainer(folder: Path) -> Iterator[Key]:
                 yield from code.fields(name)
 
 
+def _lightning(folder: Path) -> Iterator[Key]:
+    """The trainer's parameters, and those of the strategies that are read."""
+    code = Code(folder, "lightning/pytorch/trainer/trainer.py", "lightning/pytorch/strategies/*.py")
+    yield from code.parameters("", "Trainer.__init__", "trainer.")
+    strategies = ("FSDPStrategy", "DeepSpeedStrategy", "DDPStrategy", "ModelParallelStrategy")
+    for name in strategies:
+        yield from code.parameters("", f"{name}.__init__", "trainer.strategy.init_args.")
+
+
+_NEMO = {
+    "FSDP2Config": "distributed.", "DDPConfig": "distributed.", "ParallelismSizes": "distributed.",
+    "PipelineConfig": "distributed.pipeline.", "MoEParallelizerConfig": "distributed.moe.",
+    "PeftConfig": "peft.", "StepSchedulerConfig": "step_scheduler.", "FusedAdamConfig": "optimizer.",
+    "AdamWConfig": "optimizer.", "BackendConfig": "model.backend.",
+}  # fmt: skip
+_NEMO_METHODS = ("build", "dataset_builds_on_all_ranks")
+"""Of the typed view over a file, and no keys of it."""
+_NEMO_FILES = (
+    "distributed/config", "distributed/mesh", "distributed/pipelining/config", "_peft/lora",
+    "training/step_scheduler", "optim/optimizer", "models/common/utils",
+)  # fmt: skip
+"""AutoModel's classes, and the section of a file that each is made of."""
+
+
+def _nemo(folder: Path) -> Iterator[Key]:
+    """Classes by their sections, and keys that the recipe takes one by one."""
+    code = Code(folder, *(f"nemo_automodel/components/{name}.py" for name in _NEMO_FILES))
+    for name, prefix in _NEMO.items():
+        yield from code.fields(name, prefix)
+    for key in taken(folder, "nemo_automodel/recipes/llm/train_ft.py"):
+        if key.name not in _NEMO_METHODS:
+            yield key
+
+
+def _verl(folder: Path) -> Iterator[Key]:
+    """The configuration that its trainer prints, with every default filled in."""
+    import yaml
+
+    name = "verl/trainer/config/_generated_ppo_trainer.yaml"
+    for key in _leaves(yaml.safe_load((folder / name).read_text(encoding="utf-8"))):
+        yield Key(name=key, file=name)
+
+
+def _leaves(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
 STACKS: Mapping[str, Callable[[Path], Iterator[Key]]] = {
     "axolotl": _axolotl,
     "llama_factory": partial(
@@ -265,7 +320,20 @@ STACKS: Mapping[str, Callable[[Path], Iterator[Key]]] = {
         _classes, files=("src/llamafactory/v1/config/*.py",),
         roots=("ModelArguments", "DataArguments", "TrainingArguments", "SampleArguments"),
     ),
+    "lightning": _lightning,
     "litgpt": _litgpt,
+    "nemo": _nemo,
+    "prime_rl": partial(
+        _classes, files=tuple(
+            f"packages/prime-rl-configs/src/prime_rl/configs/{name}.py"
+            for name in ("shared", "monitors", "trainer", "sft")
+        ),
+        roots=("SFTConfig", "TrainerConfig"),
+    ),
+    "torchtitan": partial(
+        _classes, files=("torchtitan/config/job_config.py",), roots=("JobConfig",)
+    ),
+    "verl": _verl,
     "nanotron": partial(_classes, files=("src/nanotron/config/*.py",), roots=("Config",)),
     "torchtune": _torchtune,
     "hf_trainer": _hf_trainer,

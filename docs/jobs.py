@@ -71,10 +71,10 @@ JOBS = (
     ),
     Job(
         question="Where does the memory go between two setups",
-        command='memplan explain llama-3.2-1b --gpu v100 --versus "--seq-len 1024"',
-        line="--seq-len",
+        command='memplan compare llama-3.2-1b --gpu v100 --vs "--seq-len 1024"',
+        line="--seq-len 1024 needs",
         words="Why 1,024 tokens fit and 2,048 do not, component by component; any options may "
-        'differ: `--versus "--zero 3 --gpus 8"`.',
+        'differ: `--vs "--zero 3 --gpus 8"`.',
     ),
     Job(
         question="What will my ds_config.json take",
@@ -94,7 +94,7 @@ JOBS = (
     Job(
         question="How does CI stop a change that no longer fits",
         command="memplan sweep llama-3.1-8b --gpus 8,16 --zero 3 --batch-size 2,4 --gpu a100-40gb --check",
-        line="memplan: error",
+        line="A100-40",
         words="Exit code 5: a check failed. `--baseline` compares with an answer written before; the "
         "action and the pre-commit hook of this repository run the same.",
         exit_code=5,

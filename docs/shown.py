@@ -48,6 +48,34 @@ def block(command: str, *, typed: str = "", lines: str | None = None) -> str:
     return f"```console\n$ {typed or command}\n{shown}\n```"
 
 
+def lines(command: str, *numbers: int, exit_code: int = 0) -> str:
+    """The same with some lines of the answer, counted from 0."""
+    printed = answer(command, exit_code=exit_code)[0].splitlines()
+    return block(command, lines="\n".join(printed[number].rstrip() for number in numbers))
+
+
+def picture(command: str, path: str) -> None:
+    """Draw the command and what it answers as a terminal of 80 columns, and write it down.
+
+    Colours are those that a terminal shows; the drawing is the same wherever it is made.
+    """
+    from rich.console import Console  # noqa: TID251
+    from rich.text import Text  # noqa: TID251
+
+    console = Console(
+        file=io.StringIO(), record=True, width=80, force_terminal=True, color_system="truecolor"
+    )
+    with _settings(COLUMNS="80", FORCE_COLOR="1", TERM="xterm-256color", COLORTERM="truecolor"):
+        os.environ.pop("NO_COLOR", None)
+        out = _stream()
+        with contextlib.redirect_stdout(out):
+            run(shlex.split(command)[1:])
+    console.print(Text(f"$ {command}", style="bold"))
+    console.print(Text.from_ansi(_text(out).rstrip()), soft_wrap=True)
+    drawn = console.export_svg(title="memplan", unique_id="memplan")
+    (ROOT / path).write_text(drawn, encoding="utf-8")
+
+
 def part(command: str, first: str, last: str) -> str:
     """The same with a part of the answer: from the line that starts with one text to that with another."""
     lines = answer(command)[0].splitlines()
@@ -74,11 +102,11 @@ def head(command: str) -> str:
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
+def _settings(**others: str) -> Iterator[None]:
     """The checkout's root, and the variables that decide how an answer looks."""
     before = dict(os.environ)
-    os.environ.update(SETTINGS)
-    for name in UNSET:
+    os.environ.update(SETTINGS | others)
+    for name in set(UNSET) - others.keys():
         os.environ.pop(name, None)
     try:
         with contextlib.chdir(ROOT):

@@ -4,12 +4,14 @@ The names below are found when they are first asked for, so that ``import mempla
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+from memplan.version import __version__
+
+TYPE_CHECKING = False  # what typing's is, whose import takes longer than all else here
 if TYPE_CHECKING:
     from typing import Any
 
-    from memplan.api import estimate, largest, plan, sweep
+    from memplan.api import compare, estimate, gpus, largest, models, plan, sweep
     from memplan.errors import MemplanError
     from memplan.estimator.estimate import Estimate, Verdict
     from memplan.hardware.gpu import GpuSpec
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from memplan.training.adapters import Ia3, Lora, PromptTuning
     from memplan.training.quantization import Quantization
     from memplan.training.setup import TrainingSetup
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Estimate": "memplan.estimator.estimate",
@@ -38,10 +38,13 @@ _HOMES = {
     "Quantization": "memplan.training.quantization",
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
+    "compare": "memplan.api",
     "estimate": "memplan.api",
+    "gpus": "memplan.api",
     "largest": "memplan.api",
     "load_gpu": "memplan.sources.catalog",
     "load_model": "memplan.sources.models",
+    "models": "memplan.api",
     "plan": "memplan.api",
     "save_tape": "memplan.tracing",
     "sweep": "memplan.api",
@@ -63,10 +66,13 @@ __all__ = [
     "TrainingSetup",
     "Verdict",
     "__version__",
+    "compare",
     "estimate",
+    "gpus",
     "largest",
     "load_gpu",
     "load_model",
+    "models",
     "plan",
     "save_tape",
     "sweep",

@@ -1,64 +1,91 @@
-"""The library's face: the core's functions, with names resolved to what they name."""
+"""The library's face: questions asked in keywords, or with the objects that these are made into.
+
+The keywords are the command line's options (``memplan.options``), and so are their values, defaults and
+errors. Nothing is printed.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from memplan.errors import UsageError
 from memplan.estimator import Estimate
 from memplan.estimator import estimate as estimate_memory
+from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
+from memplan.options.python import ESTIMATE, PLAN, SWEEP, asked_in_python, python_words
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
+    from memplan.options.typed import EstimateOptions, PlanOptions, SweepOptions
+    from memplan.report.comparison import Comparison
     from memplan.search.goal import Goal, Plan
     from memplan.search.grid import Grid
     from memplan.search.quantity import Quantity
     from memplan.search.sweep import Sweep
+    from memplan.sources.registry import BuiltinModel
 
 Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
 """What names a model: a built-in name, a hub id, a path, a config dict or a spec."""
 
 
 def estimate(
-    model: Model,
-    setup: TrainingSetup | None = None,
+    model: Model | None = None,
+    setup: TrainingSetup | str | os.PathLike[str] | None = None,
     *,
     gpu: str | GpuSpec | None = None,
-    cpu_memory: str | int | None = None,
     rank: int | None = None,
+    **options: Unpack["EstimateOptions"],
 ) -> Estimate:
-    """Estimate the memory of a training run.
+    """Estimate the memory of one training run on one GPU.
 
-    ``gpu`` is a name of the catalog, a card's memory (``46GiB``) or a ``GpuSpec``; without one there
-    is no verdict. ``cpu_memory`` is that of a node (``512GiB``, or [bytes]), which ``host_verdict``
-    judges. The account is the worst rank's, or with ``rank`` that one's; ``Estimate.ranks`` has them
-    all. Raises a ``MemplanError`` for what cannot be read or trained, and for a rank that there is
-    not.
+    The keywords are the options of ``memplan estimate``, with their defaults; ``setup`` is where they
+    start from: a ``TrainingSetup`` or a file's path. ``gpu`` is a name of the catalog, a card's memory
+    (``46GiB``) or a ``GpuSpec``. Where the command line compares engines or usual GPUs because none is
+    named, this takes the usual engine and gives no verdict. The account is the worst rank's, or with
+    ``rank`` that one's; ``Estimate.ranks`` has them all. Raises a ``MemplanError`` for what cannot be
+    read or trained, for a keyword or value that there is not, and for a rank that there is not.
 
     >>> import memplan
+    >>> answer = memplan.estimate("t5-3b", gpus=8, engine="deepspeed", zero=2, gpu="h100")
+    >>> answer.verdict.value, str(answer.needs), answer.largest_batch
+    ('fits', '17.6-19.9 GiB', 17)
     >>> setup = memplan.TrainingSetup(precision="bf16", seq_len=2048, checkpointing="full")
     >>> answer = memplan.estimate("llama-3.2-1b", setup, gpu="h100")
     >>> answer.num_params, answer.peak_phase, answer.verdict.value
     (1235814400, 'backward', 'fits')
     """
-    from memplan.sources.models import load_model
+    asked = asked_in_python(model, {**options, "setup": setup, "gpu": gpu}, ESTIMATE)
+    with python_words(asked.given):
+        from memplan.options.estimating import estimate_question
+        from memplan.options.run_times import time_question
 
-    spec = load_model(model)
-    card = _card(gpu) if gpu is not None else None
-    asked = setup or TrainingSetup()
-    if asked.job.names:
-        from memplan.sources.job_models import looked_up
+        remarks: list[str] = []
+        times = time_question(asked.values)
+        spec = None if model is None else asked.model(model)
+        if spec is None and setup is None:
+            msg = "name a model: memplan.models() lists the built-in ones"
+            raise UsageError(msg)
+        question = estimate_question(asked, spec, alone=True, remark=remarks.append)
+        if len(question.gpus) > 1:
+            msg = "gpu: names several, and one estimate is of one: memplan.sweep takes several"
+            raise UsageError(msg)
+        (found,) = question.setups
+        if found.job.names:
+            from memplan.sources.job_models import looked_up
 
-        asked = looked_up(asked)
-    answer = estimate_memory(spec, asked, card, rank=rank)
-    answer = replace(answer, node_memory_bytes=_size(cpu_memory))
-    if asked.lengths is None:
-        return answer
-    from memplan.search.lengths import with_batches
+            found = looked_up(found)
+        answer = estimate_memory(question.model, found, next(iter(question.gpus), None), rank=rank)
+        answer = replace(
+            answer, node_memory_bytes=question.node_memory_bytes, times=times,
+            notes=(*answer.notes, *question.notes, *remarks),
+        )  # fmt: skip
+        if found.lengths is None:
+            return answer
+        from memplan.search.lengths import with_batches
 
-    return with_batches(answer)
+        return with_batches(answer)
 
 
 def largest(
@@ -87,6 +114,7 @@ def largest(
     return look_for(load_model(model), asked, _card(gpu), coerce_enum("of", of, Quantity))
 
 
+@overload
 def sweep(
     model: Model,
     grid: "Grid | Mapping[str, object]",
@@ -94,18 +122,27 @@ def sweep(
     gpus: Sequence[str | GpuSpec] = (),
     cpu_memory: str | int | None = None,
     num_jobs: int = 1,
+) -> "Sweep": ...
+@overload
+def sweep(model: Model, **options: Unpack["SweepOptions"]) -> "Sweep": ...
+def sweep(
+    model: Model, grid: "Grid | Mapping[str, object] | None" = None, **options: Any
 ) -> "Sweep":
     """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
 
-    ``cpu_memory`` is that of a node, as ``estimate`` takes it. The work is spread over ``num_jobs``
-    processes; that changes no result.
+    The keywords are the options of ``memplan sweep``: a list, a range or a text for one where several
+    values are taken. A path of a sweep's YAML file may stand for the model. Or ``grid`` is a ``Grid``,
+    or its axes alone, fields of ``TrainingSetup`` and the values of each; beside it ``gpus`` are
+    the GPUs to judge by, and ``num_jobs`` processes do the work, which changes no result.
 
-    ``grid`` is a ``Grid``, or its axes alone: fields of ``TrainingSetup`` and the values of each.
-    Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of ``gpus``;
+    Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of the GPUs;
     nothing is computed before, and nothing is kept. What cannot be trained is left out, and counted
     in ``impossible``. Raises a ``MemplanError`` for what cannot be read or swept over.
 
     >>> import memplan
+    >>> found = memplan.sweep("gpt2", batch_size=[1, 16], seq_len=1024, gpu=["t4", "h100"])
+    >>> [(row["micro_batch_size"], row["gpu"], row["verdict"]) for row in found.rows()]
+    [(1, 't4-16gb', 'fits'), (1, 'h100-sxm-80gb', 'fits'), (16, 't4-16gb', 'OOM'), (16, 'h100-sxm-80gb', 'fits')]
     >>> axes = {"precision": "bf16", "seq_len": 1024, "micro_batch_size": [1, 4, 16]}
     >>> for result in memplan.sweep("llama-3.2-1b", axes, gpus=["v100-32gb", "h100"]):
     ...     verdicts = [each.verdict.value for each in result.estimates]
@@ -114,40 +151,137 @@ def sweep(
     4 fits fits
     16 OOM fits
     """
+    from memplan.search.sweep import Sweep
+
+    if grid is not None:
+        return _swept(model, grid, **options)
+    asked = asked_in_python(model, options, SWEEP)
+    with python_words(asked.given):
+        from memplan.options.run_times import time_question
+        from memplan.options.sweeping import sweep_question
+
+        remarks: list[str] = []
+        question = sweep_question(asked, judges=False, remark=remarks.append)
+        return Sweep(
+            question.model,
+            question.grid,
+            question.gpus,
+            num_jobs=asked.values["jobs"],
+            node_memory_bytes=question.node_memory_bytes,
+            times=time_question(asked.values),
+            notes=tuple(remarks),
+        )
+
+
+def _swept(
+    model: Model,
+    grid: "Grid | Mapping[str, object]",
+    *,
+    gpus: Sequence[str | GpuSpec] = (),
+    cpu_memory: str | int | None = None,
+    num_jobs: int = 1,
+) -> "Sweep":
+    """A sweep of objects."""
     from memplan.search.grid import Grid
     from memplan.search.sweep import Sweep
     from memplan.sources.models import load_model
 
     made = Grid(axes=grid) if isinstance(grid, Mapping) else grid
-    cards = [_card(gpu) for gpu in gpus]
     return Sweep(
         load_model(model),
         made,
-        cards,
+        [_card(gpu) for gpu in gpus],
         num_jobs=num_jobs,
         node_memory_bytes=_size(cpu_memory),
     )
 
 
-def plan(model: Model, goal: "Goal | None" = None, *, gpu: str | GpuSpec = "h100") -> "Plan":
-    """Search for the setups that reach a goal on one kind of GPU.
+@overload
+def plan(model: Model, goal: "Goal", *, gpu: str | GpuSpec = "h100") -> "Plan": ...
+@overload
+def plan(model: Model, **options: Unpack["PlanOptions"]) -> "Plan": ...
+def plan(model: Model, goal: "Goal | None" = None, **options: Any) -> "Plan":
+    """Search for the setups that fit one kind of GPU, best first.
 
-    The plan's ``setups`` are those that fit, best first, each with its largest micro-batch; its
-    ``shortfalls`` say what the others lack, and the nearest setup that fits. Raises a
-    ``MemplanError`` for what cannot be read or planned.
+    The keywords are the options of ``memplan plan``; or ``goal`` says it all, with ``gpu`` beside it.
+    The plan's ``setups`` are those that fit, each with its largest micro-batch; its ``shortfalls`` say
+    what the others lack, and the nearest setup that fits. Raises a ``MemplanError`` for what cannot be
+    read or planned.
 
     >>> import memplan
-    >>> base = memplan.TrainingSetup(seq_len=2048)
-    >>> found = memplan.plan("llama-3.2-1b", memplan.Goal(num_gpus=(1,), base=base), gpu="h100")
+    >>> found = memplan.plan("llama-3.2-1b", gpus=1, gpu="h100", seq_len=2048)
     >>> best = found.setups[0]
-    >>> best.setup.checkpointing.value, best.setup.micro_batch_size
-    ('none', 8)
+    >>> best.setup.num_gpus, best.estimate.verdict.value
+    (1, 'fits')
+    >>> goal = memplan.Goal(num_gpus=(1,), base=memplan.TrainingSetup(seq_len=2048))
+    >>> memplan.plan("llama-3.2-1b", goal, gpu="h100").setups[0].estimate.verdict.value
+    'fits'
     """
-    from memplan.search.goal import Goal
+    if goal is not None:
+        return _planned(model, goal, **options)
+    asked = asked_in_python(model, options, PLAN)
+    with python_words(asked.given):
+        from memplan.options.planning import plan_question
+        from memplan.search.planner import plan as plan_setups
+
+        remarks: list[str] = []
+        question = plan_question(asked, remark=remarks.append)
+        if len(question.gpus) > 1:
+            msg = "gpu: names several, and one plan is for one: ask for each"
+            raise UsageError(msg)
+        found = plan_setups(question.model, question.goal, question.gpus[0], times=question.times)
+        known = question.shows_times or any(each.time is not None for each in found.setups)
+        return replace(
+            found,
+            times=question.times if known else None,
+            assumptions=(*found.assumptions, *remarks),
+        )
+
+
+def _planned(model: Model, goal: "Goal", *, gpu: str | GpuSpec = "h100") -> "Plan":
+    """A plan of objects."""
     from memplan.search.planner import plan as plan_setups
     from memplan.sources.models import load_model
 
-    return plan_setups(load_model(model), goal or Goal(), _card(gpu))
+    return plan_setups(load_model(model), goal, _card(gpu))
+
+
+def compare(one: Estimate, other: Estimate) -> "Comparison":
+    """Set two estimates side by side, component by component.
+
+    >>> import memplan
+    >>> one, other = (memplan.estimate("gpt2", seq_len=512, batch_size=size) for size in (1, 2))
+    >>> found = memplan.compare(one, other)
+    >>> found.difference_bytes > 0, max(found.components, key=found.components.get)
+    (True, 'activations')
+    """
+    from memplan.report.comparison import Comparison
+
+    return Comparison(one=one, other=other)
+
+
+def models(part: str = "") -> "tuple[BuiltinModel, ...]":
+    """The built-in models, or those with this in their name, family or hub id.
+
+    >>> import memplan
+    >>> [each.name for each in memplan.models("t5-3b")]
+    ['t5-3b']
+    """
+    from memplan.sources.registry import builtin_models, builtins_holding
+
+    return tuple(builtins_holding(part)) if part else builtin_models()
+
+
+def gpus() -> tuple[GpuSpec, ...]:
+    """The GPU catalog.
+
+    >>> import memplan
+    >>> [each.gpu_id for each in memplan.gpus() if each.gpu_id.startswith("h100")]
+    ['h100-pcie-80gb', 'h100-sxm-80gb', 'h100-nvl-94gb']
+    """
+    from memplan.sources.catalog import all_gpus
+
+    return all_gpus()
 
 
 def _card(gpu: str | GpuSpec) -> GpuSpec:

@@ -1,18 +1,33 @@
 """What a value offers and a layer above its own makes, found by name when it is asked for.
 
-Imports go down only. Four things that people expect of a value are made above it all the same: the
+Imports go down only. What people expect of a value is in part made above it all the same: the
 parameters of a ``ModelSpec`` are counted on the tape, what its class calls its modules stands in a data
-file, and how an answer looks, in a terminal or a notebook, is the report's to say. Every such look upward is a line of ``PROVIDERS``; nothing is
+file, what would make an estimate fit is searched for, and how an answer looks, in a terminal, a
+notebook or a file, is the report's to say. Every such look upward is a line of ``PROVIDERS``; nothing is
 imported before one of them is asked for.
 """
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 PROVIDERS = {
     "module_names": ("memplan.sources.module_names", "module_names"),
+    "advice_text": ("memplan.options.python", "advice_in_python"),
+    "data_frame": ("memplan.report.documents", "data_frame"),
+    "explanation": ("memplan.report.explanation", "explain_estimate"),
+    "estimate_picture": ("memplan.report.pictures.of", "estimate_picture"),
+    "gpu_row": ("memplan.report.gpus", "gpu_row"),
+    "hint_row": ("memplan.report.documents", "hint_row"),
+    "hints": ("memplan.search.advice", "hints_of"),
+    "largest_batch": ("memplan.search.advice", "largest_batch_of"),
     "num_params": ("memplan.graph.counts", "num_parameters"),
+    "plan_document": ("memplan.report.documents", "plan_document"),
+    "plan_picture": ("memplan.report.pictures.of", "plan_picture"),
+    "plan_rows": ("memplan.report.documents", "plan_row_list"),
+    "sweep_document": ("memplan.report.documents", "sweep_document"),
+    "sweep_picture": ("memplan.report.pictures.of", "sweep_picture"),
+    "timed_row": ("memplan.report.documents", "timed_row"),
     "rendered": ("memplan.report.display", "rendered"),
     "as_html": ("memplan.report.display", "as_html"),
 }
@@ -28,6 +43,41 @@ def provided(name: str, value: object, *details: object) -> Any:
     """
     module, function = PROVIDERS[name]
     return getattr(import_module(module), function)(value, *details)
+
+
+class Document(Protocol):
+    """Rows for scripts, that a layer above makes."""
+
+    def rows(self) -> list[dict[str, object]]:
+        """Flat rows."""
+
+    def to_dict(self) -> dict[str, object]:
+        """What ``--format json`` writes."""
+
+
+class Hint(Protocol):
+    """A change that would make a setup fit, that a layer above finds."""
+
+    @property
+    def text(self) -> str:
+        """What to change, and what that saves, in a line."""
+
+    def to_dict(self) -> dict[str, object]:
+        """One of the ``hints`` of ``--format json``."""
+
+
+class Drawn(Protocol):
+    """A picture that a layer above draws, shown as it is in a notebook."""
+
+    @property
+    def svg(self) -> str:
+        """The drawing as a file of its own."""
+
+    def save(self, path: str) -> None:
+        """Write it to a file that ends in ``.svg`` or ``.html``."""
+
+    def to_figure(self) -> Any:
+        """The same as a figure of matplotlib's, where that is installed."""
 
 
 class Displayed:

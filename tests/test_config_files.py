@@ -121,8 +121,10 @@ def test_the_action_runs_as_the_example_asks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "summary.md").read_text().splitlines()
     assert table[0].startswith("| num gpus | engine |")
-    assert len(table) == 2 + 8 * 2
-    assert done.stdout.splitlines() == table
+    assert len(done.stdout.splitlines()) == 2 + 8 * 2
+    assert table[: 2 + 8 * 2] == done.stdout.splitlines()
+    assert "rows moved, 0 for the worse" in "\n".join(table[2 + 8 * 2 :])
+    assert "::" not in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="runs a shell")
@@ -141,6 +143,41 @@ def test_the_action_fails_where_nothing_fits(
     done = action_step({"sweep": "llama-3.2-1b", **inputs}, tmp_path)
     assert done.returncode == code, done.stderr
     assert (tmp_path / "summary.md").exists() == (inputs.get("summary") != "false")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="runs a shell")
+def test_the_action_says_what_turned_and_why(tmp_path: Path) -> None:
+    """A peak above the baseline's is an error at the sweep, a flag that changed a warning with both values."""
+    sweep = tmp_path / "sweep.yaml"
+    text = "version: 1\nmodel: gpt2\nhardware: {gpu: t4}\nsetup: {seq_len: 256}\n"
+    sweep.write_text(f"{text}axes: {{micro_batch_size: [4, 64], checkpointing: [none]}}\n")
+    baseline = tmp_path / "baseline.json"
+    shell(f"memplan sweep {sweep} --format json > {baseline}", tmp_path)
+    (tmp_path / "memplan").unlink()
+    known = json.loads(baseline.read_text())
+    small, _ = known["rows"]
+    small["peak_bytes"] -= 2**28
+    known["memplan_version"] = "0.0.9"
+    baseline.write_text(json.dumps(known))
+    sweep.write_text(f"{text}axes: {{micro_batch_size: [4, 96], checkpointing: [none]}}\n")
+    inputs = {"sweep": str(sweep), "baseline": str(baseline), "check": "all"}
+    done = action_step(inputs, tmp_path)
+    assert done.returncode == 5, done.stderr
+    lines = done.stderr.splitlines()
+    place = f"file={sweep},title=memory%3A"
+    (worse,) = (each for each in lines if each.startswith(f"::error {place} worse"))
+    assert "batch 4" in worse
+    assert "by memplan" in worse
+    assert "instead of 0.0.9" in worse
+    (changed,) = (each for each in lines if each.startswith(f"::warning {place} not as"))
+    assert "micro batch size 64 -> 96" in changed
+    (unfit,) = (each for each in lines if each.startswith(f"::error {place} does not fit::"))
+    assert "batch 96" in unfit
+    assert "OOM, needs " in unfit
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| num gpus |" in summary
+    assert "\n~ 1 GPUs, ddp, batch 64, 256 tokens" in summary
+    assert "\n::" not in summary
 
 
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))

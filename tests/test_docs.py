@@ -53,6 +53,35 @@ def test_every_page_is_in_the_navigation_and_there() -> None:
     assert sorted(pages(site["nav"])) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
+MOST_ENTRIES = 8
+
+
+def sections(entries: list[Any]) -> list[list[Any]]:
+    """The list itself, and each list in it."""
+    lists = [value for entry in entries if isinstance(entry, dict) for value in entry.values()]
+    return [
+        entries,
+        *(each for value in lists if isinstance(value, list) for each in sections(value)),
+    ]
+
+
+def test_no_section_of_the_navigation_is_long() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Loader)
+    titles = [next(iter(entry)) for entry in site["nav"]]
+    assert titles == ["Get started", "How to", "Reference", "Why", "Contribute"]
+    assert max(map(len, sections(site["nav"]))) <= MOST_ENTRIES
+    assert "search" in site["plugins"]
+
+
+def test_the_readme_is_short_and_leads_to_pages_that_are_there() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 170
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert len(links) > 12
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
 def test_what_a_page_takes_from_elsewhere_is_there(page: Path) -> None:
     hooks = module("site_hooks")

@@ -261,6 +261,7 @@ TRAINED: dict[str, Entry] = {
     "baseline": (MODEL, ("--baseline", "missing.json")),
     "tolerance": (MODEL, ("--tolerance", "2%")),
     "unmatched": (MODEL, ("--unmatched", "allow")),
+    "annotate": ((*MODEL, "--gpu-memory", "64MiB", "--check"), ("--annotate", "sweep.yaml")),
     "time": (JOB, ("--time",)),
     "tokens": (JOB, ("--tokens", "1B")),
     "examples": (JOB, ("--examples", "1000000")),
@@ -280,9 +281,12 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
         "num_layers": (MODEL, ("--num-layers", "1")),
         "legend": (JOB, ("--legend",)),
+        "assumptions": (JOB, ("--assumptions",)),
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "lifetimes": (JOB, ("--lifetimes",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
+        "num_layers": (MODEL, ("--num-layers", "3")),
+        "allow": (("gpt2", "--gpu-memory", "3GiB", "--checkpointing", "full"), ("--allow", "lora")),
     },
     "explain": {
         **TRAINED,
@@ -292,11 +296,15 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "dtype": (PRODUCT, ("--dtype", "fp32")),
         "snapshot": (JOB, ("--snapshot", "run.pickle")),
         "against": (JOB, ("--against", "missing.pickle")),
-        "versus": (JOB, ("--versus", "--seq-len 512")),
+        "legend": (JOB, ("--legend",)),
+        "component": (JOB, ("--component", "gradients")),
+        "timeline": (JOB, ("--timeline",)),
+        "full": (JOB, ("--full",)),
     },
     "sweep": {
         **TRAINED,
         "model": (("gpt2-medium",), ("gpt2",)),
+        "legend": (JOB, ("--legend",)),
         "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
         "sequence_parallel": (SPLIT, ("--sequence-parallel", "true")),
         "offload": (JOB, ("--offload", "cpu")),
@@ -309,6 +317,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "num_gpus": (MODEL, ("--gpus", "16")),
         "objective": (JOB, ("--objective", "batch")),
         "job": ((*JOB, "--engine", "fsdp"), ("--job", "dpo")),
+        "legend": (JOB, ("--legend",)),
         "allow": ((*JOB, "--limit", "100"), ("--allow", "lora")),
         "headroom": (JOB, ("--headroom", "50%")),
         "pipeline_parallel": (JOB, ("--pipeline-parallel", "2")),
@@ -324,6 +333,12 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     "compare": {
         **TRAINED,
         "model": (("gpt2-medium",), ("gpt2",)),
+        "legend": ((*MODEL, "--vs", "--seq-len 512"), ("--legend",)),
+        "gpu": ((*MODEL, "--vs", "--seq-len 512"), ("--gpu=h100",)),
+        "vs": (MODEL, ("--vs", "--seq-len 512")),
+        "setup": (MODEL, ("--setup", "setup.yaml", "setup.yaml")),
+        "preset": (MODEL, ("--preset", "trl-sft", "unsloth")),
+        "formulas": (MODEL, ("--formulas",)),
         "params": (MODEL, ("--params", "10B")),
         "hidden_size": (GIVEN, ("--hidden-size", "5120")),
         "layers": (GIVEN, ("--layers", "20")),
@@ -368,7 +383,16 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     },
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
 }
-READ_AS_TEXT = ("output_format", "emit", "legend", "output", "pivot", "reserved", "tree")
+READ_AS_TEXT = (
+    "assumptions",
+    "output_format",
+    "emit",
+    "legend",
+    "output",
+    "pivot",
+    "reserved",
+    "tree",
+)
 """Options beside which there are no rows for scripts, or that show people what these always have."""
 EXPLAINED_BESIDE = ("num_nodes", "gpu", "gpu_memory")
 """What stands beside the arithmetic that ``explain`` hands to scripts: only its text tells of them."""
@@ -543,7 +567,9 @@ def test_fp16_is_what_the_engine_calls_so(engine: str, form: str, run: Callable[
 
 
 def test_a_card_without_bf16_is_compared_in_fp16(run: Callable[..., Any]) -> None:
-    told = run("estimate", "gpt2", "--gpus", "8", "--gpu", "v100", "--gpu", "a100")
+    job = ("estimate", "gpt2", "--gpus", "8", "--gpu", "v100", "--gpu", "a100")
+    assert "fp16 on V100-32 (no bf16)" in run(*job).stdout
+    told = run(*job, "--assumptions")
     assert "Precision on V100-32 (no bf16): DDP fp16-amp, ZeRO fp16-master" in " ".join(
         told.stdout.split()
     )

@@ -36,3 +36,42 @@ def test_every_public_name_resolves_and_is_documented(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         memplan.nothing  # noqa: B018
+
+
+KINDS = {".py", ".json", ".yaml", ".typed", ".c", ".cpp"}
+"""Of files that the package is made of."""
+COMPILED = {"memplan/memory/_replay.c", "memplan/verify/on_torch/pretend_card.cpp"}
+"""The first stays out of the wheel; ``memplan verify`` compiles the second where it runs."""
+
+
+def test_the_package_is_made_of_its_own_kinds_of_files_alone(checkout: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "memplan"], cwd=checkout, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("no git checkout")
+    strange = [name for name in listed.stdout.split() if Path(name).suffix not in KINDS]
+    assert strange == []
+    code = {name for name in listed.stdout.split() if Path(name).suffix in (".c", ".cpp")}
+    assert code == COMPILED
+
+
+def test_the_data_card_names_every_file_its_source_and_licence(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(checkout / "docs"))
+    import data_card  # type: ignore[import-not-found]
+
+    page = (checkout / "docs" / "data.md").read_text(encoding="utf-8")
+    files = data_card.data_files()
+    assert len(files) > 30
+    for path in files:
+        name = path.relative_to(data_card.DATA).as_posix()
+        lines = [each for each in page.splitlines() if each.startswith(f"| `{name}` |")]
+        assert len(lines) == 1, f"{name}: make fix writes docs/data.md"
+        (line,) = lines
+        *_, source, licence, _ = (cell.strip() for cell in line.split(" |"))
+        assert source, name
+        assert licence in data_card.licences_of(path), name
+        # Who has a source has a licence, but for settings of memplan's own.
+        assert data_card.projects_in(data_card.source_of(path)) or path.name == "plain.yaml", name

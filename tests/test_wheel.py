@@ -152,3 +152,52 @@ def test_the_main_job_works_without_the_checkout(scripts: Path, tmp_path: Path) 
 def test_type_checkers_are_told_of_its_types(scripts: Path, tmp_path: Path) -> None:
     code = "from importlib.resources import files; print((files('memplan') / 'py.typed').is_file())"
     assert call(scripts / "python", "-c", code, cwd=tmp_path) == "True\n"
+
+
+SMALL = 3 * 2**20
+"""Bytes that the wheel stays below; ``benchmarks/package.py`` has the bar."""
+
+
+def test_the_wheel_has_what_it_says(usual: Installed) -> None:
+    assert usual.wheel.stat().st_size < SMALL
+    with zipfile.ZipFile(usual.wheel) as archive:
+        names = archive.namelist()
+        tops = {name.partition("/")[0].partition("-")[0] for name in names}
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        text = archive.read(metadata).decode()
+    assert tops == {"memplan"}
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for line in ("Name: memplan", "License-Expression: Apache-2.0", "Requires-Python: >=3.11"):
+        assert f"\n{line}\n" in text
+    assert "Typing :: Typed" in text
+    assert "Project-URL: Changelog" in text
+
+
+def test_the_source_distribution_builds_the_same_package(
+    usual: Installed, checkout: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "checkout"
+    ignored = shutil.ignore_patterns(
+        ".git",
+        ".venv*",
+        "__pycache__",
+        "*.so",
+        "dist",
+        "build",
+        "site",
+        "node_modules",
+        "*.egg-info",
+    )
+    shutil.copytree(checkout, copy, ignore=ignored, symlinks=True)
+    build = [sys.executable, "-m", "build", "--no-isolation"]
+    call(*build, "--sdist", "--outdir", tmp_path, copy, cwd=tmp_path)
+    (archive,) = tmp_path.glob("memplan-*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (sources,) = (tmp_path / "unpacked").iterdir()
+    for name in ("LICENSE", "CHANGELOG.md", "README.md", "tests/test_wheel.py", "docs/python.md"):
+        assert (sources / name).is_file(), name
+    call(*build, "--wheel", "--outdir", tmp_path, sources, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("memplan-*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        names = {name for name in made.namelist() if name.startswith("memplan/")}
+    assert names == usual.names

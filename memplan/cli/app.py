@@ -22,6 +22,8 @@ PIPE_CLOSED = 141
 _TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 # Typer exports BadParameter but not its base, which every mistake on the command line derives from.
 
+HELP_TOPIC = "memplan.help"
+"""Where a context keeps which part of the help is asked for."""
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -33,7 +35,7 @@ class MemplanCommand(TyperCommand):
         from memplan.cli.unused import refuse_repeated
 
         read_plainly(self.get_params(ctx))
-        args = with_optional_values(args)
+        args = with_optional_values(self._without_topic(ctx, args))
         if len(args) > 1:
             refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
@@ -42,11 +44,38 @@ class MemplanCommand(TyperCommand):
         """Return the parts of the usage line; some versions of Typer put braces round MODEL."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
+    def _without_topic(self, ctx: Any, args: list[str]) -> list[str]:
+        """The command line without the topic that help is asked for, which is kept."""
+        if not {"--help", "-h"}.intersection(args):
+            return args
+        from memplan.cli.help_pages import EVERYTHING, help_topic, topics_of
+
+        rest, topic = help_topic(args, (*topics_of(self.params), EVERYTHING))
+        ctx.meta[HELP_TOPIC] = topic
+        return rest
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, then each group of options under its own heading."""
-        for title, rows in _grouped(self.get_params(ctx), ctx).items():
+        """Write the arguments, and the options that most people use; or those of the topic asked for."""
+        from memplan.cli.help_pages import (
+            COMMON,
+            EVERYTHING,
+            topics_of,
+            write_first_page,
+            write_rows,
+        )
+
+        topic, params = ctx.meta.get(HELP_TOPIC, ""), self.get_params(ctx)
+        arguments = [each for each in params if each.param_type_name == "argument"]
+        is_short = not topic and self.name in COMMON
+        if is_short:
+            params = arguments
+        elif topic and topic != EVERYTHING:
+            params = topics_of(params)[topic]
+        for title, rows in _grouped(params, ctx).items():
             with formatter.section(title):
-                formatter.write_dl(rows)
+                write_rows(formatter, rows)
+        if is_short and self.name is not None:
+            write_first_page(formatter, self.name, topics_of(self.params))
 
 
 OPTIONAL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -99,8 +128,10 @@ class MemplanGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the list of commands without importing any."""
+        from memplan.cli.help_pages import write_rows
+
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            write_rows(formatter, list(COMMANDS.items()))
 
 
 def load_command(name: str) -> Any:

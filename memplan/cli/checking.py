@@ -1,5 +1,6 @@
 """``--check``, ``--fail-on`` and ``--baseline``: watch what passes by, judge it at the end."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO, TypeVar
@@ -36,12 +37,15 @@ class Checks:
         baseline_name: str = "",
         tolerance: float = 0.0,
         unmatched: Unmatched = Unmatched.FAIL,
+        annotated: str | None = None,
     ) -> None:
         self.fit = fit
         self.baseline = baseline
         self.baseline_name = baseline_name
         self.tolerance = tolerance
         self.unmatched = unmatched
+        self.annotated = annotated
+        """The file that GitHub's annotations are about; empty: none; None: there are no annotations."""
         self._compared = False
 
     def watch(self, results: "Iterable[SweepResult]") -> "Iterator[SweepResult]":
@@ -76,9 +80,24 @@ class Checks:
             failed += self._judge(self.baseline, origin_of(model), stream)
         if self.fit is not None and not self.fit.passed:
             failed.append(self.fit.message)
+        if self.annotated is not None:
+            self._annotate(self.annotated, model)
         if failed:
             stream.flush()
             raise CheckFailedError("; ".join(failed))
+
+    def _annotate(self, file: str, model: "ModelSpec") -> None:
+        """Write GitHub's annotations, which it reads from either stream."""
+        from memplan.report.annotations import baseline_annotations, fit_annotations
+
+        lines: list[str] = []
+        if self.fit is not None and not self.fit.passed:
+            lines += fit_annotations(self.fit.failed, file=file)
+        if self.baseline is not None:
+            lines += baseline_annotations(
+                self.baseline, tolerance=self.tolerance, now=origin_of(model), file=file
+            )
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
 
     def _judge(self, baseline: "Baseline", now: "Origin", stream: TextIO) -> list[str]:
         from memplan.report.baseline import baseline_lines
@@ -115,8 +134,9 @@ def origin_of(model: "ModelSpec") -> "Origin":
 
 def about(model: "ModelSpec") -> dict[str, str]:
     """The same, as keys of the document."""
-    origin = origin_of(model)
-    return {"memplan_version": origin.version, "model_fingerprint": origin.fingerprint}
+    from memplan.report import documents
+
+    return documents.about(model)
 
 
 def check_rows(
@@ -136,6 +156,7 @@ def read_checks(
     baseline: str | None,
     tolerance: str | None,
     unmatched: str | None,
+    annotate: str | None = None,
 ) -> Checks:
     """The checks that the options ask for; ``--fail-on`` alone checks all setups.
 
@@ -148,6 +169,9 @@ def read_checks(
         if given is not None and baseline is None:
             msg = f"{option}: is about a baseline, and none is named: give --baseline FILE"
             raise UsageError(msg)
+    if annotate is not None and check is None and fail_on is None and baseline is None:
+        msg = "--annotate: is about a check, and none is asked for: add --check or --baseline"
+        raise UsageError(msg)
     fit = None
     if check is not None or fail_on is not None:
         fit = FitCheck(
@@ -159,7 +183,14 @@ def read_checks(
         from memplan.sources.baseline_file import read_baseline
 
         known = read_baseline(baseline)
-    return Checks(fit, known, baseline_name=baseline or "", tolerance=share, unmatched=allowed)
+    return Checks(
+        fit,
+        known,
+        baseline_name=baseline or "",
+        tolerance=share,
+        unmatched=allowed,
+        annotated=annotate,
+    )
 
 
 def _choice(option: str, text: str, kind: type[_Kind]) -> _Kind:

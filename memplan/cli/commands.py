@@ -9,7 +9,7 @@ COMMANDS = {
     "sweep": "Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts.",
     "plan": "Search for the setups that fit, best first, and what would make the rest fit.",
     "explain": "Show the arithmetic of an estimate: every component, the step's timeline, a report.",
-    "compare": "Set memplan's figure beside published formulas, each with what it leaves out.",
+    "compare": "Set two setups side by side: what moved, verdicts, time, money; or published formulas.",
     "verify": "Train a few real steps, or follow them on fake tensors: predicted beside measured.",
     "flops": "Count the FLOPs of a training step, by component and by others' formulas.",
     "models": "List the built-in models, or show where one model's parameters are.",

@@ -8,7 +8,7 @@ from memplan.errors import UsageError
 from memplan.training.coercion import coerce_enum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memplan.estimator import Estimate
     from memplan.model.spec import ModelSpec
@@ -49,7 +49,8 @@ def _text(made: "Emitted", kind: "Framework", suffix: str) -> str:
         return made.toml
     if kind.takes_flags:
         return made.flags
-    is_yaml = kind is Framework.ACCELERATE or suffix in (".yaml", ".yml")
+    is_json = kind in (Framework.DEEPSPEED, Framework.TRAINING_ARGS)
+    is_yaml = not is_json or suffix in (".yaml", ".yml")
     return made.yaml if is_yaml else made.json
 
 
@@ -65,4 +66,42 @@ def emit_only(answers: "Sequence[Estimate]", framework: str, output: str | None)
 
 
 def _remarks(made: "Emitted", framework: str) -> list[str]:
-    return [f"not in what is written for {framework}: {note}" for note in made.notes]
+    found = [f"not in what is written for {framework}: {note}" for note in made.notes]
+    if made.by_hand:
+        words = " ".join(by_hand_words(made.by_hand))
+        found.append(f"not in what is written for {framework}, set by hand: {words}")
+    return found
+
+
+def by_hand_words(fields: "Mapping[str, object]") -> list[str]:
+    """Fields as options that say the same, where there are any, else as a setup file has them.
+
+    >>> by_hand_words({"seq_len": 2048, "engine_options": {"wrapping": "layers"}})
+    ['--seq-len 2048', '--engine-option wrapping=layers']
+    """
+    from memplan.options.asked import OPTION_OF_FIELD
+
+    found = []
+    for name, value in fields.items():
+        if name == "engine_options":
+            options = dict(value)  # type: ignore[call-overload]
+            found += [f"--engine-option {key}={_word(each)}" for key, each in options.items()]
+        else:
+            option = OPTION_OF_FIELD.get(name)
+            flag = f"{name}:" if option is None else f"--{option.replace('_', '-')}"
+            found.append(_flagged(flag, value))
+    return found
+
+
+def _flagged(flag: str, value: object) -> str:
+    if isinstance(value, bool) and flag.startswith("--"):
+        return flag if value else f"--no-{flag.removeprefix('--')}"
+    return f"{flag} {_word(value)}"
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool | None):
+        return {True: "true", False: "false", None: "none"}[value]
+    if isinstance(value, tuple | list):
+        return ",".join(map(_word, value))
+    return str(getattr(value, "value", value))

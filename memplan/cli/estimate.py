@@ -9,11 +9,13 @@ from memplan.cli.estimate_output import prepare_tables, show, show_ranks
 from memplan.cli.options import (
     AllowGuessOption,
     AllowUnknownKeysOption,
+    AssumptionsOption,
     CpuMemoryOption,
     FamilyOption,
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -23,7 +25,18 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.pictures import (
+    ChartOption,
+    ReportOption,
+    check_pictures,
+    estimate_pictures,
+    estimate_report,
+    print_charts,
+    write_report,
+)
 from memplan.cli.sweep_options import (
+    AllowOption,
+    AnnotateOption,
     BaselineOption,
     CheckOption,
     EmitOption,
@@ -49,8 +62,9 @@ from memplan.cli.training_options import (
     TrainingArgumentsOption,
     ZeroOption,
 )
+from memplan.options.axes import read_concessions
 from memplan.options.largest import or_max, read_whole
-from memplan.options.panels import OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.panels import MODEL_PANEL, OUTPUT_PANEL
 from memplan.options.run_times import time_question
 from memplan.options.table import Values
 
@@ -79,6 +93,7 @@ def estimate(
     settings: Values = NO_SETTINGS,
     engine_option: EngineOptionOption = None,
     global_batch_size: GlobalBatchOption = None,
+    allow: AllowOption = None,
     precision: PrecisionOption = None,
     num_layers: Annotated[
         Any,
@@ -88,7 +103,7 @@ def estimate(
             parser=or_max(read_whole),
             help="Layers of each stack, in the model's own pattern; max: the most that fit. "
             "[default: the model's]",
-            rich_help_panel=TRAINING_PANEL,
+            rich_help_panel=MODEL_PANEL,
             show_default=False,
         ),
     ] = None,
@@ -125,14 +140,8 @@ def estimate(
     largest_layer: Annotated[
         str | None, _table_option("--largest-layer", "Of the largest layer: for ZeRO-3.", "N")
     ] = None,
-    legend: Annotated[
-        bool,
-        typer.Option(
-            "--legend",
-            help="Explain every word of the table below it.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
+    legend: LegendOption = False,
+    assumptions: AssumptionsOption = False,
     per_rank: Annotated[
         bool,
         typer.Option(
@@ -162,11 +171,14 @@ def estimate(
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
+    report: ReportOption = None,
+    chart: ChartOption = False,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
     tolerance: ToleranceOption = None,
     unmatched: UnmatchedOption = None,
+    annotate: AnnotateOption = None,
 ) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.asked import asked_of
@@ -184,12 +196,13 @@ def estimate(
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     else:
         refuse_without(ctx, {"output"}, "--emit")
+    check_pictures(report, chart=chart, is_table=output_format is OutputFormat.TABLE)
     question = time_question(times)
     checks = None
-    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched)):
+    if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched, annotate)):
         from memplan.cli.checking import read_checks
 
-        checks = read_checks(check, fail_on, baseline, tolerance, unmatched)
+        checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
     asked = asked_of(ctx)
     spec = asked.model(model) if model is not None else None
     if deepspeed or params is not None:
@@ -245,10 +258,16 @@ def estimate(
             output_format,
             everywhere=everywhere,
             legend=legend,
+            assumptions=assumptions,
             reserved=reserved,
             lifetimes=lifetimes,
             question=question,
+            allow=read_concessions(allow),
         )
+    if chart:
+        print_charts(estimate_pictures(rows))
+    if report is not None:
+        write_report(estimate_report(rows), report)
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -273,5 +292,7 @@ COUNTED_FROM_MODEL = frozenset(
     }
 )
 """What they make use of, beside those, where a model is counted."""
-EMIT_IGNORES = frozenset({"legend", "lifetimes", "output_format", "reserved"})
+EMIT_IGNORES = frozenset(
+    {"allow", "assumptions", "legend", "lifetimes", "output_format", "reserved"}
+)
 """What is not looked at where a setup is written down instead."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from memplan.estimator import Estimate
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.search.concessions import Concession
 
 
 def show_ranks(rows: "list[list[Estimate]]", output_format: OutputFormat) -> None:
@@ -68,9 +69,11 @@ def show(
     *,
     everywhere: bool,
     legend: bool,
+    assumptions: bool = False,
     reserved: bool,
     lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
+    allow: "Sequence[Concession]" = (),
 ) -> None:
     """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU.
 
@@ -78,14 +81,14 @@ def show(
     """
     if output_format is not OutputFormat.TABLE:
         if output_format is OutputFormat.MARKDOWN:
-            _show_markdown(rows, everywhere=everywhere, question=question)
+            _show_markdown(rows, everywhere=everywhere, question=question, allow=allow)
             if lifetimes:
                 _say_lifetimes(rows)
             return
         from memplan.report.hints import hint_rows, hinted_rows
         from memplan.search.advice import hints_for
 
-        found = hints_for(rows[0][0].model, rows)
+        found = hints_for(rows[0][0].model, rows, allow=allow)
         flat = hinted_rows(rows, found)
         if question is not None:
             from memplan.report.times import time_row
@@ -108,15 +111,16 @@ def show(
     rows = simplest_first(rows)
     # Where no GPU is named there are three, and to search every row would take longer than the
     # table itself.
-    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    places = None if everywhere else best_places(rows)
+    hints = hints_for(rows[0][0].model, rows, places, allow=allow)
     if len(rows) == 1:
         print_account(
-            console, rows[0], hints, legend=legend, reserved=reserved, lifetimes=lifetimes,
+            console, rows[0], hints, legend=legend, assumptions=assumptions, reserved=reserved, lifetimes=lifetimes,
             question=question,
         )  # fmt: skip
     else:
         print_comparison(
-            console, rows, hints, everywhere=everywhere, legend=legend, reserved=reserved,
+            console, rows, hints, everywhere=everywhere, legend=legend, assumptions=assumptions, reserved=reserved,
             lifetimes=lifetimes, question=question,
         )  # fmt: skip
 
@@ -139,6 +143,7 @@ def _show_markdown(
     *,
     everywhere: bool,
     question: "TimeQuestion | None",
+    allow: "Sequence[Concession]",
 ) -> None:
     """Write the answer for people who read it elsewhere."""
     from memplan import __version__
@@ -147,7 +152,8 @@ def _show_markdown(
     from memplan.search.advice import hints_for
 
     rows = simplest_first(rows)
-    hints = hints_for(rows[0][0].model, rows, None if everywhere else best_places(rows))
+    places = None if everywhere else best_places(rows)
+    hints = hints_for(rows[0][0].model, rows, places, allow=allow)
     say(
         estimate_markdown(
             rows, hints, everywhere=everywhere, version=__version__, question=question

@@ -12,6 +12,7 @@ from memplan.cli.options import (
     FormatOption,
     GpuMemoryOption,
     GpuOption,
+    LegendOption,
     NumGpusOption,
     NumLabelsOption,
     NumNodesOption,
@@ -22,7 +23,7 @@ from memplan.cli.options import (
     TokenOption,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
-from memplan.cli.terminal import remark, say, write_bytes, write_file
+from memplan.cli.terminal import remark, say, say_legend, write_bytes, write_file
 from memplan.cli.training_options import (
     EngineOption,
     EngineOptionOption,
@@ -33,7 +34,7 @@ from memplan.cli.training_options import (
 )
 from memplan.options.engine_options import parse_engine_options
 from memplan.options.panels import OUTPUT_PANEL
-from memplan.options.settings import SETTING_PARAMETERS, changed_fields, setting_fields
+from memplan.options.settings import setting_fields
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
@@ -41,10 +42,8 @@ if TYPE_CHECKING:
 
     from memplan.dtypes import DType
     from memplan.estimator import Estimate
-    from memplan.hardware.gpu import GpuSpec
     from memplan.report.lessons import Sizes
     from memplan.report.rows import Row
-    from memplan.training.setup import TrainingSetup
 
 
 @takes_settings()
@@ -126,15 +125,31 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
-    versus: Annotated[
-        str | None,
+    component: Annotated[
+        list[str] | None,
         typer.Option(
-            "--versus",
-            metavar="OPTIONS",
-            help='Set it beside the same with other options: "--seq-len 1024 --zero 3".',
+            "--component",
+            metavar="NAMES",
+            help="The arithmetic of one component, or of several: activations,gradients.",
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = None,
+    timeline: Annotated[
+        bool,
+        typer.Option(
+            "--timeline",
+            help="Draw the bytes of a step over time.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="Show every phase, every component and every tensor that a layer keeps.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
     time: Annotated[
         bool,
         typer.Option(
@@ -143,6 +158,7 @@ def explain(
             rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
+    legend: LegendOption = False,
     output_format: FormatOption = OutputFormat.TABLE,
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
@@ -157,15 +173,16 @@ def explain(
     if output is not None and output_format is not OutputFormat.TABLE:
         refuse("--output", ["--format"])
     wanted = {
-        "--output": output, "--snapshot": snapshot, "--against": against, "--versus": versus,
-        "--time": time or None,
+        "--output": output, "--snapshot": snapshot, "--against": against, "--time": time or None,
+        "--component": component, "--timeline": timeline or None, "--full": full or None,
     }  # fmt: skip
     named = [name for name, value in wanted.items() if value is not None]
     refuse(named[0] if named else "", named[1:])
     if snapshot is not None and output_format is not OutputFormat.TABLE:
         refuse("--snapshot", ["--format"])
-    if time and output_format is not OutputFormat.TABLE:
-        refuse("--time", ["--format"])
+    for name in ("--time", "--component", "--timeline", "--full"):
+        if wanted[name] and output_format is not OutputFormat.TABLE:
+            refuse(name, ["--format"])
     from memplan.errors import UsageError
     from memplan.estimator import estimate as estimate_memory
     from memplan.options.hardware import chosen_gpus, gpu_names
@@ -220,83 +237,8 @@ def explain(
     if against is not None:
         _show_parting(found[0], against, output_format)
         return
-    if versus is not None:
-        other, cards = _versus_setup(ctx, versus, base, engine_words)
-        card = cards[0] if cards else found[0].gpu
-        answer = estimate_memory(spec, other, card)
-        _show_versus(found[0], answer, versus, output_format)
-        return
-    _show(found[0], output_format)
-
-
-VERSUS_TAKES = SETTING_PARAMETERS | {
-    "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload",
-    "offload_param", "precision", "engine_option",
-}  # fmt: skip
-"""Parameters that the other setup may differ in; the model is the same."""
-
-
-def _versus_setup(
-    ctx: typer.Context, text: str, base: "TrainingSetup", engine_words: dict[str, str | None]
-) -> "tuple[TrainingSetup, list[GpuSpec]]":
-    """The setup with these options instead of its own, and the GPUs they name.
-
-    Raises ``UsageError`` for options that describe no setup, and where there are none.
-    """
-    import shlex
-    from dataclasses import replace
-
-    from memplan.cli.unused import given_options, refuse
-    from memplan.errors import UsageError
-    from memplan.options.hardware import chosen_gpus, gpu_names
-    from memplan.options.single import with_engine
-
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        msg = f"--versus: {text!r} cannot be split into words: {error}"
-        raise UsageError(msg) from None
-    other = ctx.command.make_context(ctx.info_name, words, parent=ctx.parent)
-    given = given_options(other)
-    refuse("--versus", [typed for name, typed in given.items() if name not in VERSUS_TAKES])
-    if not given:
-        msg = '--versus: names no option to change, as in --versus "--seq-len 1024"'
-        raise UsageError(msg)
-    values = {name: other.params[name] for name in given}
-    cards = []
-    if "gpu" in values or "gpu_memory" in values:
-        cards = chosen_gpus(
-            gpu_names(values.pop("gpu", None)), values.pop("gpu_memory", None), remark=remark
-        )
-        if len(cards) > 1:
-            msg = "--versus: --gpu: takes one"
-            raise UsageError(msg)
-    engine = {name: values.pop(name, usual) for name, usual in engine_words.items()}
-    changes = changed_fields(values, other.params)
-    if "engine_option" in values:
-        changes["engine_options"] = parse_engine_options(values["engine_option"])
-    changes |= {name: values[name] for name in ("num_gpus", "num_nodes") if name in values}
-    return with_engine(replace(base, **changes), **engine), cards  # type: ignore[arg-type]
-
-
-def _show_versus(
-    one: "Estimate", other: "Estimate", options: str, output_format: OutputFormat
-) -> None:
-    from memplan.report.versus import VERSUS_SCHEMA_VERSION, print_versus, versus_rows
-
-    if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
-        from memplan.search.advice import hints_for
-
-        answers = [(each, hints_for(each.model, [[each]])) for each in (one, other)]
-        print_versus(TerminalConsole(), answers, options)
-        return
-    _echo_rows(
-        versus_rows(one, other),
-        output_format,
-        list(dict.fromkeys((*one.assumptions, *other.assumptions))),
-        schema_version=VERSUS_SCHEMA_VERSION,
-    )
+    _show(found[0], output_format, component=component, timeline=timeline, full=full)
+    say_legend(legend, is_table=output_format is OutputFormat.TABLE)
 
 
 LESSON_USES = frozenset({
@@ -323,7 +265,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
 
             print_operators(TerminalConsole(), sizes)
             return
-        from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+        from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
 
         rows = operator_rows(sizes)
         _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -339,7 +281,7 @@ def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> 
 
         print_lesson(TerminalConsole(), lesson, sizes)
         return
-    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION
+    from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
 
     rows = lesson_rows(lesson, sizes)
     _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -415,19 +357,39 @@ def _lesson_sizes(ctx: typer.Context) -> "Sizes":
     )
 
 
-def _show(found: "Estimate", output_format: OutputFormat) -> None:
-    from memplan.report.explain import EXPLAIN_SCHEMA_VERSION, print_explanation
-    from memplan.report.explanation import explain_estimate, explanation_rows
+def _show(
+    found: "Estimate",
+    output_format: OutputFormat,
+    *,
+    component: list[str] | None,
+    timeline: bool,
+    full: bool,
+) -> None:
+    """Write the arithmetic: on one screen, of some components, over time, or in full."""
+    from memplan.report.explain import print_explanation, print_timeline
+    from memplan.report.explanation import (
+        EXPLAIN_SCHEMA_VERSION,
+        explain_estimate,
+        explanation_rows,
+    )
 
-    explained = explain_estimate(found)
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
+        from memplan.report.overview import component_kinds, print_components, print_overview
         from memplan.search.advice import hints_for
 
-        hints = hints_for(found.model, [[found]])
-        print_explanation(TerminalConsole(), found, explained, hints)
+        kinds = component_kinds(component or [])
+        console, hints = TerminalConsole(), hints_for(found.model, [[found]])
+        if kinds:
+            print_components(console, found, kinds, hints)
+        elif timeline:
+            print_timeline(console, found, hints)
+        elif full:
+            print_explanation(console, found, explain_estimate(found), hints)
+        else:
+            print_overview(console, found, explain_estimate(found), hints)
         return
-    rows = explanation_rows(explained)
+    rows = explanation_rows(explain_estimate(found))
     if found.setup.pipeline is not None:
         from memplan.report.stages import stage_rows  # only where there are any
 
@@ -515,9 +477,9 @@ def _write(found: "Sequence[Estimate]", output: Path) -> None:
         if len(found) > 1:
             msg = "--output: a drawing is of one GPU: name one, or write a report.html"
             raise UsageError(msg)
-        from memplan.report.svg import timeline_svg
+        from memplan.report.pictures.steps import step_picture
 
-        text = timeline_svg(found[0])
+        text = step_picture(found[0]).svg
     else:
         msg = f"--output: {output.name!r} must end in .html (a report) or .svg (the timeline)"
         raise UsageError(msg)

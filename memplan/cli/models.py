@@ -149,10 +149,10 @@ def _list_counted(found: "Sequence[BuiltinModel]", output_format: OutputFormat) 
 
 
 def _list(output_format: OutputFormat) -> None:
-    from memplan.report.models import CatalogRow, catalog_rows, print_catalog, write_rows
-    from memplan.sources.registry import builtin_names, find_builtin
+    from memplan.report.models import CatalogRow, print_catalog, write_rows
+    from memplan.sources.registry import builtin_models
 
-    found = [model for name in builtin_names() if (model := find_builtin(name)) is not None]
+    found = builtin_models()
     rows = [
         CatalogRow(name=model.name, family=model.family, hub_id=model.hub_id, aliases=model.aliases)
         for model in found
@@ -162,4 +162,4 @@ def _list(output_format: OutputFormat) -> None:
 
         print_catalog(TerminalConsole(), rows)
         return
-    say(write_rows(catalog_rows(rows), output_format.value))
+    say(write_rows([each.to_dict() for each in found], output_format.value))

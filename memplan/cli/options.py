@@ -146,8 +146,10 @@ CpuMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--cpu-memory",
+        "--host-ram",
         metavar="SIZE",
-        help="CPU RAM of one node, such as 512GiB: judged too.",
+        help="CPU RAM of one node, such as 512GiB: judged too. [default of plans and hints: that of a "
+        "usual node of the card]",
         rich_help_panel=HARDWARE_PANEL,
     ),
 ]
@@ -179,6 +181,22 @@ FormatOption = Annotated[
         metavar="FORMAT",
         case_sensitive=False,
         help="table, json, csv or markdown.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+LegendOption = Annotated[
+    bool,
+    typer.Option(
+        "--legend",
+        help="Explain every word below the answer.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+AssumptionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--assumptions",
+        help="List everything that was assumed, not only what fits into three lines.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

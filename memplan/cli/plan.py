@@ -11,13 +11,22 @@ from memplan.cli.options import (
     CpuMemoryOption,
     FamilyOption,
     GpuMemoryOption,
+    LegendOption,
     ModelArgument,
     NumLabelsOption,
     RevisionOption,
     TaskOption,
     TokenOption,
 )
+from memplan.cli.pictures import (
+    ChartOption,
+    ReportOption,
+    check_pictures,
+    print_charts,
+    write_report,
+)
 from memplan.cli.sweep_options import (
+    AllowOption,
     CheckpointingAxis,
     EmitOption,
     EngineAxis,
@@ -31,14 +40,14 @@ from memplan.cli.sweep_options import (
     axis_option,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
-from memplan.cli.terminal import remark, say, write_file
+from memplan.cli.terminal import remark, say, say_legend, write_file
 from memplan.cli.training_options import (
     PresetOption,
     SetupFileOption,
     TrainingArgumentsOption,
 )
 from memplan.errors import UsageError
-from memplan.options.panels import OUTPUT_PANEL
+from memplan.options.panels import OUTPUT_PANEL, PARALLEL_PANEL
 from memplan.options.planning import PLANNED_FIELDS
 from memplan.options.settings import read_tokens
 from memplan.options.table import Values
@@ -51,9 +60,6 @@ if TYPE_CHECKING:
     from memplan.search.goal import Plan, PlannedSetup
 
 PLAN_PANEL = "Goal"
-DEGREES_PANEL = (
-    "How models are split [default: what is usual, where that is faster or all that fits]"
-)
 
 
 def degrees_option(name: str, also: str, what: str) -> Any:
@@ -62,8 +68,8 @@ def degrees_option(name: str, also: str, what: str) -> Any:
         name,
         also,
         metavar="LIST",
-        help=f"{what}: 1,2,4 or 1..8.",
-        rich_help_panel=DEGREES_PANEL,
+        help=f"{what}: 1,2,4 or 1..8. [default: what is usual, where that is faster or all that fits]",
+        rich_help_panel=PARALLEL_PANEL,
         show_default=False,
     )
 
@@ -102,16 +108,7 @@ def plan(
             rich_help_panel=PLAN_PANEL,
         ),
     ] = 1,
-    allow: Annotated[
-        str | None,
-        axis_option(
-            "--allow",
-            "What may be given up to make it fit, the least of it first: 8bit (the optimizer's "
-            "states), lora, qlora.",
-            "NAMES",
-            PLAN_PANEL,
-        ),
-    ] = None,
+    allow: AllowOption = None,
     headroom: Annotated[
         str,
         axis_option("--headroom", "Memory to keep free besides, such as 5%.", "SHARE", PLAN_PANEL),
@@ -169,7 +166,10 @@ def plan(
     num_labels: NumLabelsOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
+    legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
+    report: ReportOption = None,
+    chart: ChartOption = False,
     emit: EmitOption = None,
     output: Annotated[
         str | None,
@@ -187,29 +187,58 @@ def plan(
     from memplan.cli.unused import refuse_unused, refuse_without
 
     if emit is not None:
-        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit"})
+        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit", "legend"})
     elif not (output or "").lower().endswith(DRAWN):
         refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
+    check_pictures(report, chart=chart, is_table=output_format is RowFormat.TABLE)
     from memplan.cli.asked import asked_of
     from memplan.options.planning import plan_question
     from memplan.search.planner import plan as make_plan
 
     asked = plan_question(asked_of(ctx), remark=remark)
-    plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
+    from memplan.cli.progress import waiting
+
+    with waiting("looking through engines, stages, checkpointing and batches"):
+        plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans).setup, asked.model, emit, output)
+        emit_setup(_chosen(plans, emit).setup, asked.model, emit, output)
         return
     if output is not None:
         _draw(plans, Path(output), asked.times)
         return
     known = any(each.time is not None for found in plans for each in found.setups)
     _show(plans, asked.model, output_format, asked.times if asked.shows_times or known else None)
+    say_legend(legend, is_table=output_format is RowFormat.TABLE)
+    if chart:
+        from memplan.report.pictures.scatter import front_picture
+
+        print_charts([front_picture(each) for each in plans])
+    if report is not None:
+        write_report(_page(plans, asked.times), report)
 
 
 DRAWN = (".svg", ".html", ".htm")
 """Endings of files that memory against time is drawn in."""
+
+
+def _page(plans: "Sequence[Plan]", question: "TimeQuestion | None") -> str:
+    """Memory against time as a page.
+
+    Raises ``UsageError`` for several kinds of GPUs, and ``InputError`` where no setup has a time.
+    """
+    from memplan import __version__
+    from memplan.errors import InputError
+    from memplan.report.front import front_page
+
+    if len(plans) > 1:
+        msg = "--report: a page is of one GPU: name one"
+        raise UsageError(msg)
+    if not plans[0].front:
+        msg = "--report: nothing fits whose time is known, so there is nothing to draw"
+        raise InputError(msg)
+    return front_page(plans[0], version=__version__, question=question)
 
 
 def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None") -> None:
@@ -219,7 +248,8 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
     """
     from memplan import __version__
     from memplan.errors import InputError
-    from memplan.report.front import front_page, front_svg
+    from memplan.report.front import front_page
+    from memplan.report.pictures.scatter import front_picture
 
     if len(plans) > 1:
         msg = "--output: a drawing is of one GPU: name one"
@@ -229,7 +259,7 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
         raise InputError(msg)
     is_drawing = output.suffix.lower() == ".svg"
     text = (
-        front_svg(plans[0])
+        front_picture(plans[0]).svg
         if is_drawing
         else front_page(plans[0], version=__version__, question=question)
     )
@@ -237,8 +267,12 @@ def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None"
     say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
 
 
-def _chosen(plans: "list[Plan]") -> "PlannedSetup":
-    """The best setup, to be written down."""
+OWN_KERNELS = ("torchtitan", "megatron", "deepspeed+megatron")
+"""What is written for a code base that runs its own kernels, and takes no others."""
+
+
+def _chosen(plans: "list[Plan]", emit: str) -> "PlannedSetup":
+    """The best setup, to be written down; for a code base with kernels of its own the best without others."""
     from memplan.errors import SetupError, UsageError
 
     if len(plans) > 1:
@@ -247,7 +281,9 @@ def _chosen(plans: "list[Plan]") -> "PlannedSetup":
     if not plans[0].setups:
         msg = "--emit: nothing fits, so there is no setup to write"
         raise SetupError(msg)
-    return plans[0].setups[0]
+    setups, base = plans[0].setups, plans[0].goal.base
+    plain = [each for each in setups if each.setup.kernels == base.kernels]
+    return plain[0] if emit in OWN_KERNELS and plain else setups[0]
 
 
 def _show(

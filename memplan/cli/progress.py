@@ -1,6 +1,7 @@
-"""A progress bar on stderr, for what takes longer than a moment."""
+"""What shows on stderr, in a terminal, that something takes longer than a moment: a bar, or a word."""
 
 import sys
+from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -56,3 +57,30 @@ def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[Swe
         for result in results:
             yield result
             bar.update(task, completed=sweep.num_tried)
+
+
+@contextmanager
+def waiting(words: str) -> "Iterator[None]":
+    """Say what is waited for, once it takes its time and where stderr is a terminal; gone at the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from threading import Timer
+
+    def show() -> None:
+        sys.stderr.write(f"{words} ...")
+        sys.stderr.flush()
+        shown.append(len(words) + len(" ..."))
+
+    shown: list[int] = []
+    timer = Timer(PATIENCE_S, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        for width in shown:
+            sys.stderr.write(f"\r{' ' * width}\r")
+            sys.stderr.flush()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from memplan.cli.options import complete_gpus
-from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL, TRAINING_PANEL
+from memplan.options.panels import ENGINE_PANEL, HARDWARE_PANEL, OUTPUT_PANEL, TRAINING_PANEL
 
 CHECK_PANEL = "Checks (exit code 5 when one fails)"
 _LISTS = "1,2,4, 0-3 (every integer) or 1..32 (doubling)"
@@ -49,18 +49,27 @@ GpuNames = Annotated[
     ),
 ]
 EngineAxis = Annotated[
-    str | None, axis_option("--engine", "ddp, deepspeed, fsdp (FSDP2), fsdp1 or megatron.", "NAMES")
+    str | None,
+    axis_option(
+        "--engine", "ddp, deepspeed, fsdp (FSDP2), fsdp1 or megatron.", "NAMES", ENGINE_PANEL
+    ),
 ]
-ZeroAxis = Annotated[str | None, axis_option("--zero", "DeepSpeed's ZeRO stages: 0-3.", "LIST")]
+ZeroAxis = Annotated[
+    str | None, axis_option("--zero", "DeepSpeed's ZeRO stages: 0-3.", "LIST", ENGINE_PANEL)
+]
 FsdpStrategyAxis = Annotated[
     str | None,
-    axis_option("--fsdp-strategy", "full_shard, shard_grad_op, hybrid, no_shard.", "NAMES"),
+    axis_option(
+        "--fsdp-strategy", "full_shard, shard_grad_op, hybrid, no_shard.", "NAMES", ENGINE_PANEL
+    ),
 ]
 OffloadAxis = Annotated[
-    str | None, axis_option("--offload", "Where the optimizer is: none, cpu, nvme.", "NAMES")
+    str | None,
+    axis_option("--offload", "Where the optimizer is: none, cpu, nvme.", "NAMES", ENGINE_PANEL),
 ]
 OffloadParamAxis = Annotated[
-    str | None, axis_option("--offload-param", "Where parameters are: none, cpu, nvme.", "NAMES")
+    str | None,
+    axis_option("--offload-param", "Where parameters are: none, cpu, nvme.", "NAMES", ENGINE_PANEL),
 ]
 GlobalBatchOption = Annotated[
     int | None,
@@ -125,6 +134,15 @@ UnmatchedOption = Annotated[
         rich_help_panel=CHECK_PANEL,
     ),
 ]
+AnnotateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--annotate",
+        metavar="FILE",
+        help="Write GitHub's annotations of what turned, at this file of the repository, to stderr.",
+        rich_help_panel=CHECK_PANEL,
+    ),
+]
 RowFormatOption = Annotated[
     RowFormat,
     typer.Option(
@@ -135,12 +153,22 @@ RowFormatOption = Annotated[
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
+AllowOption = Annotated[
+    str | None,
+    axis_option(
+        "--allow",
+        "What may be given up to make it fit, the least of it first: 8bit (the optimizer's states), "
+        "lora, qlora.",
+        "NAMES",
+        TRAINING_PANEL,
+    ),
+]
 EmitOption = Annotated[
     str | None,
     typer.Option(
         "--emit",
         metavar="KIND",
-        help="Write the setup for deepspeed, accelerate, training-args, torchtitan, megatron or deepspeed+megatron instead.",
+        help="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, torchtune, torchtitan, megatron or deepspeed+megatron instead.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]

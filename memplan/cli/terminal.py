@@ -61,6 +61,23 @@ def remark(text: str) -> None:
     sys.stderr.write(f"memplan: {one_line(text)}\n")
 
 
+def say_legend(wanted: bool, *, is_table: bool) -> None:
+    """Write what every word means, where that was asked for.
+
+    Raises ``UsageError`` where the answer is none for people.
+    """
+    if not wanted:
+        return
+    if not is_table:
+        from memplan.cli.unused import refuse
+
+        refuse("--legend", ["--format"])
+    from memplan.report.console import TerminalConsole
+    from memplan.report.legend import print_legend
+
+    print_legend(TerminalConsole())
+
+
 def abandon(stream: TextIO) -> None:
     """Point a stream that cannot be written at nothing, so that the flush at exit cannot fail."""
     try:

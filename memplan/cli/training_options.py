@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from memplan.options.panels import TRAINING_PANEL
+from memplan.options.panels import ENGINE_PANEL, FILES_PANEL, TRAINING_PANEL
 
 
-def _option(name: str, help_text: str, metavar: str = "NAME") -> Any:
-    return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=TRAINING_PANEL)
+def _option(name: str, help_text: str, metavar: str = "NAME", panel: str = ENGINE_PANEL) -> Any:
+    return typer.Option(name, metavar=metavar, help=help_text, rich_help_panel=panel)
 
 
 EngineOption = Annotated[
@@ -43,6 +43,7 @@ PrecisionOption = Annotated[
         "fp32, bf16, bf16-autocast, bf16-amp, bf16-mixed, bf16-master, or fp16: what the engine "
         "calls so (fp16-amp, fp16-mixed, fp16-master). "
         "[default: the engine's]",
+        panel=TRAINING_PANEL,
     ),
 ]
 EngineOptionOption = Annotated[
@@ -56,26 +57,39 @@ SetupFileOption = Annotated[
         "A YAML file that holds a whole training setup, or a training stack's own file: axolotl, "
         "LLaMA-Factory, Lightning, NeMo, prime-rl, torchtitan, torchtune, TRL, verl.",
         "FILE",
+        panel=FILES_PANEL,
     ),
 ]
 PresetOption = Annotated[
     str | None,
     _option(
         "--preset",
-        "What a training stack does by default: axolotl, hf-trainer, lightning, llama-factory, "
-        "nanogpt, nemo, prime-rl, torchtitan, torchtune, trl-dpo, trl-grpo, trl-sft, unsloth, verl.",
+        "What a training stack does by default: axolotl, hf-trainer, lightning, litgpt-full, "
+        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, nanogpt, nanotron, "
+        "nemo, prime-rl, torchtitan, torchtune, trl-distillation, trl-dpo, trl-grpo, trl-kto, "
+        "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, verl.",
+        panel=FILES_PANEL,
     ),
 ]
 TrainingArgumentsOption = Annotated[
     str | None,
     _option(
-        "--training-args", "Hugging Face TrainingArguments or a TRL config, JSON or YAML.", "FILE"
+        "--training-args",
+        "Hugging Face TrainingArguments or a TRL config, JSON or YAML.",
+        "FILE",
+        panel=FILES_PANEL,
     ),
 ]
 DeepSpeedConfigOption = Annotated[
-    str | None, _option("--deepspeed-config", "DeepSpeed's ds_config.json.", "FILE")
+    str | None,
+    _option("--deepspeed-config", "DeepSpeed's ds_config.json.", "FILE", panel=FILES_PANEL),
 ]
 AccelerateConfigOption = Annotated[
     str | None,
-    _option("--accelerate-config", "accelerate's YAML: FSDP, DeepSpeed or plain.", "FILE"),
+    _option(
+        "--accelerate-config",
+        "accelerate's YAML: FSDP, DeepSpeed or plain.",
+        "FILE",
+        panel=FILES_PANEL,
+    ),
 ]

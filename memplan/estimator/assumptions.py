@@ -1,5 +1,8 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
+from enum import StrEnum
+from typing import Self
+
 from memplan.estimator.quantized_base import base_notes, base_words
 from memplan.estimator.recording import adapter_dtype, kept_dtype
 from memplan.hardware.gpu import GpuSpec
@@ -13,6 +16,7 @@ from memplan.training.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
     WHOLE,
+    AttentionKernel,
     KernelPreset,
     Packing,
 )
@@ -41,42 +45,91 @@ COMPILED_REGIONS = {
 }
 
 
+class Topic(StrEnum):
+    """What an assumption is about."""
+
+    SAID = "said"
+    """What the line of the job says already."""
+    TRAINING = "training"
+    PRECISION = "precision"
+    KERNELS = "kernels"
+
+
+class Assumption(str):
+    """An assumption in words, which knows what it is about.
+
+    >>> Assumption("micro-batch 1", Topic.SAID) == "micro-batch 1"
+    True
+    """
+
+    __slots__ = ("topic",)
+    topic: Topic
+
+    def __new__(cls, text: str, topic: Topic = Topic.TRAINING) -> Self:
+        """Words that know their topic."""
+        made = super().__new__(cls, text)
+        made.topic = topic
+        return made
+
+    def __getnewargs__(self) -> tuple[str, Topic]:  # type: ignore[override]
+        return str(self), self.topic
+
+
 def assumptions_of(
     model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup, gpu: GpuSpec | None = None
 ) -> tuple[str, ...]:
     """The settings that decide the figure, those that were not asked for marked as defaults."""
-    return (
-        *model.assumptions,
-        _sequence(model, asked, resolved),
-        *_media(model, resolved),
-        f"micro-batch {resolved.micro_batch_size}",
-        _precision(asked, resolved, gpu),
-        *_fp8(resolved),
-        _optimizer(resolved),
-        *_unprojected(model, resolved),
-        *_layers(model, resolved),
-        *_split(model, resolved),
-        *_pipeline(model, resolved),
-        *_adapter(model, resolved),
-        *_job(resolved),
-        *base_words(model, asked, resolved),
-        *_loading(asked, resolved),
-        *_overrides(resolved),
+    given = asked.seq_len is not None or resolved.lengths is not None
+    parts = (
+        (Topic.TRAINING, model.assumptions),
+        (Topic.SAID if given else Topic.TRAINING, (_sequence(model, asked, resolved),)),
+        (Topic.TRAINING, _media(model, resolved)),
+        (Topic.SAID, (f"micro-batch {resolved.micro_batch_size}",)),
+        (Topic.PRECISION, (_precision(asked, resolved, gpu), *_fp8(resolved))),
+        (_optimizer_topic(resolved), (_optimizer(resolved),)),
+        (Topic.TRAINING, _unprojected(model, resolved)),
+        (Topic.KERNELS, _layers(model, resolved)),
+        (Topic.SAID, _recomputed(resolved)),
+        (Topic.TRAINING, (*_split(model, resolved), *_pipeline(model, resolved))),
+        (Topic.TRAINING, (*_adapter(model, resolved), *_job(resolved))),
+        (Topic.PRECISION, base_words(model, asked, resolved)),
+        (Topic.TRAINING, (*_loading(asked, resolved), *_overrides(resolved))),
     )
+    return tuple(Assumption(text, topic) for topic, texts in parts for text in texts)
+
+
+def _optimizer_topic(resolved: TrainingSetup) -> Topic:
+    """The job's line names an optimizer, not how it is set."""
+    is_plain = not dict(resolved.optimizer_options) and not resolved.optimizer_in_backward
+    return Topic.SAID if is_plain else Topic.TRAINING
+
+
+def _recomputed(resolved: TrainingSetup) -> tuple[str, ...]:
+    """What is computed again, where Megatron's words do not say it."""
+    return () if resolved.chosen_engine is Engine.MEGATRON else (_checkpointing(resolved),)
 
 
 def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
-    """How the layers run, and what of them is computed again."""
+    """How the layers run."""
     if resolved.chosen_engine is Engine.MEGATRON:
         from memplan.estimator.megatron_setup import megatron_words  # only for its engine
 
         return megatron_words(model, resolved)
     return (
         _kernels(resolved),
-        f"attention {resolved.chosen_kernels.attention.value}",
+        _attention(model, resolved),
         *_scans(model, resolved),
-        _checkpointing(resolved),
     )
+
+
+def _attention(model: ModelSpec, resolved: TrainingSetup) -> str:
+    """The kernel that is asked for, or what the class has in its place."""
+    asked = resolved.chosen_kernels.attention
+    if not model.eager_attention_only or asked is AttentionKernel.EAGER:
+        return f"attention {asked.value}"
+    if resolved.attention is None:
+        return "attention eager (the class has nothing else)"
+    return f"attention eager (the class that is counted has no {asked.value}: an upper bound)"
 
 
 def _scans(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
@@ -203,6 +256,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"networks in {_tiles(setup.chosen_kernels.mlp_tiles)}")
     if setup.chosen_kernels.loss in TILED_LOSSES:
         found.append(f"loss in {_tiles(setup.chosen_kernels.loss_tiles)}")
+    elif setup.chosen_kernels.loss_tiles != FITTING_TILES:
+        found.append(f"loss in {setup.chosen_kernels.loss_tiles} pieces")
     if setup.packing is not Packing.NONE:
         found.append(_packing(setup))
     if setup.dropout is not None:
@@ -244,7 +299,7 @@ def _packing(setup: TrainingSetup) -> str:
     if setup.packing is Packing.DOCUMENTS:
         return f"rows of several documents, told apart by {by}"
     tokens = setup.micro_batch_size * (setup.seq_len or 1)
-    return f"without padding: one row of {tokens} tokens, its sequences told apart by {by}"
+    return f"without padding: one row of {tokens:,} tokens, its sequences told apart by {by}"
 
 
 def _kernels(setup: TrainingSetup) -> str:
@@ -255,16 +310,16 @@ def _kernels(setup: TrainingSetup) -> str:
 
 
 def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -> str:
-    text = f"{resolved.seq_len} tokens"
+    text = f"{resolved.seq_len:,} tokens"
     if model.denoises:
         default = "" if asked.seq_len is not None else " (default)"
         return f"prompts of {text}{default}"
     if resolved.target_seq_len != resolved.seq_len:
-        text += f" in, {resolved.target_seq_len} out"
+        text += f" in, {resolved.target_seq_len:,} out"
     if asked.seq_len is not None or resolved.lengths is not None:
         return text
     if model.context_length > DEFAULT_SEQ_LEN_CAP:
-        return f"{text} (default: context {model.context_length}, capped)"
+        return f"{text} (default: context {model.context_length:,}, capped)"
     return f"{text} (default: the context length)"
 
 
@@ -335,7 +390,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
     has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)
     if has_table and setup.seq_len is not None and setup.seq_len > model.context_length:
         notes.append(
-            f"{model.name} holds {model.context_length} positions: {setup.seq_len} tokens would "
+            f"{model.name} holds {model.context_length:,} positions: {setup.seq_len:,} tokens would "
             "fail when it runs"
         )
     if setup.kernels is KernelPreset.LIGER:
@@ -352,7 +407,7 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
         if setup.packing is Packing.PADDING_FREE:
             tokens *= setup.micro_batch_size
         notes.append(
-            f"Sequences in one row of {tokens} tokens are told apart by a mask of every pair of "
+            f"Sequences in one row of {tokens:,} tokens are told apart by a mask of every pair of "
             "tokens, which each layer's attention is given: attention flash needs none"
         )
     if setup.compile is not Compilation.NONE:

@@ -1,5 +1,6 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
+from collections.abc import Sequence
 from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
@@ -13,10 +14,11 @@ from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
-from memplan.upward import Displayed
+from memplan.upward import Displayed, Document, Drawn, Hint, provided
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.estimator.step_time import StepTime
     from memplan.memory.required import PlayedRun, Replays
 
@@ -25,8 +27,8 @@ SCHEMA_VERSION = 1
 
 
 FLUSHES_NOTE = (
-    "on {gpu} the allocator gives cached memory back and takes it again in every step, which is slow: "
-    "it holds what is needed, not what would be reserved"
+    "{gpu} has no room for the allocator's cache, which is given back and taken again in every step: slow; "
+    "a smaller micro-batch or checkpointing leaves room"
 )
 NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
@@ -81,6 +83,8 @@ class Estimate(Displayed):
     ranges and verdicts, whose low end this is. None: it is none."""
     node_memory_bytes: int | None = None
     """CPU RAM that a node has; None: there is no verdict on it [bytes]."""
+    times: "TimeQuestion | None" = field(default=None, repr=False, compare=False)
+    """What is asked of time, which ``to_dict`` then tells too; None: nothing."""
 
     def __repr__(self) -> str:
         card = self.gpu.short_name if self.gpu is not None else "GPU"
@@ -183,13 +187,16 @@ class Estimate(Displayed):
         """Least memory for the allocator's segments from which on every larger one is enough for loading
         and all steps [bytes].
 
-        What of this card is left for segments is looked at too, be it between two that are enough.
+        What of this card is left for segments is looked at too: it may be between two that are enough, or
+        enough below what is.
         """
         required = self.run.required_bytes
         if self.gpu is None:
             return required
         capacity, overhead = self.gpu.capacity_bytes, self.overhead_bytes
         for room in (capacity - overhead.high, capacity - overhead.low):
+            if room < required and self.worst_bytes <= room and self.run.is_enough(room):
+                required = self.run.on_card(room).reserved_bytes
             while required <= room:
                 found = self.run.on_card(room)
                 if found.died_at is None:
@@ -259,7 +266,8 @@ class Estimate(Displayed):
         """Whether so much of a card holds the high end of what is needed.
 
         It does where it holds twice what is allocated at once, and does not where it does not hold that:
-        for either nothing has to be replayed.
+        for either nothing has to be replayed. A run may live with the room that the high end leaves and die with more: of
+        such a card nobody can say that it fits.
         """
         if self.crowded is not None and not self.crowded.fits_within(capacity_bytes):
             return False
@@ -268,7 +276,7 @@ class Estimate(Displayed):
             return False
         if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
             return True
-        return self.run.is_enough(capacity_bytes - high)
+        return self.run.is_enough(capacity_bytes - high) and not self.is_beyond(capacity_bytes)
 
     def may_fit_within(self, capacity_bytes: int) -> bool:
         """Whether a first look does not deny it: where this says no, ``fits_within`` does too, but later."""
@@ -351,6 +359,45 @@ class Estimate(Displayed):
 
         return step_time(self)
 
+    @property
+    def needs(self) -> ByteRange:
+        """What it needs of a card, as ``total_bytes``; as a text in GiB [bytes]."""
+        return self.total_bytes
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The largest micro-batch that fits the GPU; 0: none. None without a GPU, or where it is not known.
+
+        Looked for anew at each call.
+        """
+        found: int | None = provided("largest_batch", self)
+        return found
+
+    def hints(self, *, allow: str | Sequence[str] = ()) -> tuple[Hint, ...]:
+        """What would make it fit its GPU; nothing where it does.
+
+        ``allow`` is what may be given up: ``8bit``, ``lora``, ``qlora``.
+
+        >>> import memplan
+        >>> [hint.text[:20] for hint in memplan.estimate("gpt2", batch_size=64, gpu="t4").hints()]
+        ['to fit: batch_size 4']
+        """
+        found: tuple[Hint, ...] = provided("hints", self, allow)
+        return found
+
+    def explain(self) -> Document:
+        """Its arithmetic: every component of every phase, every tensor that a layer keeps."""
+        found: Document = provided("explanation", self)
+        return found
+
+    def plot(self, what: str = "components") -> Drawn:
+        """A picture of it: ``components`` of each phase, the ``step`` in order, or a pipeline's ``ranks``.
+
+        It shows itself in a notebook, with the table behind it. Raises ``UsageError`` for another word.
+        """
+        found: Drawn = provided("estimate_picture", self, what)
+        return found
+
     def to_dict(self) -> dict[str, object]:
         """One row of ``--format json``: flat, bytes as integers, in a stable order."""
         setup, total = self.setup, self.total_bytes
@@ -403,6 +450,8 @@ class Estimate(Displayed):
         if self.host_verdict is not None:
             row["node_memory_bytes"] = self.node_memory_bytes
             row["host_verdict"] = self.host_verdict.value
+        if self.times is not None:
+            row |= provided("timed_row", self)
         return row
 
 

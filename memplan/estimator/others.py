@@ -312,6 +312,9 @@ class _Plan:
         adapter = setup.adapter if has_adapter else None
         bare = replace(setup, adapter=adapter, checkpointing=Recomputation.NONE)
         options = tape_options(bare, self.gpu)
+        if adapter is None and setup.adapter is not None:
+            # Switched off it is under the same autocast as it is when it is on.
+            options = replace(options, autocast=tape_options(setup, self.gpu).autocast)
         return replace(options, without_gradients=True, dropout=0.0, compile=Compilation.NONE)
 
     def _scoring_setup(self) -> TrainingSetup:

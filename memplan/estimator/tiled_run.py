@@ -6,7 +6,7 @@ from memplan.training.choices import ZeroStage
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import FITTING_TILES, TILED_LOSSES, WHOLE
+from memplan.training.kernels import FITTING_TILES, TILED_LOSSES, WHOLE, LossKernel
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
@@ -18,9 +18,14 @@ def check_tiled(model: ModelSpec, setup: TrainingSetup) -> None:
     """
     kernels = setup.chosen_kernels
     loss = kernels.loss in TILED_LOSSES
-    if kernels.loss_tiles != FITTING_TILES and not loss:
-        msg = "loss_tiles: are those of the losses tiled and tiled_gradients: name one of them as loss"
+    if kernels.loss_tiles != FITTING_TILES and not (loss or kernels.loss is LossKernel.CHUNKED):
+        msg = (
+            "loss_tiles: are those of the losses tiled, tiled_gradients and chunked: name one of them as "
+            "loss"
+        )
         raise SetupError(msg)
+    if not loss and kernels.mlp_tiles == WHOLE:
+        return  # pieces within one function, of which no engine knows
     name = "mlp_tiles" if kernels.mlp_tiles != WHOLE else f"loss: {kernels.loss.value}"
     _check_engine(setup, name)
     if loss and model.head.tied and setup.zero_stage in _REDUCED_AT_ONCE:

@@ -97,11 +97,21 @@ def _luke(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
                 _idle(table, "entity_predictions.decoder", (count, width), bias=0)
             _idle(table, "entity_predictions", (), bias=count)
     model = with_plain_scores(model)
+    model = with_layers(model, _with_last_queries)
     if reader.flag("use_entity_aware_attention"):
         model = with_layers(model, _with_entity_queries)
+    stack = model.stacks[0]
+    assert stack.embedding is not None
+    embedding = replace(stack.embedding, types_last=True)
+    model = replace(model, stacks=(replace(stack, embedding=embedding),))
     # The words' output matrix is never tied (``_tied_weights_keys``).
     head = replace(model.head, tied=False, spare_bias=not model.head.tied)
     return replace(model, head=head, tables=table.blocks(), base_tables=base)
+
+
+def _with_last_queries(layer: LayerSpec) -> LayerSpec:
+    assert isinstance(layer.attention, AttentionSpec)
+    return replace(layer, attention=replace(layer.attention, query_projected_last=True))
 
 
 def _with_entity_queries(layer: LayerSpec) -> LayerSpec:
@@ -207,10 +217,20 @@ def _big_bird(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
 
     def biased(layer: LayerSpec) -> LayerSpec:
         assert isinstance(layer.attention, AttentionSpec)
-        attention = replace(layer.attention, query_bias=bias, key_bias=bias, value_bias=bias)
+        attention = replace(
+            layer.attention,
+            query_bias=bias,
+            key_bias=bias,
+            value_bias=bias,
+            hands_on_weights=False,
+        )
         return replace(layer, attention=attention)
 
     model = with_plain_scores(with_layers(model, biased))
+    stack = model.stacks[0]
+    assert stack.embedding is not None
+    embedding = replace(stack.embedding, positions_in_place=True, dropout_first=True)
+    model = replace(model, stacks=(replace(stack, embedding=embedding),))
     if kind == "original_full":
         return model
 

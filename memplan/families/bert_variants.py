@@ -52,7 +52,11 @@ def _embedding(model: ModelSpec) -> EmbeddingSpec:
 
 
 def _plain_scores(
-    model: ModelSpec, *, bias: PositionBias = PositionBias.NONE, buckets: int = 0
+    model: ModelSpec,
+    form: AttentionForm,
+    *,
+    bias: PositionBias = PositionBias.NONE,
+    buckets: int = 0,
 ) -> ModelSpec:
     """Attention written out by the class; it has no other, whatever is asked for."""
 
@@ -62,7 +66,7 @@ def _plain_scores(
             return run
         plain = replace(
             attention,
-            form=AttentionForm.PLAIN_SCORES,
+            form=form,
             position_bias=bias,
             relative_bias_buckets=buckets,
         )
@@ -96,7 +100,7 @@ def _rembert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     head, embedding = model.head, _embedding(model)
     if head.transform is not None:
         head = replace(head, transform=replace(head.transform, intermediate_size=outputs))
-    model = _plain_scores(replace(model, head=head))
+    model = _plain_scores(replace(model, head=head), AttentionForm.PLAIN_SCORES)
     return _with_embedding(
         model, replace(embedding, embedding_size=inputs, projection_in_encoder=True)
     )
@@ -115,9 +119,13 @@ def _roc_bert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
 
 
 def _mpnet(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """One table of relative positions for all layers, no token types, and no checkpointing."""
+    """One table of relative positions for all layers, no token types, and no checkpointing.
+
+    The module that attends projects the output too.
+    """
     buckets = reader.integer("relative_attention_num_buckets")
-    model = _plain_scores(model, bias=PositionBias.STACK, buckets=buckets)
+    form = AttentionForm.PLAIN_SCORES_PROJECTED
+    model = _plain_scores(model, form, bias=PositionBias.STACK, buckets=buckets)
     embedding = replace(_embedding(model), num_token_types=0)
     return replace(_with_embedding(model, embedding), recomputes=False)
 

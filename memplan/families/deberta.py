@@ -124,6 +124,7 @@ def _bucketed(reader: ConfigReader, dropout: float) -> DistanceSpec:
         plain,
         norm=LAYER_NORM if normed else None,
         flat_heads=True,
+        log_buckets=buckets > 0,
         shared_projections=reader.flag("share_att_key"),
     )
 

@@ -92,7 +92,7 @@ def _layer(
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=head_dim,
-            projection=Projection.FUSED_SPLIT,
+            projection=Projection.FUSED_UNBOUND,
             query_bias=bias,
             key_bias=bias,
             value_bias=bias,

@@ -242,7 +242,7 @@ def beside_embedding(
     gradients: tuple[int, ...] = (Gradient.FRESH, Gradient.NONE)[: len(inputs)]
     t.record(
         OperationKind.EMBEDDING, inputs, (low,), saves=inputs[1:], gradients=gradients,
-        backward_scratch_bytes=() if t.decomposed else embedding_backward_scratch(num_ids, rows, rank),
+        backward_scratch_bytes=embedding_backward_scratch(t, num_ids, rows * rank, rank, dtype),
     )  # fmt: skip
     scaled = t.scale(matmul_weight(t, low, up))
     return t.cast(t.add(out, scaled), out.dtype)

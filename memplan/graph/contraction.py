@@ -44,7 +44,7 @@ def contraction(
         saves.append(left)
     t.record(
         OperationKind.MATMUL, (left, right), (out,), saves=saves,
-        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * numel * inner,
+        gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * numel * inner,
     )  # fmt: skip
     t.touch(*operands)
     return turned_back(t, out) if turned.result else out

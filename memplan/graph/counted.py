@@ -61,7 +61,9 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
         declare_block(t, block, declared, tied=tied)
         weights = [each for each in t.segment.parameters if not each.unused]
         out = t.tensor(0, DType.FP32)
-        t.record(OperationKind.COUNTED, weights, (out,), gradients=(Gradient.FRESH,) * len(weights))
+        if weights:  # else nothing runs, and no product asks for its workspace there
+            gradients = (Gradient.FRESH,) * len(weights)
+            t.record(OperationKind.COUNTED, weights, (out,), gradients=gradients)
         t.end(out)
 
 

@@ -299,6 +299,7 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     each = spec.half_clamp is HalfClamp.SUBLAYERS
     x = attention_sublayer(t, x, spec, context, cross=False)
     x = clamped(t, x) if each else x
+    attended = x
     if spec.cross_attention is not None:
         weights: list[Tensor] = []
         if not spec.names_parts and not spec.returns_weights:
@@ -308,6 +309,8 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
             t.carry(*t.segment.lingering)
         x = clamped(t, x) if each else x
     x = feed_forward_sublayer(t, x, spec, context)
+    if spec.returns_weights:
+        t.touch(attended)  # the tuple that self-attention returned has a name
     return x if spec.half_clamp is HalfClamp.NEVER else clamped(t, x)
 
 

@@ -78,6 +78,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         t.touch(*t.segment.lingering)
         t.segment.lingering.clear()
     multiplied = t.segment.operations[-1].inputs[0]
+    activated = _activated(t) if _output_apart(layer) else None
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
@@ -87,8 +88,8 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
     if layer.sums_inside:
         t.touch(multiplied, fed, normed)
-    if _output_apart(layer):
-        t.touch(multiplied)
+    if activated is not None:
+        t.touch(activated)
     t.touch(middle)
     if named:
         t.touch(normed)
@@ -150,7 +151,6 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     context.attention_frame = ()
     given = t.flatten(middle) if layer.flat_products else middle
     fed = feed_forward_of(t, given, layer, context)
-    multiplied = t.segment.operations[-1].inputs[0]
     activated = _activated(t)
     fed = feed_forward_dropout(t, fed, layer)
     if layer.flat_products:
@@ -162,7 +162,7 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     if not layer.names_attended:
         t.touch(fed)
     if _output_apart(layer):
-        t.touch(multiplied)
+        t.touch(activated)
     t.linger(middle)
     return out
 

@@ -240,7 +240,7 @@ def unsloth_chunk_rows(tokens: int, *, vocab_size: int, fixed_bytes: int) -> int
 
 
 def chunked_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
-    """torchtitan's: head, loss and their backward pass over an eighth of the sequence at a time.
+    """torchtitan's: head, loss and their backward pass over an eighth of the sequence at a time, or another part.
 
     The gradient of the hidden states is gathered in fp32 and cast in the end; that of the matrix is
     there from the first piece on, and each further piece adds a tensor of its own to it
@@ -248,7 +248,7 @@ def chunked_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """
     vocab_size, width = weight.shape
     half = t.autocast or x.dtype
-    logits = -(-(x.numel // width) // NUM_CHUNKS) * vocab_size
+    logits = -(-(x.numel // width) // (t.kernels.loss_tiles or NUM_CHUNKS)) * vocab_size
     wide = allocated_bytes(logits, DType.FP32)
     # Log-probabilities, their gradient, the logits' own; then the product's.
     scratch: tuple[int, ...] = (wide, wide, wide, wide, ~2, ~1)

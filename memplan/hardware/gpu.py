@@ -10,6 +10,7 @@ from enum import Enum
 from memplan.errors import InputError
 from memplan.fast_dataclass import dataclass
 from memplan.units import GIB, MIB, format_gib
+from memplan.upward import provided
 
 FLASH_ATTENTION_COMPUTE_CAPABILITY = (8, 0)
 """The oldest CUDA device that torch's flash attention runs on.
@@ -87,6 +88,27 @@ class PcieSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSpec:
+    """A usual machine that such GPUs sit in, or the share of one that is let with each."""
+
+    name: str
+    """Whose it is, such as ``AWS p5.48xlarge``."""
+    memory_bytes: int
+    """Its CPU RAM."""
+    num_gpus: int
+    source: str
+    """Where that was read."""
+
+    def share_bytes(self, num_gpus: int) -> int:
+        """CPU RAM that goes with so many of its GPUs: what others leave a job that has not all of them [bytes].
+
+        >>> NodeSpec(name="n", memory_bytes=1024, num_gpus=8, source="").share_bytes(2)
+        256
+        """
+        return self.memory_bytes * num_gpus // self.num_gpus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSpec:
     """One kind of GPU."""
 
@@ -117,6 +139,8 @@ class GpuSpec:
     """The best that large matrix multiplications were measured to reach."""
     link: LinkSpec | None = None
     pcie: PcieSpec | None = None
+    node: NodeSpec | None = None
+    """A usual node of it; None: not known."""
     has_bf16: bool
     """Whether it multiplies bf16 in hardware; torch emulates bf16 elsewhere, slowly."""
     device_names: tuple[str, ...] = ()
@@ -128,6 +152,11 @@ class GpuSpec:
     notes: str = ""
     unverified: tuple[str, ...] = ()
     """The figures that were not read again from a source, by their key in the catalog."""
+
+    def to_dict(self) -> dict[str, object]:
+        """One row of ``memplan gpus --format json``."""
+        found: dict[str, object] = provided("gpu_row", self)
+        return found
 
     @property
     def is_listed(self) -> bool:

@@ -31,7 +31,7 @@ typedef struct Block { /* one line of a cache */
     int64_t address, size, request;
     struct Block *before, *after;         /* neighbours in its segment or range */
     struct Block *earlier, *later;        /* segments of its pool, of a segment's first block */
-    int32_t name;
+    int32_t number;                       /* of the event that asked for it */
     int16_t pool;
     char used, mapped;
 } Block;
@@ -47,7 +47,7 @@ typedef struct {
     int64_t page;              /* of an expandable range */
 } Pool;
 
-typedef struct Chunk { struct Chunk *next; Block blocks[CHUNK]; } Chunk;
+typedef struct { Block blocks[CHUNK]; } Chunk;
 
 typedef struct {
     int expandable;
@@ -60,23 +60,34 @@ typedef struct {
     Pool *pools;
     int num_pools;
     Block *spare;
-    Chunk *chunks;
-    Py_ssize_t taken;          /* blocks of the newest chunk */
+    Chunk **chunks;
+    Py_ssize_t num_chunks, used_chunks, taken; /* blocks of the last chunk in use */
 } State;
+
+static int add_chunk(State *state) {
+    Chunk **chunks = realloc(state->chunks, (size_t)(state->num_chunks + 1) * sizeof(Chunk *));
+    if (!chunks) return 0;
+    state->chunks = chunks;
+    chunks[state->num_chunks] = malloc(sizeof(Chunk));
+    if (!chunks[state->num_chunks]) return 0;
+    state->num_chunks++;
+    return 1;
+}
 
 static Block *fresh(State *state) {
     Block *block = state->spare;
     if (block) {
         state->spare = block->after;
     } else {
-        if (!state->chunks || state->taken == CHUNK) {
-            Chunk *chunk = malloc(sizeof(Chunk));
-            if (!chunk) { state->failed = 1; return NULL; }
-            chunk->next = state->chunks;
-            state->chunks = chunk;
+        if (state->taken == CHUNK) {
+            if (state->used_chunks == state->num_chunks && !add_chunk(state)) {
+                state->failed = 1;
+                return NULL;
+            }
+            state->used_chunks++;
             state->taken = 0;
         }
-        block = &state->chunks->blocks[state->taken++];
+        block = &state->chunks[state->used_chunks - 1]->blocks[state->taken++];
     }
     *block = (Block){0};
     return block;
@@ -469,8 +480,8 @@ static Block *allocate_expandable(State *state, int64_t request, int32_t number)
 /* -- a run ----------------------------------------------------------------------------------- */
 
 typedef struct {
-    const int64_t *events;
-    const int32_t *pools;
+    int64_t *events;
+    int32_t *pools;
     Py_ssize_t count, before, cycle, max_cycles;
 } Run;
 
@@ -500,11 +511,11 @@ static void release_cached(State *state) {
     else release_segments(state);
 }
 
-/* Follow the events `from` to the end; what event n allocated is noted at made[n - base], and what
+/* Follow the events `from` to `until`; what event n allocated is noted at made[n - base], and what
  * events before `base` did at earlier[n - first]. Returns the event at which memory ran out, or -1. */
-static Py_ssize_t follow(State *state, const Run *run, Py_ssize_t from, Py_ssize_t base,
+static Py_ssize_t follow(State *state, const Run *run, Py_ssize_t from, Py_ssize_t until, Py_ssize_t base,
                          Block **made, Py_ssize_t first, Block **earlier) {
-    for (Py_ssize_t number = from; number < run->count; number++) {
+    for (Py_ssize_t number = from; number < until; number++) {
         int64_t event = run->events[number];
         if (event < 0) {
             Py_ssize_t freed = (Py_ssize_t)~event;
@@ -516,7 +527,7 @@ static Py_ssize_t follow(State *state, const Run *run, Py_ssize_t from, Py_ssize
         } else {
             Block *block = allocate(state, event, run->pools[number]);
             if (!block) return number;
-            block->name = number < run->cycle ? LASTING : (int32_t)(number - run->cycle);
+            block->number = (int32_t)number;
             made[number - base] = block;
         }
         if (state->failed) return number;
@@ -538,13 +549,14 @@ static void note(State *state, Picture *picture, int64_t word) {
 }
 
 /* All that later decisions depend on: of each pool, each segment's blocks in order, and whose they are. */
-static void draw(State *state, Picture *picture) {
+static void draw(State *state, Py_ssize_t cycle, Picture *picture) {
     picture->count = 0;
     for (int number = 0; number < state->num_pools && !state->failed; number++) {
         for (Block *head = state->pools[number].first; head; head = head->later) {
             for (Block *block = head; block; block = block->after) {
                 note(state, picture, block->size);
-                note(state, picture, block->used ? block->name : block->mapped ? -2 : -3);
+                int64_t name = block->number < cycle ? LASTING : block->number - cycle;
+                note(state, picture, block->used ? name : block->mapped ? -2 : -3);
             }
             note(state, picture, -4);
         }
@@ -566,17 +578,17 @@ typedef struct {
 static void recur(State *state, const Run *run, Block **made, Block **other, Outcome *outcome) {
     Picture kept = {0}, now = {0};
     Py_ssize_t until = 1;
-    draw(state, &kept);
+    draw(state, run->cycle, &kept);
     while (outcome->cycles < run->max_cycles && !state->failed) {
         int64_t flushes = state->flushes;
-        outcome->died_at = follow(state, run, run->cycle, run->cycle, other, run->before, made);
+        outcome->died_at = follow(state, run, run->cycle, run->count, run->cycle, other, run->before, made);
         outcome->cycles++;
         outcome->flushing = state->flushes > flushes;
         if (outcome->died_at >= 0) break;
         Block **swapped = made;
         made = other;
         other = swapped;
-        draw(state, &now);
+        draw(state, run->cycle, &now);
         if (same(&kept, &now)) { outcome->settled = 1; break; }
         if (outcome->cycles == until) { /* Brent: states may come back after several steps */
             Picture spare = kept;
@@ -606,130 +618,255 @@ static int is_sound(const Run *run, int num_pools) {
     return 1;
 }
 
-PyDoc_STRVAR(replay_doc,
-"replay(events, pools, num_pools, before, cycle, max_cycles, capacity, expandable)\n"
-"-> (requested, allocated, reserved, mallocs, flushes, died_at, cycles, settled, lacked, pressed, flushing), in units.\n"
-"`cycle` is the number of events where no step recurs; `capacity` is -1 where there is room.");
+/* -- a run that is kept, and where it was before anything was lacking --------------------------- */
 
-static PyObject *replay(PyObject *module, PyObject *args) {
-    Py_buffer events, pools;
-    int num_pools, expandable;
-    Py_ssize_t before, cycle, max_cycles;
-    long long capacity;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*y*innnLp", &events, &pools, &num_pools, &before, &cycle,
-                          &max_cycles, &capacity, &expandable))
-        return NULL;
-    PyObject *found = NULL;
-    Py_ssize_t count = events.len / (Py_ssize_t)sizeof(int64_t);
-    Run run = {events.buf, pools.buf, count, before, cycle, max_cycles};
-    if (pools.len / (Py_ssize_t)sizeof(int32_t) != count || num_pools < 1 || num_pools > INT16_MAX
-        || !is_sound(&run, num_pools)) {
-        PyErr_SetString(PyExc_ValueError, "these events are no run");
-        goto done;
-    }
-    State state = {0};
-    Outcome outcome = {-1, 0, 0, 0};
-    state.expandable = expandable;
-    state.capacity = capacity < 0 ? ENDLESS : capacity;
-    state.lacked = ENDLESS;
-    state.num_pools = num_pools;
-    state.pools = calloc((size_t)num_pools, sizeof(Pool));
-    Block **made = calloc((size_t)count + 1, sizeof(Block *));
-    Block **other = calloc((size_t)(count - cycle) + 1, sizeof(Block *));
-    if (state.pools && made && other) {
-        Py_BEGIN_ALLOW_THREADS
-        outcome.died_at = follow(&state, &run, 0, 0, made, 0, NULL);
-        if (outcome.died_at < 0 && cycle < count && !state.failed)
-            recur(&state, &run, made + cycle, other, &outcome);
-        Py_END_ALLOW_THREADS
-    } else {
-        state.failed = 1;
-    }
-    if (state.failed == 1)
-        PyErr_NoMemory();
-    else if (state.failed)
-        PyErr_SetString(PyExc_ValueError, "a block is freed twice");
-    else
-        found = Py_BuildValue("(LLLLLnniLLi)", (long long)state.peak_requested,
-                              (long long)state.peak_allocated, (long long)state.peak_reserved,
-                              (long long)state.mallocs, (long long)state.flushes, outcome.died_at,
-                              outcome.cycles, outcome.settled, (long long)state.lacked,
-                              (long long)state.pressed, outcome.flushing);
-    if (state.pools)
-        for (int number = 0; number < num_pools; number++) free(state.pools[number].held);
-    free(state.pools);
-    while (state.chunks) {
-        Chunk *chunk = state.chunks->next;
-        free(state.chunks);
-        state.chunks = chunk;
-    }
-    free(made);
-    free(other);
-done:
-    PyBuffer_Release(&events);
-    PyBuffer_Release(&pools);
-    return found;
+/* The state before an event, up to which every card with so much reserved does the same. */
+typedef struct {
+    State state;   /* but for its pools' and its blocks' memory */
+    Pool *pools;
+    Key *keys;     /* of all pools */
+    Block *blocks;
+} Snapshot;
+
+enum { SNAPSHOTS = 16, FEW_SNAPSHOTS = 4, MANY_EVENTS = 200000 };
+
+typedef struct {
+    Run run;
+    State state;
+    Block **made, **other;
+    Py_ssize_t stretch;              /* events from one snapshot to the next */
+    Snapshot snapshots[SNAPSHOTS];   /* the first is of the beginning, and not taken */
+} Kept;
+
+static void forget(Snapshot *snapshot) {
+    free(snapshot->pools);
+    free(snapshot->keys);
+    free(snapshot->blocks);
+    *snapshot = (Snapshot){0};
 }
 
-PyDoc_STRVAR(pack_doc,
-"pack(events, streams, sizes) -> (events, pools, num_pools): lists as replay() takes them.\n"
-"An event of FIRST_STAND_IN or more bytes stands for one of `sizes`.\n"
-"Raises OverflowError for a block that no card will ever hold.");
+static Py_ssize_t num_blocks(const State *state) {
+    return state->used_chunks ? (state->used_chunks - 1) * CHUNK + state->taken : 0;
+}
 
-static PyObject *pack(PyObject *module, PyObject *args) {
-    PyObject *list, *streams, *sizes, *found = NULL, *key, *value;
-    Py_ssize_t place = 0;
-    long num_streams = 1;
+/* Where there is no memory for it there is none: the run is followed from before. */
+static void remember(const State *state, Snapshot *snapshot) {
+    Py_ssize_t blocks = num_blocks(state), keys = 0, at = 0;
+    for (int number = 0; number < state->num_pools; number++) keys += state->pools[number].count;
+    snapshot->state = *state;
+    snapshot->pools = malloc((size_t)state->num_pools * sizeof(Pool));
+    snapshot->keys = malloc((size_t)(keys + 1) * sizeof(Key));
+    snapshot->blocks = malloc((size_t)(blocks + 1) * sizeof(Block));
+    if (!snapshot->pools || !snapshot->keys || !snapshot->blocks) { forget(snapshot); return; }
+    for (int number = 0; number < state->num_pools; number++) {
+        const Pool *pool = &state->pools[number];
+        snapshot->pools[number] = *pool;
+        if (pool->count) memcpy(snapshot->keys + at, pool->keys, (size_t)pool->count * sizeof(Key));
+        at += pool->count;
+    }
+    for (Py_ssize_t done = 0; done < blocks; done += CHUNK) {
+        size_t count = (size_t)(blocks - done < CHUNK ? blocks - done : CHUNK);
+        memcpy(snapshot->blocks + done, state->chunks[done / CHUNK]->blocks, count * sizeof(Block));
+    }
+}
+
+/* Have the state of a snapshot again; NULL: of the beginning. Blocks lie where they lay. */
+static void recall(Kept *kept, const Snapshot *snapshot) {
+    State *state = &kept->state;
+    State own = *state;
+    *state = snapshot ? snapshot->state : (State){.taken = CHUNK, .lacked = ENDLESS};
+    state->expandable = own.expandable;
+    state->pools = own.pools;
+    state->num_pools = own.num_pools;
+    state->chunks = own.chunks;
+    state->num_chunks = own.num_chunks;
+    Py_ssize_t at = 0;
+    for (int number = 0; number < state->num_pools; number++) {
+        Pool *pool = &state->pools[number], empty = {0};
+        const Pool *was = snapshot ? &snapshot->pools[number] : &empty;
+        pool->first = was->first;
+        pool->last = was->last;
+        pool->page = was->page;
+        pool->count = was->count;
+        if (!pool->held) continue;
+        pool->keys = pool->held + (pool->room - pool->count) / 2;
+        if (pool->count) memcpy(pool->keys, snapshot->keys + at, (size_t)pool->count * sizeof(Key));
+        at += pool->count;
+    }
+    Py_ssize_t blocks = num_blocks(state);
+    for (Py_ssize_t number = 0; number < blocks; number++) {
+        Block *block = &state->chunks[number / CHUNK]->blocks[number % CHUNK];
+        *block = snapshot->blocks[number];
+        if (block->used) kept->made[block->number] = block;
+    }
+}
+
+/* Follow the whole run once, from the last place up to which a card of this capacity does what those
+ * before it did. Returns the event at which memory ran out, or -1. */
+static Py_ssize_t play(Kept *kept, int64_t capacity) {
+    const Run *run = &kept->run;
+    Py_ssize_t place = SNAPSHOTS - 1;
+    while (place && !(kept->snapshots[place].blocks && kept->snapshots[place].state.peak_reserved <= capacity))
+        place--;
+    recall(kept, place ? &kept->snapshots[place] : NULL);
+    State *state = &kept->state;
+    state->capacity = capacity;
+    for (Py_ssize_t from = place * kept->stretch; from < run->count; from += kept->stretch) {
+        Py_ssize_t until = run->count - from < kept->stretch ? run->count : from + kept->stretch;
+        Py_ssize_t died_at = follow(state, run, from, until, 0, kept->made, 0, NULL);
+        if (died_at >= 0 || state->failed) return died_at;
+        place++;
+        if (until < run->count && state->lacked == ENDLESS && !kept->snapshots[place].blocks)
+            remember(state, &kept->snapshots[place]);
+    }
+    return -1;
+}
+
+static const char NAME[] = "memplan.memory._replay.run";
+
+static void discard(Kept *kept) {
+    State *state = &kept->state;
+    for (int number = 0; number < SNAPSHOTS; number++) forget(&kept->snapshots[number]);
+    if (state->pools)
+        for (int number = 0; number < state->num_pools; number++) free(state->pools[number].held);
+    free(state->pools);
+    for (Py_ssize_t number = 0; number < state->num_chunks; number++) free(state->chunks[number]);
+    free(state->chunks);
+    free(kept->run.events);
+    free(kept->run.pools);
+    free(kept->made);
+    free(kept->other);
+    free(kept);
+}
+
+static void discard_capsule(PyObject *capsule) {
+    Kept *kept = PyCapsule_GetPointer(capsule, NAME);
+    if (kept) discard(kept);
+}
+
+PyDoc_STRVAR(replay_doc,
+"replay(run, max_cycles, capacity)\n"
+"-> (requested, allocated, reserved, mallocs, flushes, died_at, cycles, settled, lacked, pressed, flushing), in units.\n"
+"`capacity` is -1 where there is room.");
+
+static PyObject *replay(PyObject *module, PyObject *args) {
+    PyObject *capsule;
+    Py_ssize_t max_cycles;
+    long long capacity;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyList_Type, &list, &PyDict_Type, &streams, &PyList_Type,
-                          &sizes))
+    if (!PyArg_ParseTuple(args, "OnL", &capsule, &max_cycles, &capacity)) return NULL;
+    Kept *kept = PyCapsule_GetPointer(capsule, NAME);
+    if (!kept) return NULL;
+    Run *run = &kept->run;
+    State *state = &kept->state;
+    Outcome outcome = {-1, 0, 0, 0};
+    run->max_cycles = max_cycles;
+    /* Other threads wait: the state is the run's own. */
+    outcome.died_at = play(kept, capacity < 0 ? ENDLESS : capacity);
+    if (outcome.died_at < 0 && run->cycle < run->count && !state->failed)
+        recur(state, run, kept->made + run->cycle, kept->other, &outcome);
+    if (state->failed == 1) return PyErr_NoMemory();
+    if (state->failed) {
+        PyErr_SetString(PyExc_ValueError, "a block is freed twice");
         return NULL;
-    Py_ssize_t count = PyList_Size(list);
-    int64_t *events = malloc((size_t)(count + 1) * sizeof(int64_t));
-    int32_t *pools = calloc((size_t)count + 1, sizeof(int32_t));
-    if (!events || !pools) { PyErr_NoMemory(); goto done; }
-    for (Py_ssize_t number = 0; number < count; number++) {
+    }
+    return Py_BuildValue("(LLLLLnniLLi)", (long long)state->peak_requested,
+                         (long long)state->peak_allocated, (long long)state->peak_reserved,
+                         (long long)state->mallocs, (long long)state->flushes, outcome.died_at,
+                         outcome.cycles, outcome.settled, (long long)state->lacked,
+                         (long long)state->pressed, outcome.flushing);
+}
+
+/* The events and their pools from lists; 0: an error is set. */
+static int read_events(Run *run, PyObject *list, PyObject *sizes) {
+    for (Py_ssize_t number = 0; number < run->count; number++) {
         int64_t event = PyLong_AsLongLong(PyList_GetItem(list, number));
-        if (event == -1 && PyErr_Occurred()) goto done;
+        if (event == -1 && PyErr_Occurred()) return 0;
         if (event >= FIRST_STAND_IN) {
             PyObject *size = PyList_GetItem(sizes, (Py_ssize_t)(event - FIRST_STAND_IN));
-            if (!size) goto done; /* there are fewer */
+            if (!size) return 0; /* there are fewer */
             event = PyLong_AsLongLong(size);
-            if (event == -1 && PyErr_Occurred()) goto done;
+            if (event == -1 && PyErr_Occurred()) return 0;
         }
         if (event > LARGEST * UNIT) {
             PyErr_SetString(PyExc_OverflowError, "a block is too large");
-            goto done;
+            return 0;
         }
         if (event > 0) {
             event = (event + UNIT - 1) / UNIT;
-            pools[number] = event <= SMALL_REQUEST;
+            run->pools[number] = event <= SMALL_REQUEST;
         }
-        events[number] = event;
+        run->events[number] = event;
     }
+    return 1;
+}
+
+/* The number of streams; 0: an error is set. */
+static long read_streams(Run *run, PyObject *streams) {
+    PyObject *key, *value;
+    Py_ssize_t place = 0;
+    long num_streams = 1;
     while (PyDict_Next(streams, &place, &key, &value)) {
         Py_ssize_t number = PyLong_AsSsize_t(key);
         long stream = PyLong_AsLong(value);
-        if ((number == -1 || stream == -1) && PyErr_Occurred()) goto done;
-        if (number < 0 || number >= count || stream < 0 || stream > 1024) {
+        if ((number == -1 || stream == -1) && PyErr_Occurred()) return 0;
+        if (number < 0 || number >= run->count || stream < 0 || stream > 1024) {
             PyErr_SetString(PyExc_ValueError, "a stream of no event");
-            goto done;
+            return 0;
         }
-        pools[number] |= (int32_t)stream << 1;
+        run->pools[number] |= (int32_t)stream << 1;
         if (stream >= num_streams) num_streams = stream + 1;
     }
-    found = Py_BuildValue("(y#y#l)", (char *)events, count * (Py_ssize_t)sizeof(int64_t),
-                          (char *)pools, count * (Py_ssize_t)sizeof(int32_t), 2 * num_streams);
-done:
-    free(events);
-    free(pools);
-    return found;
+    return num_streams;
+}
+
+PyDoc_STRVAR(prepare_doc,
+"prepare(events, streams, sizes, before, cycle, expandable) -> a run, as replay() takes it.\n"
+"An event of FIRST_STAND_IN or more bytes stands for one of `sizes`; `cycle` is the number of events where\n"
+"no step recurs. Raises OverflowError for a block that no card will ever hold.");
+
+static PyObject *prepare(PyObject *module, PyObject *args) {
+    PyObject *list, *streams, *sizes, *found;
+    Py_ssize_t before, cycle;
+    int expandable;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!O!nnp", &PyList_Type, &list, &PyDict_Type, &streams, &PyList_Type,
+                          &sizes, &before, &cycle, &expandable))
+        return NULL;
+    Kept *kept = calloc(1, sizeof(Kept));
+    if (!kept) return PyErr_NoMemory();
+    Run *run = &kept->run;
+    State *state = &kept->state;
+    size_t count = (size_t)(run->count = PyList_Size(list));
+    run->before = before;
+    run->cycle = cycle;
+    state->expandable = expandable;
+    kept->stretch = run->count / (run->count < MANY_EVENTS ? SNAPSHOTS : FEW_SNAPSHOTS) + 1;
+    run->events = malloc((count + 1) * sizeof(int64_t));
+    run->pools = calloc(count + 1, sizeof(int32_t));
+    kept->made = calloc(count + 1, sizeof(Block *));
+    kept->other = calloc(count + 1, sizeof(Block *));
+    if (!run->events || !run->pools || !kept->made || !kept->other) { PyErr_NoMemory(); goto failed; }
+    if (!read_events(run, list, sizes)) goto failed;
+    long num_streams = read_streams(run, streams);
+    if (!num_streams) goto failed;
+    if (!is_sound(run, 2 * (int)num_streams)) {
+        PyErr_SetString(PyExc_ValueError, "these events are no run");
+        goto failed;
+    }
+    state->pools = calloc(2 * (size_t)num_streams, sizeof(Pool));
+    if (!state->pools) { PyErr_NoMemory(); goto failed; }
+    state->num_pools = 2 * (int)num_streams;
+    found = PyCapsule_New(kept, NAME, discard_capsule);
+    if (found) return found;
+failed:
+    discard(kept);
+    return NULL;
 }
 
 static PyMethodDef methods[] = {
     {"replay", replay, METH_VARARGS, replay_doc},
-    {"pack", pack, METH_VARARGS, pack_doc},
+    {"prepare", prepare, METH_VARARGS, prepare_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,6 +5,7 @@ A profile is relative to the bytes alive when it begins.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import Parameter, Tensor
@@ -25,6 +26,14 @@ class GradientBuffer:
         """It is a view of what a formula returned, so that nothing is added to it in place."""
         self.parts: tuple[GradientBuffer, ...] = ()
         """In a compiled region: gradients that the kernel that reads them adds up."""
+
+
+class SharedGradient(NamedTuple):
+    """What one segment leaves of another's gradient, to be added to by a third."""
+
+    num_bytes: int
+    is_view: bool
+    """Nothing is added to it in place."""
 
 
 @dataclass(slots=True)

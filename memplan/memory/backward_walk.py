@@ -8,7 +8,7 @@ outputs to the next nodes' buffers). What becomes of the gradients is ``memplan.
 
 from collections.abc import Iterable, Sequence
 
-from memplan.graph.operation_kinds import EXTERN_KERNELS
+from memplan.graph.operation_kinds import EXTERN_KERNELS, OperationKind
 from memplan.graph.segments import (
     NOT_HANDED,
     Change,
@@ -19,7 +19,7 @@ from memplan.graph.segments import (
     scratch_changes,
 )
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.memory.backward_profile import BackwardProfile, GradientBuffer
+from memplan.memory.backward_profile import BackwardProfile, GradientBuffer, SharedGradient
 from memplan.memory.gradient_flow import GradientFlow, gradient_bytes_of
 from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walk import (
@@ -46,7 +46,7 @@ class BackwardWalk(GradientFlow):
         *,
         in_place_sums: bool,
         accumulated: dict[Parameter, bool],
-        shared: dict[Tensor, int],
+        shared: dict[Tensor, SharedGradient],
         again: ForwardProfile | None = None,
         device: Multiprocessors | None = None,
         hooked: bool = False,
@@ -67,7 +67,7 @@ class BackwardWalk(GradientFlow):
         self.again = again
         """The forward pass that a checkpointed segment runs again when something kept is asked for."""
         self.shared = shared
-        """Gradients of earlier segments' tensors that exist already, with their sizes."""
+        """Gradients of earlier segments' tensors that exist already."""
         self.handed_over: dict[Storage, GradientBuffer] = {}
         self.across: set[GradientBuffer] = set()
         """Gradients that lie head by head, since what they are of came back in rows of its heads."""
@@ -104,8 +104,8 @@ class BackwardWalk(GradientFlow):
             size = 0 if self.lent else whole
             self.first = GradientBuffer(size, is_view=is_foreign)
             self.buffers[segment.output] = self.first
-        for tensor, size in self.shared.items():
-            self.buffers[tensor] = GradientBuffer(size)
+        for tensor, (size, is_view) in self.shared.items():
+            self.buffers[tensor] = GradientBuffer(size, is_view=is_view)
         given: dict[Tensor, GradientBuffer] = dict(self.buffers)
         if segment.nested:
             self._begin_nested()
@@ -122,7 +122,7 @@ class BackwardWalk(GradientFlow):
             if tensor.storage.segment != segment.index:
                 left[tensor] = buffer
                 if tensor is not segment.input:
-                    self.shared[tensor] = buffer.num_bytes
+                    self.shared[tensor] = SharedGradient(buffer.num_bytes, buffer.is_view)
         for tensor in [each for each in self.shared if each not in self.buffers]:
             del self.shared[tensor]
         self._close(None, 0)
@@ -363,6 +363,9 @@ class BackwardWalk(GradientFlow):
         if len(made) > 1:
             # Next edges are served in the order of the inputs, whatever order the formula went in.
             made.sort(key=lambda each: operation.inputs.index(each[0]))
+            if _flattens(operation):
+                # The rows were seen before the weight was turned: theirs is the older node, and goes last.
+                made.reverse()
             if self.hooked:
                 # A module's hook stands before the gradient of its input, but not before its weights'.
                 made.sort(key=lambda each: not isinstance(each[0], Parameter))
@@ -478,9 +481,19 @@ class BackwardWalk(GradientFlow):
         self._free(storage, storage.num_bytes)
 
 
+BIASED = 3
+"""Inputs of a linear layer's product with its bias."""
 _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradient.FRESH)
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
 _REUSED, _SEEN, _COLUMNS = int(Gradient.REUSED), int(Gradient.SEEN), int(Gradient.COLUMNS)
+
+
+def _flattens(operation: Operation) -> bool:
+    """Whether it is a product with a bias that sees its input as rows (ATen/native/Linear.cpp,
+    ``_flatten_nd_linear``)."""
+    if operation.kind is not OperationKind.LINEAR or len(operation.inputs) != BIASED:
+        return False
+    return operation.gradients[0] == _VIEW
 
 
 def _reusable(buffer: GradientBuffer, num_bytes: int) -> GradientBuffer | None:

@@ -1,6 +1,6 @@
 """What is alive over a run, layer by layer: the fold of a named run's events that a timeline draws."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.tensors import ALLOCATION_ROUNDING
@@ -25,6 +25,8 @@ class RunLevel:
     """Bytes alive, each block rounded up to ``ALLOCATION_ROUNDING``."""
     reserved_bytes: int
     """What the allocator holds by then."""
+    largest: tuple[tuple[str, int], ...] = ()
+    """Blocks by name, the largest first, those of a name together [bytes]; a few."""
 
     @property
     def total_bytes(self) -> int:
@@ -58,6 +60,8 @@ def _levels(run: NamedRun, *, expandable: bool) -> Iterator[RunLevel]:
     ends = [*(stretch.start for stretch in ledger.stretches[1:]), len(ledger.events)]
     for stretch, end in zip(ledger.stretches, ends, strict=True):
         fullest, highest = dict(components), total
+        since: list[tuple[Block, int]] = []
+        """Blocks that came (above 0) or went since then."""
         for number in range(stretch.start, end):
             event = ledger.events[number]
             if event > 0:
@@ -71,11 +75,42 @@ def _levels(run: NamedRun, *, expandable: bool) -> Iterator[RunLevel]:
                 continue
             components[kind] = components.get(kind, 0) + size
             total += size
+            since.append((number if event > 0 else ~event, size))
             if total > highest:
                 fullest, highest = dict(components), total
-        left = [dict(components)] if stretch.segment is not None else []
-        for moment in (fullest, *left):
-            yield RunLevel(stretch=stretch, components=moment, reserved_bytes=reserved)
+                since.clear()
+        alive = _largest(run, _back(sizes, since))
+        yield RunLevel(stretch=stretch, components=fullest, reserved_bytes=reserved, largest=alive)
+        if stretch.segment is not None:
+            yield RunLevel(
+                stretch=stretch, components=dict(components), reserved_bytes=reserved,
+                largest=_largest(run, sizes),
+            )  # fmt: skip
+
+
+NUM_LARGEST = 6
+"""Names that a moment tells."""
+
+
+def _back(sizes: Mapping[Block, int], since: Iterable[tuple[Block, int]]) -> dict[Block, int]:
+    """The blocks that were alive before these came and went."""
+    found = dict(sizes)
+    for block, size in since:
+        if size > 0:
+            found.pop(block, None)
+    came = {block for block, size in since if size > 0}
+    found |= {block: -size for block, size in since if size < 0 and block not in came}
+    return found
+
+
+def _largest(run: NamedRun, sizes: Mapping[Block, int]) -> tuple[tuple[str, int], ...]:
+    """What takes most of a moment, by name."""
+    sums: dict[str, int] = {}
+    for block, size in sizes.items():
+        label = run.labels[block]
+        name = f"{label.kind.label.replace('_', ' ')}: {label.name}"
+        sums[name] = sums.get(name, 0) + size
+    return tuple(sorted(sums.items(), key=lambda item: -item[1])[:NUM_LARGEST])
 
 
 def _reserved(run: NamedRun, *, expandable: bool) -> dict[Block, int]:

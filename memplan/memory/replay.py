@@ -69,22 +69,20 @@ class AllocatorPeaks:
 class _Compiled(Protocol):
     """The compiled code."""
 
-    def pack(
-        self, events: list[int], streams: dict[int, int], sizes: list[int], /
-    ) -> tuple[bytes, bytes, int]:
-        """Events, their pools and the number of these, as ``replay`` takes them; stand-ins with their sizes."""
-
-    def replay(
+    def prepare(
         self,
-        events: bytes,
-        pools: bytes,
-        num_pools: int,
+        events: list[int],
+        streams: dict[int, int],
+        sizes: list[int],
         before: int,
         cycle: int,
-        max_cycles: int,
-        capacity: int,
         expandable: bool,
         /,
+    ) -> object:
+        """A run, stand-ins with their sizes; it keeps some states in which it was."""
+
+    def replay(
+        self, run: object, max_cycles: int, capacity: int, /
     ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
         """Peaks, counts, where it died and how it settled; in units."""
 
@@ -116,7 +114,7 @@ _ENDLESS = (1 << 63) // 8
 class Replayer:
     """One run, asked what becomes of it on cards of several capacities."""
 
-    __slots__ = ("_cycle", "_events", "_expandable", "_num_events", "_packed", "_streams")
+    __slots__ = ("_cycle", "_events", "_expandable", "_num_events", "_run", "_streams")
 
     def __init__(
         self,
@@ -132,12 +130,21 @@ class Replayer:
         self._cycle = cycle
         self._expandable = expandable
         self._num_events = len(events)
-        self._packed = None
+        self._run: object = None
         if COMPILED is not None:
-            self._packed = _packed(COMPILED, events, self._streams, [*sizes])
+            self._run = self._prepared(COMPILED, events, [*sizes])
         self._events: list[int] = []
-        if self._packed is None:
+        if self._run is None:
             self._events = with_sizes(events, sizes) if sizes else events
+
+    def _prepared(self, code: _Compiled, events: list[int], sizes: list[int]) -> object:
+        """As the compiled code takes it; None: blocks are larger than it counts."""
+        end = len(events)
+        before, start = self._cycle if self._cycle is not None else (end, end)
+        try:
+            return code.prepare(events, self._streams, sizes, before, start, self._expandable)
+        except OverflowError:
+            return None
 
     @property
     def caution(self) -> int:
@@ -151,27 +158,19 @@ class Replayer:
         self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
     ) -> AllocatorPeaks:
         """What is reached with so much room for segments; None: with as much as it wants."""
-        if COMPILED is not None and self._packed is not None:
-            return self._compiled(COMPILED, self._packed, capacity_bytes, max_cycles)
+        if COMPILED is not None and self._run is not None:
+            return self._compiled(COMPILED, capacity_bytes, max_cycles)
         return replayed(
             self._events, self._streams, self._cycle, capacity_bytes=capacity_bytes,
             max_cycles=max_cycles, expandable=self._expandable,
         )  # fmt: skip
 
     def _compiled(
-        self,
-        code: _Compiled,
-        packed: tuple[bytes, bytes, int],
-        capacity_bytes: int | None,
-        max_cycles: int,
+        self, code: _Compiled, capacity_bytes: int | None, max_cycles: int
     ) -> AllocatorPeaks:
-        end = self._num_events
-        cycle = self._cycle if self._cycle is not None else Cycle(end, end)
+        capacity = -1 if capacity_bytes is None else capacity_bytes // _UNIT
         requested, allocated, reserved, mallocs, flushes, died_at, cycles, settled, lacked, pressed, flushing = (
-            code.replay(
-                *packed, cycle.before, cycle.start, max_cycles,
-                -1 if capacity_bytes is None else capacity_bytes // _UNIT, self._expandable,
-            )
+            code.replay(self._run, max_cycles, capacity)
         )  # fmt: skip
         return AllocatorPeaks(
             requested_bytes=requested * _UNIT,
@@ -186,16 +185,6 @@ class Replayer:
             lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
             pressed_bytes=pressed * _UNIT,
         )
-
-
-def _packed(
-    code: _Compiled, events: list[int], streams: dict[int, int], sizes: list[int]
-) -> tuple[bytes, bytes, int] | None:
-    """As the compiled code takes them; None: blocks are larger than it counts."""
-    try:
-        return code.pack(events, streams, sizes)
-    except OverflowError:
-        return None
 
 
 def known_on(
@@ -338,42 +327,45 @@ def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
     card with room downwards, one range after the other that are answered alike, to the first with which
     the run dies within a few steps. Where such ranges are narrow, one part in ``caution`` of what the
     run has more than it was pressed for is passed over at a time. With what is found the run is then
-    played until it settles; should it die of that, the next larger capacity that makes a difference is
-    tried.
+    played until it settles; should it die of that, so is it with what was tried before, and between
+    what it dies and what it lives with the border is looked for once more.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
     >>> floor_bytes(run.on_card) >> 20
     30
     """
-    floor = _walked_down(on_card, caution=caution, down_to_bytes=0)
-    while (found := on_card(floor)).died_at is not None:
+    lived = _walked_down(on_card, caution=caution, down_to_bytes=0)
+    dies: int | None = None
+    for lives in sorted(lived):
+        found = on_card(lives)
+        if found.died_at is None:
+            return lives if dies is None else _between(on_card, dies, found.reserved_bytes)
         assert found.lacked_bytes is not None, "a run dies for want of something"
-        floor = found.lacked_bytes
-    return floor
+        dies = found.lacked_bytes - _UNIT
+    raise AssertionError("a run lives with all that it reserves")
 
 
 def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
-    """Whether a capacity is enough, and every larger one: what ``floor_bytes`` says, but sooner.
+    """Whether a capacity is enough, and every larger one of those that ``floor_bytes`` tries in a few steps.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
     >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
     (True, False)
     """
-    found = on_card(capacity_bytes, max_cycles=FEW_CYCLES)
-    if found.died_at is None and (not found.is_settled or found.num_flushes):
-        found = on_card(capacity_bytes)
+    found = on_card(capacity_bytes)
     if found.died_at is not None:
         return False
     if found.lacked_bytes is None:
         return True
-    down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
-    return down <= capacity_bytes
+    lived = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
+    return min(lived) <= capacity_bytes
 
 
-def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
-    """From what is reserved with room to the first capacity that a few steps die with, or to one that is
-    low enough."""
+def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> list[int]:
+    """Capacities that a few steps live with, from what is reserved with room down to the first that they die
+    with, or to one that is low enough."""
     floor = on_card(None).reserved_bytes
+    lived = [floor]
     while floor > down_to_bytes:
         found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
         if found.died_at is not None:
@@ -384,8 +376,11 @@ def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
         elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
             floor = further
         else:
-            return _between(on_card, further, found.reserved_bytes)
-    return floor
+            lived.append(found.reserved_bytes)
+            floor = _between(on_card, further, found.reserved_bytes, max_cycles=FEW_CYCLES)
+            down_to_bytes = floor
+        lived.append(floor)
+    return lived
 
 
 def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
@@ -394,13 +389,15 @@ def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
     return _rounded(floor_bytes - max(surplus, floor_bytes // caution**2))
 
 
-def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int) -> int:
+def _between(
+    on_card: OnCard, dies_bytes: int, lives_bytes: int, *, max_cycles: int = MAX_CYCLES
+) -> int:
     """The least capacity with which a run lives, above one with which it dies, by bisection [bytes]."""
     while True:
         middle = _rounded((dies_bytes + lives_bytes) // 2)
         if not dies_bytes < middle < lives_bytes:
             return lives_bytes
-        found = on_card(middle, max_cycles=FEW_CYCLES)
+        found = on_card(middle, max_cycles=max_cycles)
         if found.died_at is None:
             lives_bytes = found.reserved_bytes
         else:

@@ -182,13 +182,13 @@ class Replays:
             return True
         if self.least_bytes is None:
             return self.source.played.is_enough(capacity_bytes)
-        return self.least_bytes <= capacity_bytes and self.on_card(capacity_bytes).died_at is None
+        if self.on_card(capacity_bytes).died_at is not None:
+            return False
+        return self.least_bytes <= capacity_bytes or self.source.played.is_enough(capacity_bytes)
 
     def may_be_enough(self, capacity_bytes: int) -> bool:
         """Whether a first look does not deny that."""
-        if self.least_bytes is not None:
-            return self.least_bytes <= capacity_bytes
-        return self.source.played.may_be_enough(capacity_bytes)
+        return self.on_card(capacity_bytes).died_at is None
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
@@ -235,18 +235,15 @@ class PlayedRun:
 
     def is_enough(self, capacity_bytes: int) -> bool:
         """Whether so much room for segments is enough, and all that is more."""
-        if self._required is not None:
-            died_at = self.on_card(capacity_bytes).died_at
-            return self._required <= capacity_bytes and died_at is None
+        if self._required is not None and self._required <= capacity_bytes:
+            return self.on_card(capacity_bytes).died_at is None
         from memplan.memory.replay import is_enough
 
         return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
 
     def may_be_enough(self, capacity_bytes: int) -> bool:
-        """Whether a few steps live with it, without which it is not enough."""
-        from memplan.memory.replay import FEW_CYCLES
-
-        return self.on_card(capacity_bytes, max_cycles=FEW_CYCLES).died_at is None
+        """Whether the run lives with it, without which it is not enough."""
+        return self.on_card(capacity_bytes).died_at is None
 
     def replays(self, source: RunSource) -> Replays:
         """All that was found so far."""

@@ -47,6 +47,14 @@ class ByteRange:
     low: int
     high: int
 
+    def __str__(self) -> str:
+        """As reports write it.
+
+        >>> str(ByteRange(1 << 30, 3 << 29))
+        '1.0-1.5 GiB'
+        """
+        return f"{self.low / GIB:,.1f}-{self.high / GIB:,.1f} GiB"
+
     def up_to(self, other: "ByteRange") -> "ByteRange":
         """From its own low end to another's high one.
 

@@ -17,7 +17,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.memory.backward_profile import BackwardProfile, Interval
+from memplan.memory.backward_profile import BackwardProfile, Interval, SharedGradient
 from memplan.memory.backward_walk import BackwardWalk
 from memplan.memory.reduction import Multiprocessors, may_be_split
 from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
@@ -367,7 +367,7 @@ class StepWalk:
 
     def _backward(self) -> None:
         accumulated: dict[Parameter, bool] = {}
-        shared: dict[Tensor, int] = {}
+        shared: dict[Tensor, SharedGradient] = {}
         seed = seed_of(self.tape)
         if seed is not None:
             is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
@@ -378,7 +378,7 @@ class StepWalk:
             last_kept = self._last_kept(segment)
             dying = _NOTHING
             while remaining:
-                known = len(shared)
+                known = [each.is_view for each in shared.values()]
                 finished = dict(accumulated)
                 waiting = None if self.transit is None else self.transit.waiting_back
                 # What is run again holds all that it is given to its end.
@@ -387,7 +387,8 @@ class StepWalk:
                 is_steady = self.transit is None or self.transit.waiting_back == waiting
                 # The first repetition makes the gradients of shared tensors, the rest add to them.
                 outer = {each: kind for each, kind in finished.items() if each not in own}
-                if outer != accumulated or len(shared) != known or not is_steady:
+                views = [each.is_view for each in shared.values()]
+                if outer != accumulated or views != known or not is_steady:
                     repeats = 1
                 else:
                     # The last one may let go of what they share.
@@ -416,7 +417,7 @@ class StepWalk:
         from memplan.memory.split_backward import InputsWalk, WeightsWalk  # only for them
 
         walks: dict[Segment, InputsWalk] = {}
-        shared: dict[Tensor, int] = {}
+        shared: dict[Tensor, SharedGradient] = {}
         for segment in reversed(self.tape.segments):
             walks[segment] = walk = self._walk_of(segment, {}, shared, InputsWalk)
             profile, change = self._walked(segment, walk.run())
@@ -457,7 +458,7 @@ class StepWalk:
         self,
         segment: Segment,
         finished: dict[Parameter, bool],
-        shared: dict[Tensor, int],
+        shared: dict[Tensor, SharedGradient],
         dying: frozenset[Storage],
     ) -> tuple[BackwardProfile, Level]:
         walk = self._walk_of(segment, finished, shared, BackwardWalk, dying=dying)
@@ -470,7 +471,7 @@ class StepWalk:
         self,
         segment: Segment,
         finished: dict[Parameter, bool],
-        shared: dict[Tensor, int],
+        shared: dict[Tensor, SharedGradient],
         kind: type[WalkT],
         *,
         runs_again: bool = True,

@@ -12,7 +12,7 @@ from memplan.graph.away import Away, Handed
 from memplan.graph.operation_kinds import ATTENTION_KERNELS
 from memplan.graph.segments import Change, Operation, Segment
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.memory.backward_profile import BackwardProfile, GradientBuffer
+from memplan.memory.backward_profile import BackwardProfile, GradientBuffer, SharedGradient
 from memplan.memory.backward_walk import BackwardWalk, Made, Products
 from memplan.memory.reduction import Multiprocessors
 from memplan.memory.split_backward import InputsWalk, WeightsWalk
@@ -81,7 +81,7 @@ class Transit:
         *,
         in_place_sums: bool,
         accumulated: dict[Parameter, bool],
-        shared: dict[Tensor, int],
+        shared: dict[Tensor, SharedGradient],
         again: ForwardProfile | None,
         device: Multiprocessors | None,
         hooked: bool,
@@ -312,7 +312,7 @@ class OffloadBackwardWalk(BackwardWalk):
         present: frozenset[Away],
         in_place_sums: bool,
         accumulated: dict[Parameter, bool],
-        shared: dict[Tensor, int],
+        shared: dict[Tensor, SharedGradient],
         again: ForwardProfile | None = None,
         device: Multiprocessors | None = None,
         hooked: bool = False,

@@ -25,6 +25,8 @@ class Projection(Enum):
     """One linear layer whose output is viewed per head, then split (GPT-NeoX)."""
     FUSED_SELECTED = "fused_selected"
     """One linear layer whose output is viewed per head, each third indexed out (BLOOM)."""
+    FUSED_UNBOUND = "fused_unbound"
+    """One linear layer whose output is viewed as heads of q, k and v, then cut (ModernBERT)."""
     FUSED_COPIED = "fused_copied"
     """One linear layer whose output is split in blocks of heads, which are copied (CodeGen)."""
 
@@ -112,7 +114,9 @@ class AttentionForm(Enum):
     DIRECT_ALIBI = "direct_alibi"
     """The same, with each head's bias in the mask (Falcon-RW)."""
     PLAIN_SCORES = "plain_scores"
-    """Divided, then masked; the softmax in their own dtype (RemBERT, MPNet)."""
+    """Divided, then masked; the softmax in their own dtype (RemBERT, BigBird)."""
+    PLAIN_SCORES_PROJECTED = "plain_scores_projected"
+    """The same, and one module attends and projects the output (MPNet)."""
     SEGMENTS = "segments"
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
@@ -227,6 +231,8 @@ class AttentionSpec:
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
     (``BertSelfOutput``)."""
+    query_projected_last: bool = False
+    """Behind keys and values (LUKE)."""
     query_viewed_last: bool = False
     """Keys and values are seen as heads before queries are (GPT-2)."""
     views_last: bool = False
@@ -253,6 +259,9 @@ class AttentionSpec:
     """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
     names_weights: bool = True
     """The layer has a name for eager attention's weights, so that they live until it ends."""
+    hands_on_weights: bool = True
+    """Such a layer of a class with a form of its own returns them too: they live until the next one has
+    returned. BigBird's does not."""
     distances: DistanceSpec | None = None
     """Scores of relative distances are added (DeBERTa)."""
     idle_projections: tuple[str, ...] = ()

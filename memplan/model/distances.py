@@ -24,5 +24,7 @@ class DistanceSpec:
     """A norm that the table passes once for all layers (DeBERTa-v3)."""
     flat_heads: bool = False
     """Heads and batch are one dimension, and the scores scaled one by one (DeBERTa-v2)."""
+    log_buckets: bool = False
+    """Distances are computed in floating point, since far ones share a row (DeBERTa-v2)."""
     shared_projections: bool = False
     """Distances pass the projections of queries and keys (DeBERTa-v3)."""

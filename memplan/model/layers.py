@@ -326,6 +326,10 @@ class EmbeddingSpec:
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
     """A picture's regions stand behind the tokens (VisualBERT)."""
+    types_last: bool = False
+    """Positions and token types are looked up, then added in this order (LUKE)."""
+    dropout_first: bool = False
+    """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
     """Positions are added in place (LiLT)."""
     joined_tables: tuple[tuple[int, int], ...] = ()

@@ -67,6 +67,8 @@ class RouterSpec:
     """A fixed table of so many rows says which experts a token id goes to (DeepSeek-V4)."""
     grouped: bool = False
     """Whole groups of experts are ruled out first (DeepSeek)."""
+    one_group: bool = False
+    """All experts are one group, whose mask spreads to them as a view."""
     normalization: Normalization = Normalization.NONE
     scaled: bool = False
     """The weights are multiplied by a constant."""

@@ -1,6 +1,10 @@
 """Options that have several values, and shares."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memplan.search.concessions import Concession
 
 
 def parse_share(text: str, *, option: str) -> float:
@@ -33,3 +37,16 @@ def read_axes(options: Mapping[str, tuple[str, str | None]]) -> dict[str, object
         for field, (option, text) in options.items()
         if text is not None
     }
+
+
+def read_concessions(text: str | None) -> "tuple[Concession, ...]":
+    """What ``--allow`` names.
+
+    >>> [each.value for each in read_concessions("lora,qlora")]
+    ['lora', 'qlora']
+    """
+    from memplan.search.concessions import Concession
+    from memplan.training.coercion import coerce_enum
+
+    parts = [part.strip() for part in text.split(",")] if text else []
+    return tuple(coerce_enum("allow", each, Concession) for each in parts)

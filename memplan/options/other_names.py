@@ -73,6 +73,10 @@ RENAMED = {
 """Name -> the option, with its value where the name says one."""
 
 
+GONE = {"versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`'}
+"""Options of an earlier version, and what does the same."""
+
+
 def other_name(option: str, known: tuple[str, ...]) -> str:
     """What to say of an option that a command does not have; nothing where nothing is known.
 
@@ -80,7 +84,11 @@ def other_name(option: str, known: tuple[str, ...]) -> str:
     "it is called '--expert-parallel'"
     >>> other_name("--max-length", ("--seq-len",)), other_name("--max-length", ())
     ("it is called '--seq-len'", '')
+    >>> other_name("--versus", ())
+    'two setups are compared by `memplan compare MODEL --vs "--zero 3"`'
     """
     name = option.lstrip("-").replace("_", "-").lower()
+    if name in GONE:
+        return GONE[name]
     renamed = RENAMED.get(name, "")
     return f"it is called {renamed!r}" if renamed.partition(" ")[0] in known else ""

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
 from memplan.options.asked import Asked
-from memplan.options.axes import parse_share
-from memplan.options.settings import FIELD_PARAMETERS, setting_fields
+from memplan.options.axes import parse_share, read_axes, read_concessions
+from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_axes
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.hardware.gpu import GpuSpec
     from memplan.model.spec import ModelSpec
-    from memplan.search.concessions import Concession
     from memplan.search.goal import Goal, Objective
     from memplan.training.choices import Checkpointing, ZeroStage
     from memplan.training.precision import Engine, Precision
@@ -94,7 +93,7 @@ def _goal(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
         zero_stages=_stages(values["zero"]),
         precisions=_precisions(values["precision"]) or tuple(filter(None, [base.precision])),
         checkpointing=_policies(values["checkpointing"]),
-        allow=_concessions(values["allow"]),
+        allow=read_concessions(values["allow"]),
         limit=values["limit"],
         node_memory_bytes=asked.node_memory_bytes(),
         **degrees,
@@ -109,7 +108,7 @@ def _base(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
     values = asked.values
     own = {FIELD_PARAMETERS[field] for field in PLANNED_FIELDS}
     settings = {name: value for name, value in values.items() if name not in own}
-    changes = {"seq_len": values["seq_len"], **setting_fields(settings)}
+    changes = {"seq_len": values["seq_len"], **_settled(settings), **group_fields(settings)}
     base = base_setup(values["setup"], values["training_args"], values["preset"], remark=remark)
     base = _laid_over(base, changes)
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
@@ -122,6 +121,22 @@ def _base(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
         raise UsageError(msg)
     _name_replaced(base, remark)
     return base
+
+
+def _settled(settings: Values) -> dict[str, object]:
+    """The one value of each setting that a sweep takes several of.
+
+    Raises ``UsageError`` where several are given.
+    """
+    found: dict[str, object] = {}
+    for field, values in read_axes(setting_axes(settings)).items():
+        (value, *others) = values if isinstance(values, list) else [values]
+        if others:
+            option = f"--{FIELD_PARAMETERS[field].replace('_', '-')}"
+            msg = f"{option}: a plan takes one value, and {len(others) + 1} are given: use a sweep"
+            raise UsageError(msg)
+        found[field] = value
+    return found
 
 
 CHOSEN_BY_PLAN = (
@@ -210,13 +225,6 @@ def _precisions(text: str | None) -> "tuple[Precision, ...]":
     from memplan.training.precision import Precision
 
     return tuple(coerce_enum("precision", each, Precision) for each in _parts(text))
-
-
-def _concessions(text: str | None) -> "tuple[Concession, ...]":
-    from memplan.search.concessions import Concession
-    from memplan.training.coercion import coerce_enum
-
-    return tuple(coerce_enum("allow", each, Concession) for each in _parts(text))
 
 
 def _policies(text: str | None) -> "tuple[Checkpointing, ...]":

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, TypeGuard, get_args
+from typing import TYPE_CHECKING, Any, TypeGuard, get_args
 
 from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass
@@ -19,6 +19,9 @@ from memplan.options.planning import PLANNED_FIELDS
 from memplan.options.run_times import TIME_OPTIONS
 from memplan.options.settings import GROUPED_OPTIONS, SETTING_OPTIONS, read_tokens
 from memplan.options.table import SettingOption
+
+if TYPE_CHECKING:
+    from memplan.search.advice import Advice
 
 
 class Taken(Enum):
@@ -259,6 +262,13 @@ def in_python(message: str, given: Iterable[str] = ()) -> str:
     head = _HEAD.match(text)
     name = _NAMES.get(head[1]) if head else None
     return f"{name}{text[head.end() :]}" if head and name in set(given) else text
+
+
+def advice_in_python(advice: "Advice") -> str:
+    """An advice in one line, in terms of keywords."""
+    from memplan.report.changes import advice_text
+
+    return in_python(advice_text(advice))
 
 
 @contextmanager

@@ -5,8 +5,9 @@ several where the row says how they are asked for.
 """
 
 from memplan.options.adapters import ADAPTERS
-from memplan.options.jobs import JOBS
+from memplan.options.jobs import JOB_PANEL, JOBS
 from memplan.options.optimizer_arguments import OPTIMIZER_ARGUMENTS
+from memplan.options.panels import DATA_PANEL, KERNELS_PANEL, PARALLEL_PANEL
 from memplan.options.table import OptionGroup, SettingOption, Values
 
 
@@ -43,96 +44,96 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Tokens of a sequence: 2k..8k, or max.",
     ),
     SettingOption(
-        flag="--target-seq-len", field="target_seq_len", kind=int | None, metavar="N",
+        flag="--target-seq-len", panel=DATA_PANEL, field="target_seq_len", kind=int | None, metavar="N",
         parser=read_tokens,
         help_text="Tokens of a target sequence. [default: as --seq-len]",
         axis_help="Tokens of a target sequence.",
     ),
     SettingOption(
-        flag="--images-per-sample", field="images_per_sample", kind=int, default=1, metavar="N",
+        flag="--images-per-sample", panel=DATA_PANEL, field="images_per_sample", kind=int, default=1, metavar="N",
         help_text="Pictures in a sequence, where the model sees; --seq-len counts their tokens too.",
     ),
     SettingOption(
-        flag="--image-size", field="image_size", kind=int | None, metavar="PIXELS",
+        flag="--image-size", panel=DATA_PANEL, field="image_size", kind=int | None, metavar="PIXELS",
         help_text="Height and width of each. [default: the config's]",
     ),
     SettingOption(
-        flag="--image-width", field="image_width", kind=int | None, metavar="PIXELS",
+        flag="--image-width", panel=DATA_PANEL, field="image_width", kind=int | None, metavar="PIXELS",
         help_text="Width of each, where --image-size is the height alone: of models that make pictures.",
     ),
     SettingOption(
-        flag="--num-frames", field="num_frames", kind=int | None, metavar="N",
+        flag="--num-frames", panel=DATA_PANEL, field="num_frames", kind=int | None, metavar="N",
         help_text="Frames of each clip, of models that make video. [default: the config's]",
     ),
     SettingOption(
-        flag="--audio-seconds", field="audio_seconds", kind=int | None, metavar="N",
+        flag="--audio-seconds", panel=DATA_PANEL, field="audio_seconds", kind=int | None, metavar="N",
         help_text="Length of each clip of sound. [default: 30]",
     ),
     SettingOption(
-        flag="--tensor-parallel", also=("--tp",), field="tensor_parallel", kind=int, default=1,
+        flag="--tensor-parallel", panel=PARALLEL_PANEL, also=("--tp",), field="tensor_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs that split each layer between them: as Megatron does with its engine, else as "
         "DTensor does, with --engine fsdp, or ddp where they are all.",
         axis_help="GPUs that split each layer between them: 1,2,4,8.",
     ),
     SettingOption(
-        flag="--sequence-parallel", field="sequence_parallel", kind=bool, default=False,
+        flag="--sequence-parallel", panel=PARALLEL_PANEL, field="sequence_parallel", kind=bool, default=False,
         metavar=None,
         help_text="Between the split blocks each of them has a share of every sequence.",
         axis_help="Whether they share sequences between the split blocks: true,false.",
     ),
     SettingOption(
-        flag="--loss-parallel", field="loss_parallel", kind=bool, default=False, metavar=None,
+        flag="--loss-parallel", panel=PARALLEL_PANEL, field="loss_parallel", kind=bool, default=False, metavar=None,
         help_text="The logits stay split over the vocabulary.",
     ),
     SettingOption(
-        flag="--context-parallel", also=("--cp",), field="context_parallel", kind=int, default=1,
+        flag="--context-parallel", panel=PARALLEL_PANEL, also=("--cp",), field="context_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs that share each sequence, with --engine fsdp, ddp or deepspeed.",
         axis_help="GPUs that share each sequence: 1,2,4,8.",
     ),
     SettingOption(
-        flag="--context-parallel-kind", field="context_parallel_kind", kind=str | None,
+        flag="--context-parallel-kind", panel=PARALLEL_PANEL, field="context_parallel_kind", kind=str | None,
         metavar="KIND",
         help_text="How: ring (torch's, accelerate's cp_size) or all-to-all (DeepSpeed-Ulysses, its "
         "sp_size). [default: all-to-all under deepspeed, else ring]",
         axis_help="ring, all-to-all.",
     ),
     SettingOption(
-        flag="--expert-parallel", also=("--ep",), field="expert_parallel", kind=int, default=1,
+        flag="--expert-parallel", panel=PARALLEL_PANEL, also=("--ep",), field="expert_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs of which each has other experts of a mixture, with --engine fsdp or megatron.",
         axis_help="GPUs of which each has other experts: 1,2,4,8.",
     ),
     SettingOption(
-        flag="--expert-imbalance", field="expert_imbalance", kind=str | None, metavar="X",
+        flag="--expert-imbalance", panel=PARALLEL_PANEL, field="expert_imbalance", kind=str | None, metavar="X",
         help_text="Tokens that the experts of the fullest GPU are given, over an even share: 1.5, or a "
         "range, 1-1.5, over which the answer is one. [default: 1-1.25]",
     ),
     SettingOption(
-        flag="--pipeline-parallel", also=("--pp",), field="pipeline_parallel", kind=int, default=1,
+        flag="--pipeline-parallel", panel=PARALLEL_PANEL, also=("--pp",), field="pipeline_parallel", kind=int, default=1,
         metavar="N",
         help_text="GPUs over which the layers are spread in stages; the micro-batches of a step are "
         "those of --gradient-accumulation.",
         axis_help="GPUs over which the layers are spread in stages: 1,2,4,8.",
     ),
     SettingOption(
-        flag="--pipeline-schedule", field="pipeline_schedule", kind=str | None, metavar="NAME",
+        flag="--pipeline-schedule", panel=PARALLEL_PANEL, field="pipeline_schedule", kind=str | None, metavar="NAME",
         help_text="gpipe, 1f1b, interleaved-1f1b, looped-bfs, interleaved-zero-bubble, zbv or "
         "dualpipev. [default: 1f1b]",
         axis_help="gpipe, 1f1b, interleaved-1f1b, looped-bfs, ...",
     ),
     SettingOption(
-        flag="--virtual-stages", field="virtual_stages", kind=int, default=1, metavar="N",
+        flag="--virtual-stages", panel=PARALLEL_PANEL, field="virtual_stages", kind=int, default=1, metavar="N",
         help_text="Stages of each GPU of a pipeline, under a schedule with several.",
         axis_help="Stages of each GPU of a pipeline: 1,2,4.",
     ),
     SettingOption(
-        flag="--layers-per-stage", field="layers_per_stage", kind=str | None, metavar="N,N,...",
+        flag="--layers-per-stage", panel=PARALLEL_PANEL, field="layers_per_stage", kind=str | None, metavar="N,N,...",
         help_text="Layers of each stage, the first one's first: 7,9,9,7. [default: as many in each]",
     ),
     SettingOption(
-        flag="--fp8", field="fp8", default="none", metavar="RECIPE",
+        flag="--fp8", panel=KERNELS_PANEL, field="fp8", default="none", metavar="RECIPE",
         help_text="Linear layers in fewer bits: torchao-tensorwise, torchao-rowwise, "
         "torchao-rowwise-with-gw-hp, te-delayed, te-current, te-mxfp8 or te-nvfp4.",
         axis_help="none, torchao-tensorwise, torchao-rowwise, te-delayed, te-mxfp8, ...",
@@ -166,39 +167,39 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="Share of each pass's activations that goes: 0,0.5,1.",
     ),
     SettingOption(
-        flag="--kernels", field="kernels", default="hf",
+        flag="--kernels", panel=KERNELS_PANEL, field="kernels", default="hf",
         help_text="Whose kernels: hf, torchtitan, megatron, liger or unsloth.",
         axis_help="hf, torchtitan, megatron, liger, unsloth.",
     ),
     SettingOption(
-        flag="--attention", field="attention", kind=str | None,
+        flag="--attention", panel=KERNELS_PANEL, field="attention", kind=str | None,
         help_text="Attention kernel: eager, sdpa, flash or flash3.",
         axis_help="eager, sdpa, flash, flash3.",
     ),
     SettingOption(
-        flag="--norm", field="norm", kind=str | None,
+        flag="--norm", panel=KERNELS_PANEL, field="norm", kind=str | None,
         help_text="Norm kernel: eager, fused (torch's), liger (in place) or liger_apart.",
     ),
     SettingOption(
-        flag="--mlp", field="mlp", kind=str | None,
+        flag="--mlp", panel=KERNELS_PANEL, field="mlp", kind=str | None,
         help_text="Feed-forward kernel: eager or fused (Liger's SwiGLU, GeGLU).",
     ),
     SettingOption(
-        flag="--mlp-tiles", field="mlp_tiles", kind=int, default=1, metavar="N",
-        help_text="Tiles in which feed-forward networks run, forward and again in backward (ALST's "
-        "tiled MLP); 0: as many as its recipes have, tokens over hidden size.",
+        flag="--mlp-tiles", panel=KERNELS_PANEL, field="mlp_tiles", kind=int, default=1, metavar="N",
+        help_text="Tiles in which feed-forward networks run (ALST's tiled MLP); 0: as many as its "
+        "recipes have, tokens over hidden size.",
         axis_help="Tiles of feed-forward networks: 1,0,8.",
     ),
     SettingOption(
-        flag="--rotary", field="rotary", kind=str | None,
+        flag="--rotary", panel=KERNELS_PANEL, field="rotary", kind=str | None,
         help_text="Rotary kernel: eager, liger (in place), unsloth or complex (torchtitan's).",
     ),
     SettingOption(
-        flag="--scan", field="scan", kind=str | None,
+        flag="--scan", panel=KERNELS_PANEL, field="scan", kind=str | None,
         help_text="Mamba's scans: eager (transformers' own) or package (mamba-ssm, causal-conv1d).",
     ),
     SettingOption(
-        flag="--loss", field="loss", kind=str | None,
+        flag="--loss", panel=KERNELS_PANEL, field="loss", kind=str | None,
         help_text="Loss kernel: eager, shifted, shifted_uncast, fused (Megatron's), liger, "
         "flash_attn, foak, unsloth; or one that is given the output matrix: fused_linear (Liger's), "
         "unsloth_fused, cut (Apple's), chunked (torchtitan's), trl, torchtune, tiled or "
@@ -206,11 +207,11 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="eager, fused_linear, liger, cut, chunked, tiled, foak, ...",
     ),
     SettingOption(
-        flag="--loss-tiles", field="loss_tiles", kind=int, default=0, metavar="N",
+        flag="--loss-tiles", panel=KERNELS_PANEL, field="loss_tiles", kind=int, default=0, metavar="N",
         help_text="Tiles of the losses tiled and tiled_gradients; 0: a GiB of fp32 logits in each.",
     ),
     SettingOption(
-        flag="--packing", field="packing", default="none", metavar="HOW",
+        flag="--packing", panel=DATA_PANEL, field="packing", default="none", metavar="HOW",
         help_text="How sequences lie in rows: none (padded), documents (several in a row) or "
         "padding_free (all in one row).",
         axis_help="none, documents, padding_free.",
@@ -230,24 +231,24 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
         axis_help="none, nf4, fp4, int8, gptq, awq.",
     ),
     SettingOption(
-        flag="--outputs-held", field="outputs_held", kind=bool, default=False, metavar=None,
+        flag="--outputs-held", panel=JOB_PANEL, field="outputs_held", kind=bool, default=False, metavar=None,
         help_text="The loop keeps the logits until after backward.",
     ),
     SettingOption(
-        flag="--upcast-outputs", field="upcast_outputs", kind=bool, default=False, metavar=None,
+        flag="--upcast-outputs", panel=JOB_PANEL, field="upcast_outputs", kind=bool, default=False, metavar=None,
         help_text="Count accelerate's fp32 copy of the logits (HF Trainer, bf16=True).",
     ),
     SettingOption(
-        flag="--compile", field="compile", default="none", metavar="WHAT",
+        flag="--compile", panel=KERNELS_PANEL, field="compile", default="none", metavar="WHAT",
         help_text="torch.compile: none, layer (each layer on its own) or model (with its loss).",
         axis_help="none, layer, model.",
     ),
     SettingOption(
-        flag="--allocator", field="allocator", default="default", metavar="KIND",
+        flag="--allocator", panel=KERNELS_PANEL, field="allocator", default="default", metavar="KIND",
         help_text="PyTorch's allocator: default, or expandable (expandable_segments:True).",
     ),
     SettingOption(
-        flag="--kernel-scratch/--no-kernel-scratch", field="kernel_scratch", kind=bool,
+        flag="--kernel-scratch/--no-kernel-scratch", panel=KERNELS_PANEL, field="kernel_scratch", kind=bool,
         default=True, metavar=None,
         help_text="Count cuBLAS workspaces and scratch inside kernels.",
     ),

@@ -33,7 +33,7 @@ def with_engine(
     if zero is not None:
         stages = parse_range(zero, option="--zero")
         if len(stages) != 1:
-            msg = f"--zero: {zero!r} names {len(stages)} stages, and one setup has one"
+            msg = f"--zero: {zero!r} names {len(stages)} stages, and one setup takes one"
             raise UsageError(msg)
         changes["zero_stage"] = stages[0]
         changes["engine"] = Engine.DEEPSPEED

@@ -12,7 +12,7 @@ from memplan.report.changes import (
     gpus_label,
     setup_label,
 )
-from memplan.search.advice import shortage
+from memplan.search.advice import nearest
 from memplan.training.choices import Offload
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
@@ -20,6 +20,7 @@ from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from memplan.memory.runtime import ByteRange
     from memplan.search.advice import Hints
@@ -85,7 +86,7 @@ def _chosen(column: Sequence[Estimate]) -> int:
         found = [number for number, each in enumerate(column) if each.job_verdict is verdict]
         if found:
             return min(found, key=lambda number: machinery(column[number].setup))
-    return min(range(len(column)), key=lambda number: shortage(column[number]))
+    return nearest(column)
 
 
 def gpu_answers(rows: Rows, hints: "Hints | None" = None) -> list[GpuAnswer]:
@@ -116,14 +117,24 @@ def gpu_answers(rows: Rows, hints: "Hints | None" = None) -> list[GpuAnswer]:
     return found
 
 
+def verdict_words(verdict: Verdict | None) -> str:
+    """``does not fit``: what a table writes shorter.
+
+    >>> verdict_words(Verdict.OOM), verdict_words(Verdict.TIGHT)
+    ('does not fit', 'tight')
+    """
+    return "does not fit" if verdict is Verdict.OOM else str(verdict)
+
+
 def _words(column: Sequence[Estimate], number: int) -> str:
     """``fits from ZeRO-1``."""
     chosen = column[number]
     verdict = chosen.job_verdict
     assert verdict is not None
     if len(column) == 1:
-        short = chosen.host_verdict is Verdict.OOM
-        return f"{chosen.verdict}, CPU RAM OOM" if short else verdict.value
+        if chosen.host_verdict is Verdict.OOM and chosen.verdict is not Verdict.OOM:
+            return f"{verdict_words(chosen.verdict)}, but not the CPU RAM"
+        return verdict_words(verdict)
     label = setup_label(chosen.setup)
     if verdict is Verdict.OOM:
         return f"nothing fits, nearest {label}"
@@ -142,14 +153,20 @@ def capacity_text(gpu: GpuSpec) -> str:
     return f"{'~' if gpu.capacity_note else ''}{gpu.capacity_bytes / GIB:,.1f} GiB"
 
 
+def params_text(answer: Estimate, word: str = "") -> str:
+    """``8.03B, 6.82M trained``: the model's own, what an adapter adds apart."""
+    trained = answer.trainable_params
+    own = answer.num_params - (trained if answer.setup.adapter is not None else 0)
+    told = format_count(own) + word
+    return told if trained == answer.num_params else f"{told}, {format_count(trained)} trained"
+
+
 def head_parts(rows: Rows) -> list[str]:
     """The job in a few words, what the rows have in common."""
     first = rows[0][0]
     setup = first.setup
     nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
-    count = format_count(first.num_params)
-    if first.trainable_params != first.num_params:
-        count += f", {format_count(first.trainable_params)} trained"
+    count = params_text(first)
     tokens = f"{setup.seq_len:,} tokens"
     if setup.target_seq_len != setup.seq_len:
         tokens += f" in, {setup.target_seq_len:,} out"
@@ -168,29 +185,69 @@ def head_parts(rows: Rows) -> list[str]:
 
 
 def print_answer(console: "Console", rows: Rows, hints: "Hints | None" = None) -> None:
-    """Print the job, and the answer for each GPU."""
+    """Print the answer for each GPU, and the job."""
+    answers = gpu_answers(rows, hints)
+    print_verdicts(console, answers, [each.gpu.short_name for each in answers])
+    print_job(console, head_parts(rows))
+
+
+def print_verdicts(
+    console: "Console",
+    answers: Sequence[GpuAnswer],
+    names: Sequence[str],
+    *,
+    with_advice: bool = True,
+) -> None:
+    """Print a line for each answer, and below it what would make it fit; ``names`` stand before them."""
+    lines = [_line_parts(each) for each in answers]
+    left = max(map(len, names), default=0) + GAP
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_wide = left + sum(widths) + 3 * (len(widths) - 1) <= console.width
+    for each, name, parts in zip(answers, names, lines, strict=True):
+        _print_verdict(console, each, name.ljust(left), parts, widths if is_wide else None)
+        if with_advice and each.advice:
+            _print_indented(console, each.advice)
+
+
+def _print_verdict(
+    console: "Console",
+    answer: GpuAnswer,
+    name: str,
+    parts: Sequence[str],
+    widths: Sequence[int] | None,
+) -> None:
+    """Print a GPU's line; where there is no room for it, what it needs stands below."""
     from rich.text import Text
 
-    name, _, rest = _DOT.join(head_parts(rows)).partition(" ")
-    console.print(Text.assemble((name, "bold"), f" {rest}"))
-    answers = gpu_answers(rows, hints)
-    if not answers:
-        return
-    names = [each.gpu.short_name for each in answers]
-    lines = [_line_parts(each) for each in answers]
-    left = max(map(len, names)) + GAP
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_wide = INDENT + left + sum(widths) + 3 * (len(widths) - 1) <= console.width
-    for each, name, parts in zip(answers, names, lines, strict=True):
-        line = Text(" " * INDENT + (name.ljust(left) if is_wide else f"{name}  "))
-        line.append(parts[0], style=VERDICT_STYLES[each.chosen.job_verdict or Verdict.OOM])
-        if is_wide:
-            padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
-            line.append((padded[0][len(parts[0]) :] + "   " + "   ".join(padded[1:])).rstrip())
-        console.print(line)
-        below = [] if is_wide else _joined(list(filter(None, parts[1:])), console.width)
-        for text in (*below, *filter(None, [each.advice])):
+    line = Text(name)
+    line.append(parts[0], style=VERDICT_STYLES[answer.chosen.job_verdict or Verdict.OOM])
+    if widths is not None:
+        padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
+        line.append((padded[0][len(parts[0]) :] + "   " + "   ".join(padded[1:])).rstrip())
+    console.print(line)
+    if widths is None:
+        for text in _joined(list(filter(None, parts[1:])), console.width):
             _print_indented(console, text)
+
+
+def print_job(console: "Console", parts: Sequence[str]) -> None:
+    """Print the job in as many lines as it takes, each of whole parts."""
+    from rich.text import Text
+
+    line, is_first = "", True
+    for part in parts:
+        if line and len(line) + len(_DOT) + len(part) > console.width:
+            _print_job_line(console, Text(line), is_first=is_first)
+            line, is_first = "", False
+        line = f"{line}{_DOT}{part}" if line else part
+    _print_job_line(console, Text(line), is_first=is_first)
+
+
+def _print_job_line(console: "Console", line: "Text", *, is_first: bool) -> None:
+    """The first begins with the model's name."""
+    if is_first:
+        line.stylize("bold", 0, line.plain.find(" ") if " " in line.plain else None)
+    console.print(line)
 
 
 INDENT = 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from memplan.search.baseline import Baseline, Move, Origin, Row
+from memplan.search.baseline import Baseline, Changed, Move, Origin, Row
 from memplan.units import GIB
 
 MAX_MOVES = 20
@@ -33,13 +33,51 @@ def baseline_lines(
         f"{len(baseline.new)} new, {len(gone)} gone"
     )
     first = [*regressions, *(move for move in baseline.moves if move not in regressions)]
+    why = why_text(baseline, now)
+    changed = baseline.changed
+    paired = {id(row) for each in changed for row in (each.before, each.after)}
+    new = [row for row in baseline.new if id(row) not in paired]
+    left = [row for row in gone if id(row) not in paired]
     return [
         head,
         *_about(baseline, now),
-        *_some(move_line(move, tolerance=tolerance) for move in first),
-        *_some(f"+ {row_label(row)}: not in the baseline" for row in baseline.new),
-        *_some(f"- {row_label(row)}: only in the baseline" for row in gone),
+        *_some(f"{move_line(move, tolerance=tolerance)}{why}" for move in first),
+        *_some(f"~ {change_text(each)}" for each in changed),
+        *_some(f"+ {row_label(row)}: not in the baseline" for row in new),
+        *_some(f"- {row_label(row)}: only in the baseline" for row in left),
     ]
+
+
+def why_text(baseline: Baseline, now: Origin | None) -> str:
+    """Why rows that ask the same are answered otherwise: the model's shape, or memplan's version; empty: not known.
+
+    >>> why_text(Baseline([]), None)
+    ''
+    """
+    if baseline.shape_changed:
+        return ", as the model is another"
+    if baseline.origin is not None and now is not None and baseline.origin.version != now.version:
+        return f", by memplan {now.version} instead of {baseline.origin.version}"
+    return ""
+
+
+def change_text(change: Changed) -> str:
+    """A setup that is asked otherwise, what of it, and what that makes."""
+    before, after = change.before, change.after
+    asked = " and ".join(
+        f"{name.replace('_', ' ')} {_said(before, name)} -> {_said(after, name)}"
+        for name in change.names
+    )
+    peaks = [int(str(row.get("peak_bytes") or 0)) / GIB for row in (before, after)]
+    text = f"{row_label(before)}: {asked}: peak {peaks[0]:,.2f} -> {peaks[1]:,.2f} GiB"
+    if before.get("verdict") != after.get("verdict"):
+        text += f", {before.get('verdict')} -> {after.get('verdict')}"
+    return text
+
+
+def _said(row: Row, name: str) -> str:
+    value = row.get(name)
+    return "none" if value in _UNSAID else str(value)
 
 
 def _about(baseline: Baseline, now: Origin | None) -> list[str]:
@@ -76,8 +114,13 @@ def row_label(row: Row) -> str:
 def move_line(move: Move, *, tolerance: float) -> str:
     """One row that moved."""
     mark = "!" if move.is_regression(tolerance) else " "
+    return f"{mark} {move_text(move)}"
+
+
+def move_text(move: Move) -> str:
+    """The same without its mark."""
     text = (
-        f"{mark} {row_label(move.row)}: peak {move.before_bytes / GIB:,.2f} -> "
+        f"{row_label(move.row)}: peak {move.before_bytes / GIB:,.2f} -> "
         f"{move.after_bytes / GIB:,.2f} GiB ({100 * move.growth:+.2f} %)"
     )
     if move.before_verdict != move.after_verdict:

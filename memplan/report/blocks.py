@@ -27,6 +27,13 @@ class Column:
     """Of each cell, as rich names them; empty: none."""
     is_figure: bool = False
     """Whether it is set to the right."""
+    gives_way: int = 0
+    """Where there is no room for all, those with the highest go first; 0: it stays."""
+
+    @property
+    def name(self) -> str:
+        """The header in a line."""
+        return " ".join(filter(None, self.header)).replace("- ", "")
 
     @property
     def width(self) -> int:
@@ -51,13 +58,40 @@ def print_blocks(
 
     ``before`` stands left of the label, in every block. Labels are folded at spaces where that saves
     a block. ``above``: what heads the rows from this one on; where it is empty, a blank line.
+    Columns that give way are left out before there is a second block, and named below.
     """
     fixed = sum(column.width + GAP for column in before)
+    others, left_out = with_room(width - fixed, label, others)
     folded = _folded(label, _label_width(width - fixed, label, others))
     for number, block in enumerate(packed(width, fixed + folded.width, others)):
         if number:
             yield _line([])
         yield from _block_lines([*before, folded, *block], above or {}, width)
+    if left_out:
+        names = ", ".join(column.name for column in left_out)
+        for line in hanging(f"{' ' * MARGIN}Not shown, for want of room: {names}", width):
+            yield _line_of(line)
+
+
+def with_room(
+    width: int, label: Column, others: Sequence[Column]
+) -> tuple[Sequence[Column], Sequence[Column]]:
+    """The columns for which there is room in one block, and those that gave way.
+
+    >>> columns = [Column(header=("x" * 10,), cells=(), gives_way=number) for number in (0, 2, 1)]
+    >>> label = Column(header=("y" * 10,), cells=())
+    >>> kept, left_out = with_room(40, label, columns)
+    >>> [each.gives_way for each in kept], [each.gives_way for each in left_out]
+    ([0, 1], [2])
+    """
+    kept, left_out = list(others), set()
+    for column in sorted(others, key=lambda each: -each.gives_way):
+        label_width = _folded(label, _label_width(width, label, kept)).width
+        if not column.gives_way or len(packed(width, label_width, kept)) == 1:
+            break
+        kept = [each for each in kept if each is not column]
+        left_out.add(id(column))
+    return kept, [each for each in others if id(each) in left_out]
 
 
 def has_room(width: int, before: Sequence[Column], label: Column, others: Sequence[Column]) -> bool:
@@ -176,6 +210,12 @@ def _header_line(column: Column, number: int, num_header: int) -> str:
 
 def _padded(text: str, column: Column, width: int) -> str:
     return text.rjust(width) if column.is_figure else text.ljust(width)
+
+
+def _line_of(text: str) -> "Text":
+    from rich.text import Text
+
+    return Text(text, style="dim")
 
 
 def _line(parts: Iterable[tuple[str, str]]) -> "Text":

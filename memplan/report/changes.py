@@ -1,9 +1,11 @@
 """Setups and what differs between two of them, in words: the language of every advice."""
 
-from memplan.estimator import Verdict
+from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.search.advice import Advice
+from memplan.search.node_ram import overfills_usual_node, usual_node_bytes
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.adapters import Lora
 from memplan.training.choices import (
     AllocatorKind,
     FsdpStrategy,
@@ -11,7 +13,9 @@ from memplan.training.choices import (
     Recomputation,
     checkpointing_text,
 )
+from memplan.training.kernels import KernelPreset
 from memplan.training.precision import Engine, carried_precision, engine_precision
+from memplan.training.quantization import Quantization
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
 
@@ -136,6 +140,18 @@ def degrees_label(setup: TrainingSetup) -> str:
     return " x ".join(parts)
 
 
+def kernels_label(setup: TrainingSetup) -> str:
+    """Whose kernels run, and the loss where that is another one.
+
+    >>> kernels_label(TrainingSetup(kernels="torchtitan", loss="chunked"))
+    'torchtitan, chunked loss'
+    """
+    preset = _preset(setup) or "its own"
+    if setup.loss is None or setup.kernels is KernelPreset.LIGER:
+        return preset
+    return f"{preset}, {setup.loss.value} loss"
+
+
 def checkpointing_label(setup: TrainingSetup) -> str:
     """``none``, ``full``, ``selective``, a share of layers or their numbers; Megatron's own option too.
 
@@ -165,6 +181,10 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"micro-batch {before.micro_batch_size} -> {after.micro_batch_size}")
     if before.checkpointing != after.checkpointing:
         parts.append(_CHECKPOINTING.get(checkpointing_label(after), "partial checkpointing"))
+    if before.kernels != after.kernels and isinstance(after.kernels, KernelPreset):
+        parts.append(_KERNELS.get(after.kernels, f"the kernels of {after.kernels.value}"))
+    if before.loss is not after.loss and before.kernels == after.kernels:
+        parts.append(f"the loss {after.chosen_kernels.loss.value}")
     if before.adapter != after.adapter and after.adapter is not None:
         parts.append(str(after.adapter))
     if before.quantize != after.quantize and after.quantize is not None:
@@ -211,6 +231,7 @@ _ALLOCATORS = {
     AllocatorKind.DEFAULT: "segments of a fixed size",
     AllocatorKind.EXPANDABLE: "expandable segments",
 }
+_KERNELS = {KernelPreset.LIGER: "Liger's kernels"}
 _CHECKPOINTING = {
     "none": "no checkpointing", "full": "checkpointing", "selective": "selective checkpointing",
 }  # fmt: skip
@@ -265,6 +286,12 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
             before.offload_activations.value, after.offload_activations.value
         ),
         "--checkpointing": (_checkpointing(before), _checkpointing(after)),
+        "--kernels": (_preset(before), _preset(after)),
+        "--loss": (_loss(before, after), _loss(after, before)),
+        "--optimizer": (before.optimizer.value, after.optimizer.value),
+        "--lora": (_rank(before), _rank(after)),
+        "--lora-targets": (_targets(before), _targets(after)),
+        "--quantize": (_format(before), _format(after)),
         "--tp": (before.tensor_parallel, after.tensor_parallel),
         "--pp": (before.pipeline_parallel, after.pipeline_parallel),
         "--cp": (before.context_parallel, after.context_parallel),
@@ -281,6 +308,32 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         if getattr(after, name) and not getattr(before, name)
     ]
     return changed + flags + options
+
+
+def _preset(setup: TrainingSetup) -> str | None:
+    return setup.kernels.value if isinstance(setup.kernels, KernelPreset) else None
+
+
+def _loss(setup: TrainingSetup, other: TrainingSetup) -> str | None:
+    """The loss, where it is no matter of a preset that changes."""
+    if setup.kernels != other.kernels or setup.loss is None:
+        return None
+    return setup.loss.value
+
+
+def _rank(setup: TrainingSetup) -> int | None:
+    return setup.adapter.rank if isinstance(setup.adapter, Lora) else None
+
+
+def _targets(setup: TrainingSetup) -> str | None:
+    targets = setup.adapter.targets if isinstance(setup.adapter, Lora) else None
+    return targets if targets is None or isinstance(targets, str) else ",".join(targets)
+
+
+def _format(setup: TrainingSetup) -> str | None:
+    """The frozen base's."""
+    kind = setup.quantize
+    return kind.kind.value if isinstance(kind, Quantization) else kind
 
 
 def _place(before: Offload, after: Offload, *, moved: bool) -> tuple[object, object]:
@@ -345,11 +398,23 @@ def advice_text(advice: Advice) -> str:
     text = saving
     if better.verdict is not None:
         text += _OUTCOMES.get(better.verdict, "")
+    text += _room_text(better)
     factor = time_factor(advice.answer, better)
     if factor is not None:
         text += f"; {factor_text(factor)}"
     aim = "nearest" if better.verdict is Verdict.TIGHT else "to fit"
     return f"{aim}: {change_flags(advice.answer.setup, better.setup)} ({text})"
+
+
+def _room_text(better: Estimate) -> str:
+    """What is to be said of CPU RAM, where it is more than a usual node has."""
+    if better.gpu is None or better.node_memory_bytes is not None or better.gpu.node is None:
+        return ""
+    if not overfills_usual_node(better):
+        return ""
+    needed = format_gib(better.host_bytes, digits=1)
+    usual = format_gib(usual_node_bytes(better.setup, better.gpu) or 0, digits=1)
+    return f"; CPU RAM {needed}, and a usual node ({better.gpu.node.name}) has {usual} for it"
 
 
 _OUTCOMES = {

@@ -53,6 +53,7 @@ def allocated_column(lines: Sequence[SetupLine]) -> Column:
             "\n".join(plain_gib(size) for _, size in peaks_of(line.first)) for line in lines
         ),
         is_figure=True,
+        gives_way=1,
     )
 
 
@@ -61,6 +62,7 @@ def phase_column(lines: Sequence[SetupLine]) -> Column:
     return Column(
         header=("in", "phase"),
         cells=tuple("\n".join(name for name, _ in peaks_of(line.first)) for line in lines),
+        gives_way=3,
     )
 
 
@@ -115,7 +117,7 @@ def host_column(answers: Sequence[Estimate]) -> Column:
     sizes = [f"{each.host_bytes / GIB:,.1f}" if each.host_bytes else "-" for each in answers]
     node = answers[0].node_memory_bytes
     if node is None:
-        return Column(header=("CPU", "GiB"), cells=tuple(sizes), is_figure=True)
+        return Column(header=("CPU", "GiB"), cells=tuple(sizes), is_figure=True, gives_way=2)
     width = max(map(len, sizes))
     verdicts = [each.host_verdict or Verdict.FITS for each in answers]
     return Column(

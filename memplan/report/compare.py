@@ -56,7 +56,7 @@ from memplan.training.optimizers.script import state_bytes as optimizer_bytes
 from memplan.training.optimizers.table import chosen
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
-from memplan.units import GB, GIB, format_count
+from memplan.units import GB, GIB, format_count, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -406,15 +406,15 @@ def numbers_of(model: ModelSpec, setup: TrainingSetup) -> str:
     case = _Case(model, resolved, counts)
     text = (
         f"Φ = {counts.total:,} parameters, Λ = {counts.largest_layer:,} in the largest module, "
-        f"n = {resolved.num_gpus}, p = {case.precision} bytes, s = {case.seq_len} tokens, "
+        f"n = {resolved.num_gpus}, p = {case.precision} bytes, s = {case.seq_len:,} tokens, "
         f"b = {case.batch_size}"
     )
     if shape is None:
         return f"{text}; no formula for activations is about this kind of model"
     width = shape.intermediate_size or shape.expert_size
     return (
-        f"{text}, h = {shape.hidden_size}, a = {shape.num_heads}, L = {model.num_layers}, "
-        f"f = {width}, V = {model.vocab_size}"
+        f"{text}, h = {shape.hidden_size:,}, a = {shape.num_heads}, L = {model.num_layers}, "
+        f"f = {width:,}, V = {model.vocab_size:,}"
     )
 
 
@@ -453,7 +453,7 @@ def compare_assumptions(model: ModelSpec, setup: TrainingSetup) -> tuple[str, ..
         *model.assumptions,
         f"{resolved.num_gpus} GPU{'s' if resolved.num_gpus > 1 else ''}"
         + (f" on {resolved.nodes} nodes" if resolved.nodes > 1 else ""),
-        f"{resolved.seq_len} tokens",
+        f"{resolved.seq_len:,} tokens",
         f"micro-batch {resolved.micro_batch_size}",
         f"precision {resolved.chosen_precision.value}",
         *(f"in the formulas, {note}" for note in shape_notes(model)),
@@ -472,6 +472,8 @@ def print_methods(
 
     params = format_count(count_parameters(model).total)
     head = f" ({model.task.value}), {params} parameters"
+    if answer := answer_words(rows):
+        console.print(Text(answer))
     console.print(Text.assemble((model.name, "bold"), head))
     asked = ", ".join(compare_assumptions(model, setup))
     console.print(Text(f"All are asked about: {asked}", style="dim"))
@@ -486,6 +488,26 @@ def print_methods(
         *(f"memplan has no row: {reason}" for reason in refused),
     ):
         console.print(Text(line, style="dim"))
+
+
+OWN = "memplan"
+"""How the names of its own methods begin."""
+NEAR = 0.1
+"""How far from memplan's figure a formula's may be to be called near."""
+
+
+def answer_words(rows: Sequence[MethodRow]) -> str:
+    """What memplan says, and how many of the formulas come near it."""
+    own = [row for row in rows if row.method.startswith(OWN)]
+    whole = [row.total_bytes for row in rows if not row.method.startswith(OWN) and row.states_bytes]
+    if not own or not whole:
+        return ""
+    wanted = own[0].total_bytes
+    near = sum(abs(each - wanted) <= NEAR * wanted for each in whole)
+    return (
+        f"memplan: {format_gib(wanted)} ({own[0].setting}); of {len(whole)} published formulas {near} "
+        f"within {NEAR:.0%} of it, {format_gib(min(whole), digits=1)} to {format_gib(max(whole), digits=1)}"
+    )
 
 
 def _notes(rows: Sequence[MethodRow]) -> dict[str, int]:

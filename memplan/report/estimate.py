@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
+from memplan.estimator.assumptions import Topic
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.replay import MAX_CYCLES
 from memplan.memory.runtime import ByteRange
 from memplan.report.answer import Rows, print_answer
-from memplan.report.blocks import Column, print_blocks
+from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import engine_name
 from memplan.report.columns import (
     allocated_column,
@@ -39,6 +40,7 @@ def print_comparison(
     *,
     everywhere: bool = True,
     legend: bool = False,
+    assumptions: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
@@ -60,18 +62,17 @@ def print_comparison(
     for line in print_blocks(console.width, label, others):
         console.print(line, soft_wrap=True)
     console.print()
-    _print_assumed(console, rows)
-    _print_notes(console, rows)
+    _print_assumed(console, rows, everything=assumptions)
+    _print_notes(console, rows, everything=assumptions)
     zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
-    for text in (*LEGEND, *([ZERO_INIT_LINE] * zero_init)) if legend else SHORT_LEGEND:
-        _print_dim(console, text)
+    _print_words(console, SHORT_LEGEND, legend=legend, zero_init=zero_init)
     if reserved:
-        _print_dim(console, RESERVED_LINE)
+        print_dim(console, RESERVED_LINE)
     if lifetimes:
         from memplan.report.lifetimes import lifetime_words
 
         for text in lifetime_words():
-            _print_dim(console, text)
+            print_dim(console, text)
 
 
 def print_account(
@@ -80,12 +81,20 @@ def print_account(
     hints: "Hints | None" = None,
     *,
     legend: bool = False,
+    assumptions: bool = False,
     reserved: bool = False,
     lifetimes: bool = False,
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
     print_answer(console, [estimates], hints)
+    from memplan.report.times import speed_lines, time_lines  # which tables do without
+
+    if question is not None:
+        console.print()
+        for each in estimates:
+            for text in time_lines(each, question):
+                _print_plain(console, text)
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
@@ -103,25 +112,21 @@ def print_account(
     console.print()
     for text in host_lines(estimates):
         _print_plain(console, text)
-    from memplan.report.times import speed_lines, time_lines  # which tables do without
-
-    for each in estimates:
-        lines = speed_lines(each) if question is None else time_lines(each, question)
-        for text in lines:
+    for each in estimates if question is None else ():
+        for text in speed_lines(each):
             _print_plain(console, text)
-    _print_assumed(console, [estimates])
-    _print_notes(console, [estimates])
+    _print_assumed(console, [estimates], everything=assumptions)
+    _print_notes(console, [estimates], everything=assumptions)
     if reserved or legend:
         for text in beside_lines(estimates):
-            _print_dim(console, text)
+            print_dim(console, text)
     if reserved:
         for each in estimates:
             if each.gpu is not None:
                 for text in reserved_lines(each, each.gpu.short_name):
-                    _print_dim(console, text)
-        _print_dim(console, RESERVED_LINE)
-    for text in LEGEND if legend else SHORT_ACCOUNT_LEGEND:
-        _print_dim(console, text)
+                    print_dim(console, text)
+        print_dim(console, RESERVED_LINE)
+    _print_words(console, SHORT_ACCOUNT_LEGEND, legend=legend)
 
 
 MOST_ISLANDS = 4
@@ -204,27 +209,85 @@ def common_assumptions(rows: Rows) -> list[str]:
 def print_assumptions(
     console: "Console", of_model: Sequence[str], assumptions: Sequence[str]
 ) -> None:
-    """Print what was assumed: a line for each thing of the model's, one for all of the setup's."""
+    """Print all that was assumed: a line for each thing of the model's, one for all of the setup's."""
     for text in of_model:
-        _print_dim(console, f"Assumed: {text}")
+        print_dim(console, f"Assumed: {text}")
     others = [text for text in assumptions if text not in of_model]
-    _print_dim(console, "Assumed: " + ", ".join(others))
+    print_dim(console, "Assumed: " + ", ".join(others))
+
+
+def print_dim(console: "Console", line: str) -> None:
+    """Print a line beside the answer; no word is broken."""
+    _print_lines(console, line, "dim")
 
 
 def _print_plain(console: "Console", line: str) -> None:
+    _print_lines(console, line, "")
+
+
+def _print_lines(console: "Console", line: str, style: str) -> None:
     from rich.text import Text
 
-    console.print(Text(line))
+    for each in hanging(line, console.width):
+        console.print(Text(each, style=style), soft_wrap=True)
 
 
-def _print_dim(console: "Console", line: str) -> None:
-    from rich.text import Text
+def assumed_lines(rows: Rows, width: int) -> list[str]:
+    """What was assumed, in at most three lines: training, precision, kernels.
 
-    console.print(Text(line, style="dim"))
+    What a line has no room for is counted; what the line of the job says is not said again.
+    """
+    answers = [each for row in rows for each in row]
+    of_model = answers[0].model.assumptions
+    assumed = common_assumptions(rows) if len(rows) > 1 else rows[0][0].assumptions
+    topics: dict[Topic, list[str]] = {topic: [] for topic in Topic}
+    for text in assumed:
+        if text not in of_model:
+            topics[getattr(text, "topic", Topic.TRAINING)].append(text)
+    topics[Topic.KERNELS] = _kernel_words(topics[Topic.KERNELS], answers)
+    if lines := precision_lines(rows):
+        topics[Topic.PRECISION] = [short_precision(rows)] if len(lines) > 1 else [
+            lines[0].removeprefix("Precision, ")
+        ]  # fmt: skip
+    told = {"Model": list(of_model)} if of_model else {}
+    told |= {"Training": topics[Topic.TRAINING]} if topics[Topic.TRAINING] else {}
+    if len(told) == 2:
+        told["Precision, kernels"] = topics[Topic.PRECISION] + topics[Topic.KERNELS]
+    else:
+        told |= {"Precision": topics[Topic.PRECISION], "Kernels": topics[Topic.KERNELS]}
+    return [_cut(f"{name}: ", texts, width) for name, texts in told.items() if texts]
 
 
-def _print_assumed(console: "Console", rows: Rows) -> None:
+def _kernel_words(texts: Sequence[str], answers: Sequence[Estimate]) -> list[str]:
+    """Whose kernels, and behind the kind of attention what computes it in the end."""
+    run = " or ".join(dict.fromkeys(each.attention_kernel for each in answers))
+    words = [text.removeprefix("kernels ") for text in texts]
+    return [f"{each} ({run})" if each.startswith("attention ") else each for each in words]
+
+
+def short_precision(rows: Rows) -> str:
+    """Where cards differ: each engine's own, and which cards have no bf16."""
+    lacking = [each for each in rows[0] if each.gpu is not None and not each.gpu.has_bf16]
+    without = f", fp16 on {short_names(lacking)} (no bf16)" if lacking else ""
+    return f"each engine's default{without}"
+
+
+def _cut(head: str, texts: Sequence[str], width: int) -> str:
+    """As many of the texts as a line has room for, and how many more there are."""
+    for count in range(len(texts), 0, -1):
+        more = len(texts) - count
+        line = head + ", ".join(texts[:count]) + (f", {more} more" if more else "")
+        if len(line) <= width:
+            return line
+    return f"{head}{texts[0][: max(0, width - len(head) - 4)].rpartition(' ')[0]} ..."
+
+
+def _print_assumed(console: "Console", rows: Rows, *, everything: bool = False) -> None:
     """Print what was assumed of the model and the job, each engine's precision, and the kernels."""
+    if not everything:
+        for line in assumed_lines(rows, console.width):
+            print_dim(console, line)
+        return
     answers = [each for row in rows for each in row]
     assumed = common_assumptions(rows) if len(rows) > 1 else rows[0][0].assumptions
     kernels = " or ".join(dict.fromkeys(each.attention_kernel for each in answers))
@@ -232,7 +295,7 @@ def _print_assumed(console: "Console", rows: Rows) -> None:
         console, answers[0].model.assumptions, [*assumed, f"attention kernel {kernels}"]
     )
     for line in precision_lines(rows):
-        _print_dim(console, line)
+        print_dim(console, line)
 
 
 def notes(rows: Rows) -> list[str]:
@@ -245,10 +308,36 @@ def notes(rows: Rows) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _print_notes(console: "Console", rows: Rows) -> None:
-    """Print the notes."""
-    for line in notes(rows):
-        _print_dim(console, line)
+def _print_notes(console: "Console", rows: Rows, *, everything: bool = False) -> None:
+    """Print the notes; what a preset fills in is counted, unless everything is asked for."""
+    found = notes(rows)
+    for line in found if everything else shown_notes(found):
+        print_dim(console, line)
+
+
+PRESET_NOTE = "preset "
+"""How notes begin that say what a preset filled in."""
+
+
+def shown_notes(found: Sequence[str]) -> list[str]:
+    """The notes with those of a preset in one.
+
+    >>> shown_notes(["preset nemo: optimizer adam", "preset nemo: seq_len 2048", "something else"])
+    ['preset nemo fills in 2 settings: --assumptions lists them', 'something else']
+    """
+    counts: dict[str, int] = {}
+    others = []
+    for note in found:
+        name, colon, _ = note.partition(": ")
+        if colon and note.startswith(PRESET_NOTE):
+            counts[name] = counts.get(name, 0) + 1
+        else:
+            others.append(note)
+    told = [
+        f"{name} fills in {count} setting{'s' if count > 1 else ''}: --assumptions lists them"
+        for name, count in counts.items()
+    ]
+    return [*told, *others]
 
 
 def comparison_columns(
@@ -415,48 +504,43 @@ def account_columns(estimate: Estimate, names: str = "") -> list[Column]:
     return columns
 
 
-SHORT_LEGEND = (
-    "fits: the card holds the high end of what is needed, OOM: not even the low end; GiB = 2^30 bytes",
-    "allocated: by PyTorch at its fullest, CPU: RAM of a node; --legend explains everything",
-)
+SHORT_LEGEND = ("GiB = 2^30 bytes; --legend: every word; --assumptions: every default",)
 SHORT_ACCOUNT_LEGEND = (
-    "fits: the card holds the high end of what is needed, OOM: not even the low end; GiB = 2^30 bytes",
-    "* the phase that decides, as PyTorch allocates; --legend explains everything",
+    "* decides; GiB = 2^30 bytes; --legend: every word; --assumptions: every default",
 )
-LEGEND = (
-    (
-        "GiB = 2^30 bytes. allocated: what PyTorch has handed out at the fullest moment of a training "
-        "step, and of loading or saving where these are fuller and decide."
-    ),
-    (
-        "needs: what its caching allocator must have of the card to complete the run, with NCCL and the "
-        "CUDA context, as a range. The run is played out, and replayed through the allocator's rules until "
-        "a step leaves it as the one before did."
-    ),
-    (
-        "fits: the card holds the high end, tight: its memory is inside the range, OOM: it does not hold "
-        "the low end; states fit: something is left out of the figures, and the rest fits."
-    ),
-    (
-        "with: the simplest of these setups that fits, least offloading, then least sharding; from: all "
-        "below it fit too. The table has the same order."
-    ),
-    (
-        "batch: the largest micro-batch that fits, everything else being as here; beside every row where "
-        "a GPU is named (--gpu h100)."
-    ),
-    "CPU: RAM of one node, all its ranks together, in GiB.",
-    (
-        "Where cards differ in precision or kernel by under 2 %, the table shows the higher figure of "
-        "what is allocated."
-    ),
-)
-"""What every word means."""
 
 
 def footnotes(rows: Rows) -> list[str]:
     """What the reader of a report has to know, each line once."""
-    return [*LEGEND[:3], *precision_lines(rows), *notes(rows)]
+    return [*meaning_lines(), *precision_lines(rows), *notes(rows)]
+
+
+def meaning_lines() -> list[str]:
+    """What the words of the answer mean, where there is no ``--legend`` to ask for."""
+    from memplan.report.legend import ANSWER_WORDS
+
+    return [
+        f"GiB = {ANSWER_WORDS['GiB']}. needs: {ANSWER_WORDS['needs']}.",
+        (
+            f"fits: {ANSWER_WORDS['fits']}; tight: {ANSWER_WORDS['tight']}; does not fit, OOM: "
+            f"{ANSWER_WORDS['OOM, does not fit']}; states fit: {ANSWER_WORDS['states fit']}."
+        ),
+    ]
+
+
+def _print_words(
+    console: "Console", short: Sequence[str], *, legend: bool, zero_init: bool = False
+) -> None:
+    """Print what the words mean: a line, or all of them."""
+    if not legend:
+        for text in short:
+            print_dim(console, text)
+        return
+    from memplan.report.legend import print_legend
+
+    print_legend(console)
+    if zero_init:
+        print_dim(console, ZERO_INIT_LINE)
 
 
 ZERO_INIT_LINE = (

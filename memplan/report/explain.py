@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from memplan.search.advice import Hints
 
-EXPLAIN_SCHEMA_VERSION = 1
-"""Raised when a key of a row changes its name or its meaning."""
 DETAIL_SHARE = 0.005
 """Parts below this share of their component are summed up in one line of the tree."""
 LIST_SHARE = 0.0005
@@ -51,7 +49,7 @@ def print_explanation(
         console.print(_phase_tree(phase, full=phase.name == explained.peak))
         console.print()
     for kind in explained.layers:
-        print_table(console, _kind_table(kind), num_labels=2)
+        print_table(console, kind_table(kind), num_labels=2)
     for line in host_formulas(found):
         console.print(Text(line))
     for line in footnotes(found, explained):
@@ -97,6 +95,30 @@ def _phase_tree(phase: Node, *, full: bool) -> "Tree":
     return tree
 
 
+def component_tree(node: Node) -> "Tree":
+    """One component with all that it is made of."""
+    from rich.tree import Tree
+
+    tree = Tree(_line(node), guide_style="dim")
+    _add_parts(tree, node)
+    return tree
+
+
+def print_timeline(console: "Console", found: Estimate, hints: "Hints") -> None:
+    """Print the verdict and the step, drawn."""
+    from rich.text import Text
+
+    print_answer(console, [[found]], hints)
+    console.print()
+    if found.setup.pipeline is not None:
+        from memplan.report.stages import print_stages  # only where there are any
+
+        print_stages(console, found)
+        console.print()
+    for line in timeline_lines(found, width=console.width):
+        console.print(Text(line, no_wrap=True), soft_wrap=True)
+
+
 def _add_parts(tree: "Tree", node: Node) -> None:
     from rich.text import Text
 
@@ -125,7 +147,8 @@ def _line(node: Node) -> "Text":
     return text
 
 
-def _kind_table(kind: LayerKind) -> "Table":
+def kind_table(kind: LayerKind) -> "Table":
+    """What one of some layers keeps, tensor by tensor."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

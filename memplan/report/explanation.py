@@ -20,9 +20,13 @@ from memplan.model.spec import ModelSpec
 from memplan.report.shape import scores_of
 from memplan.report.timeline import LIFETIME_WORDS
 from memplan.training.precision import PRECISIONS
+from memplan.upward import Displayed
 
 if TYPE_CHECKING:
     from memplan.dtypes import DType
+
+EXPLAIN_SCHEMA_VERSION = 1
+"""Raised when a key of a row changes its name or its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +60,11 @@ class LayerKind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class Explanation(Displayed):
     """Everything that ``memplan explain`` shows."""
+
+    answer: Estimate
+    """What is explained."""
 
     phases: tuple[Node, ...]
     """In order; each split by lifetime, then component."""
@@ -67,6 +74,23 @@ class Explanation:
     kept_bytes: int
     """What all layers keep between the passes, as the walk counts it."""
 
+    def rows(self) -> list[dict[str, object]]:
+        """Flat rows: every node of every phase, then every layer kind's tensors."""
+        return explanation_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        """The document that ``memplan explain --format json`` writes."""
+        from memplan.report.documents import document
+
+        rows = self.rows()
+        if self.answer.setup.pipeline is not None:
+            from memplan.report.stages import stage_rows  # only where there are any
+
+            rows += stage_rows(self.answer)
+        return document(
+            rows, schema_version=EXPLAIN_SCHEMA_VERSION, assumptions=self.answer.assumptions
+        )
+
 
 def explain_estimate(found: Estimate) -> Explanation:
     """Take an estimate apart."""
@@ -75,6 +99,7 @@ def explain_estimate(found: Estimate) -> Explanation:
     # A pipeline's rank keeps its own stages' share, of several micro-batches.
     of_rank = kinds if found.setup.pipeline is None else ()
     return Explanation(
+        answer=found,
         phases=tuple(_phase_node(phase, found, tape, of_rank) for phase in found.account.phases),
         peak=found.peak_phase,
         layers=kinds,
@@ -212,7 +237,7 @@ def _segment_nodes(tape: Tape, *, of_adapter: bool) -> tuple[Node, ...]:
 
 
 def _parameter_node(parameter: Parameter, copies: int) -> Node:
-    shape = " x ".join(str(size) for size in parameter.matrix_shape)
+    shape = " x ".join(f"{size:,}" for size in parameter.matrix_shape)
     times = f"{copies} x " if copies > 1 else ""
     dtype = parameter.dtype
     formula = f"{times}{shape} x {dtype.num_bytes} B ({dtype.label})"
@@ -506,32 +531,34 @@ class _SizeNames:
         self.widths.setdefault(width, name)
 
     def formula(self, tensor: Tensor, weight: Parameter | None = None) -> str:
-        """``2048 tokens x 4096 (hidden) x 2 B (bf16)``; of a ``weight``'s copy the weight's own sizes."""
+        """``2,048 tokens x 4,096 (hidden) x 2 B (bf16)``; of a ``weight``'s copy the weight's own sizes."""
         size = f"{tensor.dtype.num_bytes} B ({tensor.dtype.label})"
         if weight is not None:
             whole = prod(weight.shape) == tensor.numel
-            sizes = " x ".join(map(str, weight.shape)) if whole else f"{tensor.numel:,}"
+            sizes = (
+                " x ".join(f"{each:,}" for each in weight.shape) if whole else f"{tensor.numel:,}"
+            )
             return f"{sizes} x {size}"
         if self.share is not None and tensor.numel == self.share[1]:
             tokens, hidden = self.share
-            return f"{tokens} tokens x {hidden // tokens} (hidden) x {size}"
+            return f"{tokens:,} tokens x {hidden // tokens:,} (hidden) x {size}"
         for length in self.lengths:
             scores = next(
                 (heads for heads in self.heads
                  if tensor.numel == self.batch * heads * length * length), None,
             )  # fmt: skip
             if scores is not None and length > 1:
-                return f"{self.batch} x {scores} heads x {length} x {length} x {size}"
+                return f"{self.batch} x {scores} heads x {length:,} x {length:,} x {size}"
             tokens = self.batch * length
             width, rest = divmod(tensor.numel, tokens)
             if not rest and width:
                 each = f" x {self._width(width)}" if width > 1 else ""
-                return f"{tokens} tokens{each} x {size}"
+                return f"{tokens:,} tokens{each} x {size}"
         return f"{tensor.numel:,} x {size}"
 
     def _width(self, width: int) -> str:
         name = self.widths.get(width)
-        return f"{width} ({name})" if name else str(width)
+        return f"{width:,} ({name})" if name else f"{width:,}"
 
 
 def states_line(found: Estimate) -> str:

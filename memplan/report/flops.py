@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FLOPS_SCHEMA_VERSION = 2
 """Raised when a key of a row changes its name or its meaning."""
 TERA = 10**12
+GIGA = 10**9
 CONVENTIONS = {
     ScoreCount.FULL: "every query with every key",
     ScoreCount.CAUSAL: "only what the mask lets through",
@@ -195,7 +196,7 @@ def flops_assumptions(model: ModelSpec, setup: TrainingSetup, flops: StepFlops) 
     steps = global_micro_batches(setup)
     return (
         *model.assumptions,
-        f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len} tokens",
+        f"one micro-batch of {setup.micro_batch_size} x {setup.seq_len:,} tokens",
         f"{steps} of them in a step over all ranks" if steps > 1 else "one in a step",
         f"attention scores: {CONVENTIONS[flops.scores]}",
         f"attention {setup.chosen_kernels.attention.value}",
@@ -220,6 +221,8 @@ def print_flops(
 
     params = total_parameters(record_model(model, TapeOptions()))
     head = f" ({model.task.value}), {format_count(params)} parameters"
+    each = flops.model / flops.num_tokens / GIGA
+    console.print(f"{flops.total / TERA:,.2f} TFLOP a micro-batch, {each:,.2f} GFLOP a token")
     console.print(Text.assemble((model.name, "bold"), head))
     print_assumptions(console, model.assumptions, flops_assumptions(model, setup, flops))
     print_table(console, component_table(flops))

@@ -53,6 +53,9 @@ def gpu_row(gpu: GpuSpec) -> dict[str, _Value]:
         **_link_columns(gpu.link),
         "pcie_generation": gpu.pcie.generation if gpu.pcie else None,
         "pcie_bytes_per_s": gpu.pcie.bytes_per_s if gpu.pcie else None,
+        "node": gpu.node.name if gpu.node else None,
+        "node_memory_bytes": gpu.node.memory_bytes if gpu.node else None,
+        "node_num_gpus": gpu.node.num_gpus if gpu.node else None,
         "has_bf16": gpu.has_bf16,
         "supports_flash_attention": gpu.supports_flash_attention,
         "aliases": gpu.aliases,
@@ -94,6 +97,7 @@ def print_gpus(console: "Console", gpus: Sequence[GpuSpec]) -> None:
     """Print the list, with more columns where the console is wide enough for them."""
     from rich.text import Text
 
+    console.print(f"{len(gpus)} cards; `memplan gpus NAME` shows one with its sources")
     wide = console.width >= WIDE_TABLE_COLUMNS
     print_table(console, _wide_table(gpus) if wide else _narrow_table(gpus))
     for line in _legend(gpus):
@@ -105,7 +109,8 @@ def print_gpu(console: "Console", gpu: GpuSpec) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text.assemble((gpu.name, "bold"), "  ", gpu.gpu_id if gpu.is_listed else ""))
+    listed = f" ({gpu.gpu_id}): {_usable(gpu)} GiB usable" if gpu.is_listed else ""
+    console.print(Text.assemble((gpu.name, "bold"), listed))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -199,6 +204,7 @@ def _detail_lines(gpu: GpuSpec) -> list[tuple[str, str]]:
         ("measured TFLOP/s", _rates_line(gpu.measured_tflops)),
         ("link", _link_line(gpu.link) if listed or gpu.link else ""),
         ("PCIe", _pcie_line(gpu)),
+        ("usual node", _node_line(gpu)),
         ("bf16", "yes" if gpu.has_bf16 else "no, torch emulates it: train in fp16"),
         ("flash attention", "yes" if gpu.supports_flash_attention else "no"),
         ("unverified", ", ".join(gpu.unverified) or ("nothing" if listed else "")),
@@ -236,6 +242,15 @@ def _link_line(link: LinkSpec | None) -> str:
     if link.topology:
         parts.append(link.topology)
     return ", ".join(parts)
+
+
+def _node_line(gpu: GpuSpec) -> str:
+    """What offloading is judged by where nobody says how much CPU RAM there is."""
+    if gpu.node is None:
+        return ""
+    own = f"{gpu.node.num_gpus} of them" if gpu.node.num_gpus > 1 else "each"
+    memory = format_gib(gpu.node.memory_bytes, digits=0)
+    return f"{gpu.node.name}: {memory} of CPU RAM with {own} ({gpu.node.source})"
 
 
 def _pcie_line(gpu: GpuSpec) -> str:

@@ -9,11 +9,11 @@ from memplan.report.blocks import Column
 from memplan.report.changes import setup_label
 from memplan.report.columns import kernel_groups
 from memplan.report.estimate import (
-    LEGEND,
     account_columns,
     common_assumptions,
     comparison_columns,
     host_lines,
+    meaning_lines,
     notes,
     precision_lines,
 )
@@ -69,7 +69,7 @@ def _lines(
     for text in (*of_model, *assumed, *precision_lines(rows), *notes(rows)):
         yield f"* {in_markdown(text)}"
     yield ""
-    for text in LEGEND[:3]:
+    for text in meaning_lines():
         yield f"{in_markdown(text)} "
     yield f"Made by memplan {version}."
 

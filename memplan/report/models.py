@@ -31,14 +31,6 @@ class CatalogRow:
     aliases: tuple[str, ...]
 
 
-def catalog_rows(models: Sequence[CatalogRow]) -> list[dict[str, object]]:
-    """The list as flat rows."""
-    return [
-        {"name": row.name, "family": row.family, "hub_id": row.hub_id, "aliases": row.aliases}
-        for row in models
-    ]
-
-
 def model_rows(model: ModelSpec, counts: ParameterCounts) -> list[dict[str, object]]:
     """One model as a single flat row."""
     row: dict[str, object] = {
@@ -114,7 +106,6 @@ def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:
     """Print the list of built-in models."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("model", style="bold", no_wrap=True)
@@ -122,13 +113,10 @@ def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:
     table.add_column("on the Hugging Face hub", overflow="fold")
     for row in models:
         table.add_row(row.name, row.family, row.hub_id)
-    print_table(console, table)
     console.print(
-        Text(
-            f"{len(models)} models; `memplan models qwen` counts those, `memplan models NAME` shows one",
-            style="dim",
-        )
+        f"{len(models)} models; `memplan models qwen` counts those, `memplan models NAME` shows one"
     )
+    print_table(console, table)
 
 
 def size_rows(models: Sequence[tuple[ModelSpec, str]]) -> list[dict[str, object]]:
@@ -153,7 +141,6 @@ def print_sizes(console: "Console", rows: Sequence[dict[str, object]]) -> None:
     """Print models with their sizes."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("model", style="bold", overflow="fold")
@@ -167,9 +154,8 @@ def print_sizes(console: "Console", rows: Sequence[dict[str, object]]) -> None:
             format_count(int(str(row["total_params"]))),
             *(f"{row[name]:,}" for name in ("num_layers", "hidden_size", "context_length")),
         )
+    console.print(f"{len(rows)} models; `memplan models NAME` shows where one's parameters are")
     print_table(console, table)
-    text = f"{len(rows)} models; `memplan models NAME` shows where one's parameters are"
-    console.print(Text(text, style="dim"))
 
 
 def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -> None:
@@ -178,7 +164,9 @@ def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text.assemble((model.name, "bold"), f"  {model.family}, {model.task.value}"))
+    size = f"{format_count(counts.total)}, {counts.total:,} parameters"
+    kind = f"{model.family}, {model.task.value}"
+    console.print(Text.assemble((model.name, "bold"), f": {size} ({kind})"))
     console.print(Text(f"read from {model.source}", style="dim"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("component")

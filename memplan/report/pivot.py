@@ -74,6 +74,11 @@ PIVOT_AXES = tuple(_AXES)
 _FOLLOWS = {"GPUs": ("nodes",), "batch": ("accumulated",)}
 
 
+def column_of(axis: str) -> str:
+    """The column of a sweep's table that an axis lays out by."""
+    return _AXES[axis]
+
+
 def print_pivot(
     console: "Console", sweep: Sweep, results: Sequence[SweepResult], pivot: Pivot
 ) -> None:
@@ -81,8 +86,8 @@ def print_pivot(
     from rich.text import Text
 
     varying = [name for name in varying_columns(results) if name not in pivot.hidden]
-    print_head(console, results, [*varying, *pivot.hidden])
     print_counts(console, results)
+    print_head(console, results, [*varying, *pivot.hidden])
     for title, cells in pivots(results, varying, pivot).items():
         console.print()
         console.print(Text(title, style="bold"))
@@ -153,9 +158,15 @@ def _ordered(values: Iterable[str]) -> list[str]:
     return sorted(found, key=int) if all(each.isdecimal() for each in found) else found
 
 
+def ordered_places(cells: Cells) -> tuple[list[str], list[str]]:
+    """What rows and columns say: numbers by size, words as they came."""
+    rows, columns = (_ordered(place[side] for place in cells) for side in (0, 1))
+    return rows, columns
+
+
 def pivot_lines(width: int, cells: Cells, pivot: Pivot) -> "Iterator[Text]":
     """One matrix: a heat map in colour, marks in plain text."""
-    rows, columns = (_ordered(place[side] for place in cells) for side in (0, 1))
+    rows, columns = ordered_places(cells)
     label = Column(
         header=(f"{_AXES[pivot.rows]} \\ {_AXES[pivot.columns]}",),
         cells=tuple(rows),

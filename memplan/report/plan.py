@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.config import MAX_LAYERS
+from memplan.report.answer import capacity_text, needed_text, params_text
 from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
     ONE_GPU,
     checkpointing_label,
     describe_change,
     gpus_label,
+    kernels_label,
     offload_label,
     saving_text,
     setup_label,
@@ -35,7 +37,7 @@ MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
 MARKDOWN_COLUMNS = (
     "rank", "given_up", "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
-    "offload_param", "precision", "checkpointing", "micro_batch_size",
+    "offload_param", "precision", "checkpointing", "other_settings", "micro_batch_size",
     "gradient_accumulation_steps", "seq_len", "gpu", "peak_bytes", "headroom_bytes",
     "relative_speed", "verdict",
 )  # fmt: skip
@@ -85,6 +87,12 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
     """Print the ranked setups, what falls short, and what the speeds rest on."""
     from rich.text import Text
 
+    if plan.setups:
+        for text in (answer_text(plan), *run_lines(plan, question)):
+            for line in hanging(text, console.width):
+                console.print(Text(line, style="green"))
+    else:
+        console.print(Text(f"Nothing fits {plan.gpu.short_name}.", style="bold red"))
     some = plan.some
     console.print(
         Text.assemble(
@@ -94,9 +102,6 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         )
     )
     if plan.setups:
-        for text in (answer_text(plan), *run_lines(plan, question)):
-            for line in hanging(f"  {text}", console.width):
-                console.print(Text(line, style="green"))
         console.print()
         for drawn in plan_lines(console.width, plan, question):
             console.print(drawn, soft_wrap=True)
@@ -104,8 +109,6 @@ def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None
         for text in front_lines(plan):
             for line in hanging(text, console.width) or [""]:
                 console.print(Text(line))
-    else:
-        console.print(Text("Nothing fits.", style="bold red"))
     for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
         for line in hanging(text, console.width):
             console.print(Text(line))
@@ -130,8 +133,8 @@ _LARGEST = {
 def job_text(plan: Plan) -> str:
     """The model's size and the tokens, but for what is looked for."""
     some, looked_for = plan.some, plan.goal.objective
-    size = f"{format_count(some.num_params)} parameters, "
-    length = f"{some.setup.seq_len} tokens, "
+    size = f"{params_text(some, ' parameters')}, "
+    length = f"{some.setup.seq_len:,} tokens, "
     size = "" if looked_for is Objective.LAYERS else size
     return size if looked_for is Objective.SEQ_LEN else size + length
 
@@ -140,19 +143,48 @@ def answer_text(plan: Plan) -> str:
     """The first setup in words, what was looked for before it."""
     best = plan.setups[0]
     setup, answer = best.setup, best.estimate
+    way = _way_text(best)
     found = {
-        Objective.GPUS: f"{setup.num_gpus} with {setup_label(setup)}",
-        Objective.SEQ_LEN: f"{setup.seq_len:,} tokens with {setup_label(setup)}",
-        Objective.LAYERS: f"{_layers_text(answer)} with {setup_label(setup)}",
-    }.get(plan.goal.objective, f"{setup_label(setup)} on {gpus_label(setup)}")
+        Objective.GPUS: f"{setup.num_gpus} with {way}",
+        Objective.SEQ_LEN: f"{setup.seq_len:,} tokens with {way}",
+        Objective.LAYERS: f"{_layers_text(answer)} with {way}",
+    }.get(plan.goal.objective, f"{way} on {gpus_label(setup)}")
     batch = f"micro-batch {setup.micro_batch_size}"
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
-    kept = f"checkpointing {checkpointing_label(setup)}"
-    if plan.goal.allow:
-        kept += f"; given up: {CONCESSIONS[best.given_up].label}"
+    parts = [
+        found,
+        batch,
+        setup.chosen_precision.value,
+        f"checkpointing {checkpointing_label(setup)}",
+    ]
+    if _has_own_kernels(best, plan):
+        parts.append(f"kernels {kernels_label(setup)}")
     lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
-    return f"{lead}: {found}, {batch}, {setup.chosen_precision.value}, {kept}"
+    needs = f"needs {needed_text(answer.total_bytes)} of {capacity_text(plan.gpu)}"
+    if best.offloads:
+        needs += f", CPU RAM {format_gib(answer.host_bytes, digits=1)}"
+    step = ""
+    if best.time is not None:
+        from memplan.report.times import seconds_text  # which most are not asked for
+
+        step = f", a step takes {seconds_text(best.time.expected_s)}"
+    return f"{lead}: {', '.join(parts)}: {needs}{step}"
+
+
+def _way_text(best: PlannedSetup) -> str:
+    """How it is trained, in a few words: what is given up before the engine."""
+    label = setup_label(best.setup)
+    lost = CONCESSIONS[best.given_up].label if best.given_up is not Concession.NONE else ""
+    if label == ONE_GPU:
+        return lost or "plain training"
+    return f"{lost}, {label}" if lost else label
+
+
+def _has_own_kernels(each: PlannedSetup, plan: Plan) -> bool:
+    """Whether it runs other kernels than the goal's."""
+    base = plan.goal.base
+    return (each.setup.kernels, each.setup.loss) != (base.kernels, base.loss)
 
 
 def run_lines(plan: Plan, question: "TimeQuestion | None") -> list[str]:
@@ -213,6 +245,7 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
             cells=tuple(map(words, plan.setups)),
             styles=("bold",) * len(plan.setups) if header in _BOLD else (),
             is_figure=header not in _WORDS,
+            gives_way=_GIVE_WAY.get(header, 0),
         )
         for header, words in _columns(plan).items()
         if question is None or header != ("speed",)
@@ -224,8 +257,12 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
     return print_blocks(width, label, others, before=[ranks, gpus])
 
 
-_WORDS = (("setup",), ("given up",), ("precision",), ("check-", "pointing"))
+_WORDS = (("setup",), ("given up",), ("kernels",), ("precision",), ("check-", "pointing"))
 """Columns that are set to the left."""
+_GIVE_WAY = {
+    ("precision",): 5, ("CPU", "GiB"): 4, ("peak", "GiB"): 3, ("left", "GiB"): 2, ("accum.",): 1,
+}  # fmt: skip
+"""Columns that are left out where it is narrow, the highest first."""
 _BOLD = (("tokens",), ("layers",), ("params",))
 """What was looked for."""
 
@@ -240,6 +277,7 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
         ("given up",): lambda each: CONCESSIONS[each.given_up].label,
         ("precision",): lambda each: each.setup.chosen_precision.value,
         ("check-", "pointing"): lambda each: checkpointing_label(each.setup),
+        ("kernels",): lambda each: kernels_label(each.setup),
         **_STRETCHED.get(plan.goal.objective, {}),
         ("batch",): lambda each: str(each.setup.micro_batch_size),
         ("accum.",): lambda each: str(each.setup.gradient_accumulation_steps),
@@ -250,6 +288,8 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
     }
     if not plan.goal.allow:
         del found[("given up",)]
+    if not any(_has_own_kernels(each, plan) for each in plan.setups):
+        del found[("kernels",)]
     if not _shows_cpu(plan):
         del found[("CPU", "GiB")]
     if not accumulates:
@@ -295,15 +335,26 @@ def overfilling_lines(plan: Plan) -> list[str]:
             least[key] = each
     if not least:
         return []
-    node = format_gib(plan.goal.node_memory_bytes or 0, digits=1)
+    usual = plan.gpu.node
+    named = plan.goal.node_memory_bytes
+    head = f"Needs more CPU RAM than the {format_gib(named or 0, digits=1)} of a node:"
+    if named is None and usual is not None:
+        head = f"Needs more CPU RAM than a usual node has ({usual.name}; --host-ram says another):"
     return [
-        f"Needs more CPU RAM than the {node} of a node:",
+        head,
         *(
-            f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: "
-            f"{format_gib(each.host_bytes, digits=1)}"
+            f"  {gpus_label(each.setup)}, {setup_label(each.setup)}: {_host_text(each, named)}"
             for each in least.values()
         ),
     ]
+
+
+def _host_text(each: "Estimate", named: int | None) -> str:
+    """CPU RAM that is needed, and of how much where nobody said."""
+    needed = format_gib(each.host_bytes, digits=1)
+    if named is not None:
+        return needed
+    return f"{needed} of {format_gib(each.node_memory_bytes or 0, digits=1)}"
 
 
 def shortfall_text(shortfall: Shortfall) -> str:

@@ -6,6 +6,7 @@ value is ``null`` in JSON and empty elsewhere.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from memplan.report.documents import document
 from memplan.text import in_markdown, one_line
 from memplan.units import GIB
 
@@ -35,14 +36,10 @@ def rows_json(
     hints: Sequence[Row] | None = None,
 ) -> str:
     """Write ``{"schema_version", "assumptions", "rows"}``, ``about`` after the first, and ``hints``."""
-    document = {
-        "schema_version": schema_version,
-        **(about or {}),
-        "assumptions": list(assumptions),
-        **({"hints": list(hints)} if hints is not None else {}),
-        "rows": list(rows),
-    }
-    return json_text(document, indent=2)
+    made = document(
+        rows, schema_version=schema_version, assumptions=assumptions, about=about, hints=hints
+    )
+    return json_text(made, indent=2)
 
 
 def csv_lines(rows: Iterable[Row]) -> Iterator[str]:

@@ -96,7 +96,7 @@ def case_words(case: RuleCase) -> str:
     """What the table is asked about, in letters and numbers."""
     return (
         f"Φ = {case.num_params:,} parameters, L = {case.num_layers} layers, h = {case.hidden_size}, "
-        f"a = {case.num_heads} heads, s = {case.seq_len} tokens, b = {case.batch_size} sequences a GPU, "
+        f"a = {case.num_heads} heads, s = {case.seq_len:,} tokens, b = {case.batch_size} sequences a GPU, "
         f"n = {case.num_gpus} GPUs, p = {case.precision} bytes"
     )
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text
+from memplan.memory.runtime import ByteRange
+from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text, params_text
 from memplan.report.blocks import Column, has_room, print_blocks
 from memplan.report.changes import checkpointing_label, offload_label, sharing_label
 from memplan.report.columns import host_column
@@ -13,7 +14,7 @@ from memplan.report.estimate import ZERO_INIT_LINE, times_by_card
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.precision import PRECISIONS, Precision
 from memplan.training.setup import TrainingSetup
-from memplan.units import GIB, format_count
+from memplan.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,8 +110,8 @@ def _base(setup: TrainingSetup) -> str:
 
 def _tokens(setup: TrainingSetup) -> str:
     if setup.target_seq_len in (None, setup.seq_len):
-        return str(setup.seq_len)
-    return f"{setup.seq_len}+{setup.target_seq_len}"
+        return f"{setup.seq_len:,}"
+    return f"{setup.seq_len:,}+{setup.target_seq_len:,}"
 
 
 def _kernels(setup: TrainingSetup) -> str:
@@ -141,8 +142,8 @@ def print_sweep(
     from rich.text import Text
 
     shown = varying_columns(results)
-    print_head(console, results, shown)
     print_counts(console, results)
+    print_head(console, results, shown)
     console.print()
     for line in sweep_lines(console.width, results, shown, question):
         console.print(line, soft_wrap=True)
@@ -159,7 +160,7 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
     console.print(
         Text.assemble(
             (first.model.name, "bold"),
-            f" ({first.model.task.value}), {format_count(first.num_params)} parameters, ",
+            f" ({first.model.task.value}), {params_text(first, ' parameters')}, ",
             f"{len(results)} setup{'' if len(results) == 1 else 's'}",
         )
     )
@@ -190,8 +191,6 @@ def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
     """Print how many of the setups fit each GPU."""
     from rich.text import Text
 
-    if len(results) == 1:
-        return
     columns = [
         column
         for column in zip(*(result.estimates for result in results), strict=True)
@@ -206,13 +205,20 @@ def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
             if verdict in verdicts
         ]
         counts[0] = counts[0].replace(" ", f" of {len(verdicts)} ", 1)
-        label = f"  {name.ljust(max(map(len, names)))}  "
-        console.print(Text(label + ", ".join(counts)))
+        gpu, needed = column[0].gpu, [each.total_bytes for each in column]
+        assert gpu is not None
+        least, most = min(each.low for each in needed), max(each.high for each in needed)
+        console.print(
+            Text(
+                f"{name.ljust(max(map(len, names)))}  {', '.join(counts)}   needs "
+                f"{needed_text(ByteRange(least, most))} of {capacity_text(gpu)}"
+            )
+        )
 
 
 _COUNT_WORDS = {
     Verdict.FITS: "fit", Verdict.STATES_FIT: "states fit", Verdict.TIGHT: "tight",
-    Verdict.OOM: "OOM",
+    Verdict.OOM: "do not fit",
 }  # fmt: skip
 
 
@@ -309,12 +315,7 @@ def _precision_notes(results: Sequence[SweepResult]) -> list[str]:
 
 def footnotes(sweep: Sweep, results: Sequence[SweepResult]) -> list[str]:
     """What the reader has to know, each line once."""
-    units = (
-        "GiB = 2^30 bytes. peak: what PyTorch allocates; needs: what its caching allocator must have "
-        "of the card, with NCCL and the CUDA context. fits: the card holds the high end, tight: its "
-        "memory is inside the range, OOM: it does not hold the low end."
-    )
-    lines = [units]
+    lines = ["GiB = 2^30 bytes; peak: allocated by PyTorch; --legend: every word"]
     assumed = [f"Assumed: {text}" for text in sweep.model.assumptions]
     lines += [*assumed, *_precision_notes(results), *_mixed_notes(results), *kernel_notes(results)]
     if any(loads_under_zero_init(result.setup) for result in results):

@@ -3,12 +3,13 @@
 The axis counts events (a layer forward, a layer backward), not seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 from memplan.estimator import Estimate
 from memplan.estimator.named_run import named_run
 from memplan.fast_dataclass import dataclass
-from memplan.memory.account import Lifetime, Phase
+from memplan.memory.account import ComponentKind, Lifetime, Phase
 from memplan.memory.levels import RunLevel, run_levels
 from memplan.units import GIB
 
@@ -39,6 +40,10 @@ class Moment:
     short_bytes: int
     reserved_bytes: int = 0
     """What the allocator holds by then; 0: it is not known."""
+    components: Mapping[ComponentKind, int] = field(default_factory=dict)
+    """The same by component."""
+    largest: tuple[tuple[str, int], ...] = ()
+    """Tensors and buffers by name, the largest first; a few."""
 
     @property
     def total_bytes(self) -> int:
@@ -69,12 +74,18 @@ def _moment_of(level: RunLevel) -> Moment:
         totals[Lifetime.MEDIUM],
         totals[Lifetime.SHORT],
         level.reserved_bytes,
+        level.components,
+        level.largest,
     )
 
 
 def _flat(name: str, phase: Phase) -> Moment:
     totals = by_lifetime(phase)
-    return Moment(name, "", totals[Lifetime.LONG], totals[Lifetime.MEDIUM], totals[Lifetime.SHORT])
+    components: dict[ComponentKind, int] = {}
+    for entry in phase.entries:
+        components[entry.kind] = components.get(entry.kind, 0) + entry.num_bytes
+    long, medium, short = (totals[each] for each in Lifetime)
+    return Moment(name, "", long, medium, short, components=components)
 
 
 def by_lifetime(phase: Phase) -> dict[Lifetime, int]:

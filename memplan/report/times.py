@@ -306,4 +306,17 @@ _STEP_COLUMNS: Mapping[tuple[str, str], Callable[[StepTime], str]] = {
 
 
 def _column(header: tuple[str, ...], cells: "Sequence[str | None]") -> Column:
-    return Column(header=header, cells=tuple(cell or "-" for cell in cells), is_figure=True)
+    return Column(
+        header=header,
+        cells=tuple(cell or "-" for cell in cells),
+        is_figure=True,
+        gives_way=_GIVE_WAY.get(header, 0),
+    )
+
+
+_GIVE_WAY: Mapping[tuple[str, ...], int] = {
+    ("TFLOP/s", "per GPU"): 9,
+    ("HFU", "%"): 8,
+    ("tokens/s", "per GPU"): 7,
+}
+"""Columns that are left out where it is narrow, the highest first."""

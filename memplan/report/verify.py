@@ -7,6 +7,7 @@ from memplan.estimator import Estimate, Verdict
 from memplan.estimator.measured import Figure, Measurement, beside_bytes, figures_of
 from memplan.fast_dataclass import dataclass
 from memplan.memory.runtime import ByteRange, overhead_range
+from memplan.report.blocks import hanging
 from memplan.report.changes import gpus_label, setup_label
 from memplan.report.narrow import print_table
 from memplan.report.rows import Row
@@ -139,12 +140,14 @@ def print_verified(console: "Console", run: Verified) -> None:
 
     measured, setup = run.measured, run.estimate.setup
     sizes = (
-        f"batch {setup.micro_batch_size} x {setup.seq_len} tokens, {setup.chosen_precision.value}"
+        f"batch {setup.micro_batch_size} x {setup.seq_len:,} tokens, {setup.chosen_precision.value}"
     )
     where = setup_label(setup)
     if setup.num_gpus > 1:
         where = f"{gpus_label(setup)}, {where}"
     head = f" on {where}, {sizes}"
+    if answer := peak_words(run):
+        console.print(Text(answer))
     console.print(Text.assemble((measured.model_name, "bold"), head))
     for line in _about(run):
         console.print(Text(line, style="dim"))
@@ -152,7 +155,24 @@ def print_verified(console: "Console", run: Verified) -> None:
         console.print()
         print_table(console, _table(run))
     for line in verified_lines(run):
-        console.print(Text(line), soft_wrap=True)
+        for each in hanging(line, console.width):
+            console.print(Text(each), soft_wrap=True)
+
+
+def peak_words(run: Verified) -> str:
+    """The fullest part of a step, as predicted and as measured; empty where nothing was."""
+    what = "asked for" if run.measured.is_fake else "allocated"
+    found = [each for each in run.figures if each.what == what and each.part in STEP_PARTS]
+    if not found:
+        return ""
+    peak = max(found, key=lambda each: each.measured)
+    return (
+        f"peak predicted {peak.predicted / GIB:,.3f} GiB, measured {peak.measured / GIB:,.3f} GiB "
+        f"({peak.error:+.3%}), in {peak.part}"
+    )
+
+
+STEP_PARTS = ("forward", "backward", "step")
 
 
 def _about(run: Verified) -> list[str]:

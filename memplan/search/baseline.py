@@ -46,6 +46,20 @@ class Move:
         return worse or self.growth > tolerance
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """A setup that is asked otherwise than it was: a row of each answer, and what differs."""
+
+    before: Row
+    after: Row
+    names: tuple[str, ...]
+    """Columns of the question."""
+
+
+MOST_CHANGES = 2
+"""Columns in which two rows may differ and still be taken for one setup that was changed."""
+
+
 class Baseline:
     """Rows of an earlier answer, to compare new ones with.
 
@@ -73,6 +87,29 @@ class Baseline:
     def gone(self) -> list[Row]:
         """Rows of the earlier answer that have not come again."""
         return [row for rows in self._rows.values() for row in rows]
+
+    @property
+    def changed(self) -> list[Changed]:
+        """New rows beside those that are gone in their place, the fewest differences first."""
+        pairs = sorted(
+            (
+                (names, before, after)
+                for before in self.gone
+                for after in self.new
+                if len(names := self._differences(before, after)) <= MOST_CHANGES
+            ),
+            key=lambda pair: len(pair[0]),
+        )
+        taken: set[int] = set()
+        found = []
+        for names, before, after in pairs:
+            if taken.isdisjoint((id(before), id(after))):
+                taken.update((id(before), id(after)))
+                found.append(Changed(before=before, after=after, names=names))
+        return found
+
+    def _differences(self, before: Row, after: Row) -> tuple[str, ...]:
+        return tuple(name for name in self._names if before.get(name) != after.get(name))
 
     @property
     def is_matched(self) -> bool:

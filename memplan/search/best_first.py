@@ -222,11 +222,11 @@ class BestFirst:
         speed = setup_speed(
             setup, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
         )
-        return rank_of(self.goal.objective, candidate, setup, speed.per_gpu, self.model.num_layers)
+        return rank_of(self.goal, candidate, setup, speed.per_gpu, self.model.num_layers)
 
     def _estimated(self, head: _Open, found: PlannedSetup) -> _Open:
         rank = rank_of(
-            self.goal.objective, head.candidate, found.setup, found.speed.per_gpu,
+            self.goal, head.candidate, found.setup, found.speed.per_gpu,
             self.model.num_layers,
         )  # fmt: skip
         return _Open(rank, head.number, _Known.ESTIMATES, head.candidate, head.size, found)

@@ -22,6 +22,10 @@ class FailOn(Enum):
     """Also what is tight, or left something out."""
 
 
+MOST_KEPT = 20
+"""Rows that do not fit and are kept, to be told."""
+
+
 class FitCheck:
     """Counts verdicts as they come."""
 
@@ -29,12 +33,17 @@ class FitCheck:
         self.scope = scope
         self.fail_on = fail_on
         self.num_seen = 0
+        self.failed: list[dict[str, object]] = []
+        """Rows of what does not fit, the first ones."""
         self.num_failed = 0
 
     def add(self, answer: Estimate) -> None:
         """Take one estimate into account."""
         self.num_seen += 1
-        self.num_failed += self._fails(answer)
+        if self._fails(answer):
+            self.num_failed += 1
+            if len(self.failed) < MOST_KEPT:
+                self.failed.append(answer.to_dict())
 
     def _fails(self, answer: Estimate) -> bool:
         if self.fail_on is FailOn.OOM:

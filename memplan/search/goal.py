@@ -1,6 +1,7 @@
 """What a plan is asked for, and what it answers: the goal, the ways to hold a model, what fits and what not."""
 
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
@@ -14,7 +15,10 @@ from memplan.training.choices import Checkpointing, FsdpStrategy, Offload, ZeroS
 from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
-from memplan.upward import Displayed
+from memplan.upward import Displayed, Drawn, provided
+
+if TYPE_CHECKING:
+    from memplan.estimator.run_cost import TimeQuestion
 
 DEFAULT_LIMIT = 20
 """Setups that are returned, unless a goal says otherwise."""
@@ -137,7 +141,7 @@ class Goal:
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
     node_memory_bytes: int | None = None
-    """CPU RAM of one node; None: there is enough [bytes]."""
+    """CPU RAM of one node; None: what a usual node of the card has for the job's GPUs, where that is known [bytes]."""
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, int):
@@ -240,6 +244,8 @@ class PlannedSetup:
     """0 with fp32 optimizer states; 1 without."""
     simplicity: int
     """Its place among the ways to train; smaller is simpler."""
+    flushes: bool = False
+    """The allocator gives its cache back in every step, with any micro-batch: it fits, and waits for that each time."""
     time: StepTime | None = None
     """Of its step, where a plan asks for it and it is known."""
 
@@ -312,6 +318,8 @@ class Plan(Displayed):
     """Combinations that hold more than there is by bounds alone, and of which no estimate was made."""
     front: tuple[PlannedSetup, ...] = ()
     """Of all that fit, where times are asked for: those that no other beats in memory and time."""
+    times: "TimeQuestion | None" = None
+    """What is told of times in rows; None: nothing."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
 
@@ -323,8 +331,23 @@ class Plan(Displayed):
         return self.shortfalls[0].estimate if self.shortfalls else self.overfilling[0]
 
     def rows(self) -> list[dict[str, object]]:
-        """The setups that fit as flat rows, best first, for a table of pandas' or polars'."""
-        return [each.estimate.to_dict() for each in self.setups]
+        """The setups that fit as flat rows, best first, as ``memplan plan --format json`` has them."""
+        found: list[dict[str, object]] = provided("plan_rows", self)
+        return found
+
+    def to_dict(self) -> dict[str, object]:
+        """The document that ``memplan plan --format json`` writes."""
+        found: dict[str, object] = provided("plan_document", self)
+        return found
+
+    def plot(self) -> Drawn:
+        """Memory against time: every setup whose time is known, and those that none beats in both."""
+        found: Drawn = provided("plan_picture", self)
+        return found
+
+    def to_pandas(self) -> Any:
+        """The rows as a ``pandas.DataFrame``. Raises ``UsageError`` where pandas is not installed."""
+        return provided("data_frame", self)
 
     def __repr__(self) -> str:
         some = self.some

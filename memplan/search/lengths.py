@@ -130,7 +130,7 @@ def batch_lines(peaks: BatchPeaks, *, num_steps: int = RUN_STEPS) -> tuple[str, 
     ]
     run = _percent(peaks.over_steps(worst.probability, num_steps))
     told = (
-        f"Worst batch: {worst.seq_len} tokens, {format_gib(worst.peak_bytes, digits=1)}, 1 of "
+        f"Worst batch: {worst.seq_len:,} tokens, {format_gib(worst.peak_bytes, digits=1)}, 1 of "
         f"{_odds(worst.probability)} batches, {run} of runs of {num_steps} steps; "
         f"batches by peak: {', '.join(texts)}"
     )

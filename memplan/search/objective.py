@@ -9,12 +9,12 @@ from memplan.estimator.step_time import StepTime, step_time
 from memplan.fast_dataclass import replace
 from memplan.search.concessions import order_of
 from memplan.search.goal import Objective
-from memplan.search.order import EQUAL_SPEED, bucket
+from memplan.search.order import EQUAL_SPEED, bucket, lost_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memplan.search.goal import PlannedSetup
+    from memplan.search.goal import Goal, PlannedSetup
 
 MOST_TIMED, LEAST_TIMED = 64, 3
 """Of the setups that fit, the first ones by relative speeds, shared out among the numbers of GPUs, and of each at
@@ -22,7 +22,7 @@ least so many: a step's time takes a tenth of an estimate, and a plan tells a fe
 
 
 def ranked_by_time(
-    found: "Sequence[PlannedSetup]", objective: Objective, question: TimeQuestion
+    found: "Sequence[PlannedSetup]", goal: "Goal", question: TimeQuestion
 ) -> "list[PlannedSetup]":
     """The same setups with their times, the best first; among equals the order that they have.
 
@@ -30,7 +30,7 @@ def ranked_by_time(
     """
     timed = [replace(each, time=_time(each, question)) for each in _first(found)]
     places = {id(each): place for place, each in enumerate(timed)}
-    return sorted(timed, key=lambda each: (*_rank(each, objective, question), places[id(each)]))
+    return sorted(timed, key=lambda each: (*_rank(each, goal, question), places[id(each)]))
 
 
 def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
@@ -47,6 +47,8 @@ def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
 
 
 def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
+    if each.time is not None:
+        return each.time
     try:
         time = step_time(each.estimate, between_nodes=question.between_nodes)
     except UnsupportedOperationError:
@@ -54,17 +56,17 @@ def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
     return time if question.mfu is None else time.with_mfu(question.mfu)
 
 
-def _rank(each: "PlannedSetup", objective: Objective, question: TimeQuestion) -> tuple[float, ...]:
-    lost, time = _lost(each), each.time
+def _rank(each: "PlannedSetup", goal: "Goal", question: TimeQuestion) -> tuple[float, ...]:
+    lost, time, objective = lost_of(goal, each), each.time, goal.objective
     if time is None:
         return (*lost, 1, 0.0)
     if objective is Objective.SPEED:
-        return (*lost, 0, bucket(time.tokens_per_s))
+        return (*lost, 0, each.flushes, bucket(time.tokens_per_s))
     if objective is Objective.COST:
         price = question.price_of(each.estimate.gpu) or 1.0
-        return (*lost, 0, bucket(time.tokens_per_s_per_gpu / price))
+        return (*lost, 0, each.flushes, bucket(time.tokens_per_s_per_gpu / price))
     if objective is Objective.GPUS:
-        return (*lost, 0, time.num_gpus, bucket(time.tokens_per_s))
+        return (*lost, 0, time.num_gpus, each.flushes, bucket(time.tokens_per_s))
     return (*lost, 0)
 
 

@@ -4,8 +4,9 @@ from math import floor, log
 
 from memplan.search.concessions import order_of
 from memplan.search.degrees import degrees_of
-from memplan.search.goal import Objective, PlannedSetup
+from memplan.search.goal import Goal, Objective, PlannedSetup
 from memplan.search.space import Candidate, saving
+from memplan.training.kernels import KernelPreset
 from memplan.training.setup import TrainingSetup
 
 EQUAL_SPEED = 0.02
@@ -13,7 +14,7 @@ EQUAL_SPEED = 0.02
 
 
 def rank_of(
-    objective: Objective,
+    goal: Goal,
     candidate: Candidate | PlannedSetup,
     setup: TrainingSetup,
     per_gpu: float,
@@ -23,24 +24,40 @@ def rank_of(
 
     ``per_gpu`` is its speed; where that is the most it can be, so is the place the best it can have.
     """
-    lost = (order_of(candidate.given_up), candidate.tier)
+    objective = goal.objective
+    lost = lost_of(goal, candidate)
+    flushes = isinstance(candidate, PlannedSetup) and candidate.flushes
     batch = setup.micro_batch_size * setup.data_parallel
     simple = (
-        degrees_of(setup).size, candidate.simplicity, saving(setup.checkpointing),
+        degrees_of(setup).size, candidate.simplicity, setup.kernels is KernelPreset.LIGER,
+        saving(setup.checkpointing),
         -setup.micro_batch_size,
     )  # fmt: skip
     total = bucket(per_gpu * setup.num_gpus)
     if objective is Objective.COST:
-        return (*lost, bucket(per_gpu), setup.num_gpus, *simple)
+        return (*lost, flushes, bucket(per_gpu), setup.num_gpus, *simple)
     if objective is Objective.GPUS:
-        return (*lost, setup.num_gpus, bucket(per_gpu), *simple)
+        return (*lost, setup.num_gpus, flushes, bucket(per_gpu), *simple)
     if objective is Objective.BATCH:
         return (*lost, -batch, total, *simple)
     if objective is Objective.SEQ_LEN:
         return (*lost, -(setup.seq_len or 0), total, *simple)
     if objective is Objective.LAYERS:
         return (*lost, -num_layers, total, *simple)
-    return (*lost, total, setup.num_gpus, *simple)
+    return (*lost, flushes, total, setup.num_gpus, *simple)
+
+
+def lost_of(goal: Goal, candidate: Candidate | PlannedSetup) -> tuple[int, int, int]:
+    """What is given up for it to fit, the least first.
+
+    Where something may be given up, that comes before sending states over the host's link in every step: who allows QLoRA
+    has no use for a step of minutes.
+    """
+    offloads = (
+        candidate.variant.offloads if isinstance(candidate, Candidate) else candidate.offloads
+    )
+    waits = int(offloads and bool(goal.allow))
+    return waits, order_of(candidate.given_up), candidate.tier
 
 
 def bucket(speed: float) -> float:

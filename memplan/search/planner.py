@@ -18,13 +18,15 @@ from memplan.memory.runtime import overhead_range
 from memplan.model.spec import ModelSpec
 from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, largest_of
 from memplan.search.best_first import BestFirst, sized
+from memplan.search.changed_setups import lean_kernels
 from memplan.search.concessions import Concession
 from memplan.search.degrees import Degrees, check_degrees, degrees_of, every_degree
 from memplan.search.depth import with_layers
 from memplan.search.floors import is_known, resident_floor, states_floor, waiting_floor
-from memplan.search.goal import Goal, Objective, Plan, PlannedSetup, Shortfall
+from memplan.search.goal import EngineVariant, Goal, Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.grid import with_global_batch
 from memplan.search.largest import most
+from memplan.search.node_ram import usual_node_bytes
 from memplan.search.order import distance, rank_of
 from memplan.search.quantity import Quantity
 from memplan.search.sizes import model_sizes
@@ -41,6 +43,8 @@ SEQ_LEN_STEP = 128
 """Sequences are lengthened by so many tokens: kernels work on blocks of them."""
 SPLIT_SETUPS = 3
 """Ways to split a model over so many GPUs that are told where no degrees are named."""
+LEAN_TRIED = 3
+"""Of the best setups, so many are looked at with leaner kernels too."""
 HOPELESS = 2
 """How many times a card's memory states alone take where no estimate is made of what else they do."""
 
@@ -84,7 +88,7 @@ class Planner:
     def run(self) -> Plan:
         """Try everything, rank what fits, and say what the rest lacks."""
         check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
-        for num_gpus in self.goal.num_gpus:
+        for num_gpus in self._counts():
             plain, split = self._degrees(num_gpus)
             self._try_all(num_gpus, plain)
             self._try_best(num_gpus, split)
@@ -94,13 +98,13 @@ class Planner:
             if not self.failed:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
-        ranked = sorted(self.found, key=self._rank)
-        num_fitting = len(ranked)
+        num_fitting = len(self.found)
+        self._add_lean_kernels()
+        ranked = self._settled()
         front: list[PlannedSetup] = []
         if self.times is not None:
-            from memplan.search.objective import memory_front, ranked_by_time  # only then
+            from memplan.search.objective import memory_front  # only then
 
-            ranked = ranked_by_time(ranked, self.goal.objective, self.times)
             front = memory_front(ranked)
         return Plan(
             goal=self.goal,
@@ -116,6 +120,25 @@ class Planner:
         )
 
     # -- the space -------------------------------------------------------------------------------
+
+    def _counts(self) -> list[int]:
+        """Numbers of GPUs to try: of several, those that are whole nodes."""
+        counts = self.goal.num_gpus
+        whole = [each for each in counts if self._is_spread(each)]
+        if not whole:
+            return list(counts)  # trying them says why
+        left = [str(each) for each in counts if each not in whole]
+        if left:
+            self.refused[f"{', '.join(left)} GPUs, which cannot be spread evenly over nodes"] = None
+        return whole
+
+    def _is_spread(self, num_gpus: int) -> bool:
+        """Whether so many GPUs are as many on each node."""
+        try:
+            replace(TrainingSetup(), num_gpus=num_gpus)
+        except SetupError:
+            return False
+        return True
 
     def _degrees(self, num_gpus: int) -> tuple[list[Degrees], list[Degrees]]:
         """Degrees of which every combination is tried, and those of which the best are."""
@@ -218,6 +241,80 @@ class Planner:
                 continue
             return
 
+    # -- the best of what fits -------------------------------------------------------------------
+
+    def _ranked(self) -> list[PlannedSetup]:
+        """What fits, best first."""
+        ranked = sorted(self.found, key=self._rank)
+        if self.times is None:
+            return ranked
+        from memplan.search.objective import ranked_by_time  # only then
+
+        return ranked_by_time(ranked, self.goal, self.times)
+
+    def _add_lean_kernels(self) -> None:
+        """The best ones once more with kernels that never have all logits, as their code base has them."""
+        for each in self._ranked()[:LEAN_TRIED]:
+            lean = next(lean_kernels(self.model, each.setup, self.gpu), None)
+            if lean is None:
+                continue
+            try:
+                found = self._found(each, lean)
+            except SetupError:
+                continue
+            if found is not None:
+                self.found.append(found)
+
+    def _settled(self) -> list[PlannedSetup]:
+        """What fits, best first; of what is shown, nothing flushes the allocator's cache in every step that need not.
+
+        A largest micro-batch may fit only so, and then waits for the GPU each time: a smaller one comes in its place
+        where that does without. Where what is looked for is the largest, it stays.
+        """
+        looked_at: set[int] = set()
+        while True:
+            ranked = self._ranked()
+            self.found = ranked
+            shown = self._shown_of(ranked)
+            each = next((each for each in shown if id(each.estimate) not in looked_at), None)
+            if each is None:
+                return ranked
+            looked_at.add(id(each.estimate))
+            if each.flushes or not each.estimate.flushes_every_step:
+                continue
+            calm = None if self._wants_largest else self._calmer(each)
+            looked_at.add(id((calm or each).estimate))
+            place = next(number for number, other in enumerate(self.found) if other is each)
+            self.found[place] = calm or replace(each, flushes=True)
+
+    @property
+    def _wants_largest(self) -> bool:
+        return self.stretches or self.goal.objective is Objective.BATCH
+
+    def _calmer(self, each: PlannedSetup) -> PlannedSetup | None:
+        """The same with the largest micro-batch with which nothing is flushed in every step; None: there is none."""
+        setup, largest = each.setup, each.setup.micro_batch_size
+        if setup.pipeline_parallel > 1:
+            return None
+        sizes = [size for size in self._sizes(setup) or range(1, largest) if size < largest]
+        best = largest_of(sizes, lambda size: not self._estimate(setup, size).flushes_every_step)
+        if best is None or not self._fits(self._estimate(setup, best)):
+            return None
+        return self._planned(each, self._estimate(setup, best))
+
+    def _found(self, each: PlannedSetup, setup: TrainingSetup) -> PlannedSetup | None:
+        """Another setup in the place of one that fits, with its own largest micro-batch."""
+        variant = EngineVariant(engine=setup.chosen_engine)
+        candidate = Candidate(
+            setup=setup, variant=variant, given_up=each.given_up, simplicity=each.simplicity,
+            tier=each.tier,
+        )  # fmt: skip
+        best = self._largest(candidate, setup.micro_batch_size)
+        if best is None:
+            return None
+        answer = self._estimate(setup, best)
+        return None if self._overfills_node(answer) else self._planned(candidate, answer)
+
     def _shown_of(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
         """As many as are wanted, the best of each number of GPUs among them."""
         limit = self.goal.limit
@@ -261,20 +358,26 @@ class Planner:
     def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
         """A candidate with its largest micro-batch; ``first``: a likely one."""
         try:
-            limited = self.goal.node_memory_bytes is not None
+            limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
             if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
                 return None
             best = self._largest(candidate, first)
             if best is None:
                 smallest = self._estimate(candidate.setup, 1)
-                self.failed.append((candidate, smallest))
-                return None
+                lean = self._lean(candidate, smallest)
+                if lean is None:
+                    self.failed.append((candidate, smallest))
+                return lean
             answer = self._estimate(candidate.setup, best)
             if self._overfills_node(answer):
                 return None
         except SetupError as error:
             self.refused[str(error)] = None
             return None
+        return self._planned(candidate, answer)
+
+    def _planned(self, like: Candidate | PlannedSetup, answer: Estimate) -> PlannedSetup:
+        """An answer as one of the plan's setups."""
         sizes = replace(self.sizes, num_params=answer.num_params)
         return PlannedSetup(
             estimate=answer,
@@ -282,14 +385,31 @@ class Planner:
                 answer.setup, answer.model, self.gpu, sizes,
                 trainable_params=answer.trainable_params,
             ),
-            given_up=candidate.given_up,
-            tier=candidate.tier,
-            simplicity=candidate.simplicity,
+            given_up=like.given_up,
+            tier=like.tier,
+            simplicity=like.simplicity,
         )  # fmt: skip
 
+    def _lean(self, candidate: Candidate, smallest: Estimate) -> PlannedSetup | None:
+        """The same with kernels that never have all logits, where the card has room for the states."""
+        if smallest.held_bytes > self._room_bytes(candidate.setup.num_gpus):
+            return None
+        for setup in lean_kernels(self.model, candidate.setup, self.gpu):
+            lean = replace(candidate, setup=setup)
+            try:
+                best = self._largest(lean, 1)
+                answer = self._estimate(setup, best) if best is not None else None
+            except SetupError:
+                continue
+            if answer is not None and not self._overfills_node(answer):
+                return self._planned(lean, answer)
+        return None
+
     def _overfills_node(self, answer: Estimate) -> bool:
-        """Whether a node's CPU RAM is not enough for it; then it is kept."""
+        """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
         node = self.goal.node_memory_bytes
+        if node is None:
+            node = usual_node_bytes(answer.setup, self.gpu)
         if node is None or answer.host_bytes <= node:
             return False
         self.overfilling.append(replace(answer, node_memory_bytes=node))
@@ -404,7 +524,7 @@ class Planner:
 
     def _rank(self, each: PlannedSetup) -> tuple[float, ...]:
         layers = each.estimate.model.num_layers
-        return rank_of(self.goal.objective, each, each.setup, each.speed.per_gpu, layers)
+        return rank_of(self.goal, each, each.setup, each.speed.per_gpu, layers)
 
     def _shortfall(
         self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate, without_run
@@ -10,7 +11,10 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.grid import Grid, Impossible, Open
 from memplan.training.setup import TrainingSetup
-from memplan.upward import Displayed
+from memplan.upward import Displayed, Drawn, provided
+
+if TYPE_CHECKING:
+    from memplan.estimator.run_cost import TimeQuestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +44,16 @@ class Sweep(Displayed):
         *,
         num_jobs: int = 1,
         node_memory_bytes: int | None = None,
+        times: "TimeQuestion | None" = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.node_memory_bytes = node_memory_bytes
         """CPU RAM of one node; None: there is no verdict on it [bytes]."""
+        self.times = times
+        """What is asked of time, which rows then tell too; None: nothing."""
+        self.notes = tuple(notes)
+        """What the reader should know."""
         self.num_jobs = num_jobs
         """Processes that estimate; 1: this one."""
         self.grid = grid
@@ -112,7 +122,26 @@ class Sweep(Displayed):
         >>> [(row["micro_batch_size"], row["gpu"], row["verdict"]) for row in rows]
         [(1, 't4-16gb', 'fits'), (2, 't4-16gb', 'fits')]
         """
-        return [each.to_dict() for result in self for each in result.estimates]
+        answers = [each for result in self for each in result.estimates]
+        return [replace(each, times=self.times).to_dict() for each in answers]
+
+    def to_dict(self) -> dict[str, object]:
+        """The document that ``memplan sweep --format json`` writes. Computes them all, as ``rows`` does."""
+        found: dict[str, object] = provided("sweep_document", self)
+        return found
+
+    def plot(self, rows: str | None = None, columns: str | None = None) -> Drawn:
+        """A heat map of what each setup needs, by two axes (``seq-len``, ``batch``, ``gpus``, ``setup``, ...).
+
+        By default the first two that vary. Computes them all. Raises ``UsageError`` for an axis that
+        there is not.
+        """
+        found: Drawn = provided("sweep_picture", self, rows, columns)
+        return found
+
+    def to_pandas(self) -> Any:
+        """The rows as a ``pandas.DataFrame``. Raises ``UsageError`` where pandas is not installed."""
+        return provided("data_frame", self)
 
     def __repr__(self) -> str:
         count = self.num_combinations

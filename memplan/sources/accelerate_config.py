@@ -88,6 +88,13 @@ _STATE_DICTS = {
     "LOCAL_STATE_DICT": "sharded_state_dict", "2": "sharded_state_dict",
     "SHARDED_STATE_DICT": "sharded_state_dict", "3": "sharded_state_dict",
 }  # fmt: skip
+_OPTION_KEYS = {"init_device": "cpu_ram_efficient_loading"}
+"""Engine options that a key of another name says."""
+_OWN_WAYS = frozenset({
+    "wrapping", "autocast", "sync_each_batch", "init_device", "state_dict_type",
+    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "use_orig_params",
+})  # fmt: skip
+"""What accelerate does by itself where no key says it: options given beside the file say otherwise."""
 _TRUE = ("true", "1", "yes", "y", "t", "on")
 _FALSE = ("false", "0", "no", "n", "f", "off")
 _WRAP_POLICIES = {
@@ -284,6 +291,9 @@ class _Reader:
         else:
             config, source = self._named_config(section, path)
         self._add_half(config)
+        shared = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
+        if shared.get("sp_size") not in (None, 1):
+            config.setdefault("sequence_parallel_size", shared["sp_size"])
         sizes = {name: self.fields[name] for name in ("num_gpus",) if name in self.fields}
         given = {**sizes, **{name: each for name, each in self.given.items() if each is not None}}
         read = deepspeed_fields(config, given, source=source)
@@ -374,8 +384,8 @@ class _Reader:
             self._read_fp8()
             name = "bf16"
         self._set("precision", f"{name}-{suffix}", "mixed_precision")
-        if upcasts:
-            self._set("upcast_outputs", value=True, key="mixed_precision")
+        if upcasts and self.given.get("upcast_outputs") is None:
+            self.fields["upcast_outputs"] = True
         return True
 
     def _read_fp8(self) -> None:
@@ -394,12 +404,24 @@ class _Reader:
             self.options[FP8_ALL_GATHER] = True
 
     def _read_sizes(self, kind: str) -> None:
-        processes = self._count("num_processes")
-        if processes is not None and processes > 0:
+        processes = self._processes(kind)
+        if processes is not None:
             self._set("num_gpus", processes if kind != "NO" else 1, "num_processes")
         machines = self._count("num_machines")
-        if machines is not None and machines > 0:
+        if machines is not None:
             self._set("num_nodes", machines, "num_machines")
+
+    def _processes(self, kind: str) -> int | None:
+        """As many as are said, or as cards are named; else as the machine has, which no file says."""
+        found = self._count("num_processes")
+        cards = self.config.get("gpu_ids")
+        if found is None and cards not in (None, "all", ""):
+            found = len([each for each in str(cards).split(",") if each.strip()])
+        if found is None and kind != "NO" and self.given.get("num_gpus") is None:
+            self.notes.append(
+                "num_processes is not said: accelerate takes every GPU it finds; counted is 1: give num_gpus"
+            )
+        return found
 
     def _read_parallelism(self) -> None:
         section = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
@@ -442,8 +464,12 @@ class _Reader:
     def _add_given_options(self) -> None:
         beside = self.given.get("engine_options") or {}
         options = dict(beside.items() if isinstance(beside, Mapping) else beside)  # type: ignore[call-overload]
+        section = self.config.get("fsdp_config")
+        keys = section if isinstance(section, Mapping) else {}
+        said = {str(key).removeprefix("fsdp_") for key in keys}
         for name, value in options.items():
-            if name in self.options and self.options[name] != value:
+            is_said = _OPTION_KEYS.get(name, name) in said or name not in _OWN_WAYS
+            if is_said and name in self.options and self.options[name] != value:
                 self._refuse(name, f"the file says {self.options[name]}, the options say {value}")
             self.options[name] = value
 
@@ -463,6 +489,8 @@ class _Reader:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
             self._refuse(key, f"expected a whole number, got {value!r}")
+        if value < 1:
+            self._refuse(key, f"write a whole number from 1 up, not {value}")
         return value
 
     def _flag(self, section: Mapping[str, object], key: str, *, default: bool) -> bool:

@@ -13,12 +13,13 @@ from memplan.errors import GpuNotFoundError, did_you_mean, nearest
 from memplan.hardware.gpu import (
     GpuSpec,
     LinkSpec,
+    NodeSpec,
     PcieSpec,
     TflopsByDtype,
     Vendor,
     gpu_from_memory,
 )
-from memplan.units import GB, MIB, is_size, parse_bytes
+from memplan.units import GB, GIB, MIB, is_size, parse_bytes
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -168,6 +169,7 @@ def _catalog_entry(gpu_id: str) -> GpuSpec:
         pcie=PcieSpec(
             generation=entry["pcie_generation"], bytes_per_s=_bytes_per_s(entry["pcie_gb_s"])
         ),
+        node=_node(gpu_id),
         has_bf16=entry["bf16"],
         device_names=tuple(entry["device_names"]),
         aliases=tuple(alias for alias, known in catalog["aliases"].items() if known == gpu_id),
@@ -175,6 +177,19 @@ def _catalog_entry(gpu_id: str) -> GpuSpec:
         notes=entry.get("notes", ""),
         unverified=tuple(entry.get("unverified", ())),
     )
+
+
+def _node(gpu_id: str) -> NodeSpec | None:
+    catalog = _catalog()
+    for row in catalog["nodes"]:
+        if gpu_id in row["gpus"]:
+            return NodeSpec(
+                name=row["name"],
+                memory_bytes=row["memory_gib"] * GIB,
+                num_gpus=row["num_gpus"],
+                source=catalog["node_sources"][row["source"]],
+            )
+    return None
 
 
 def _link(entry: dict[str, Any] | None) -> LinkSpec | None:

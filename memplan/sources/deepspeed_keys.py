@@ -159,10 +159,11 @@ OPTIMIZER_PARAMS: Section = {
     "adam_w_mode": FREE, "torch_adam": FLAG, "amsgrad": FLAG, "set_grad_none": FREE,
     "fp32_optimizer_states": FLAG, "max_grad_norm": FREE, "momentum": NUMBER, "dampening": FREE,
     "nesterov": FREE, "maximize": FREE, "foreach": MAYBE_FLAG, "fused": MAYBE_FLAG,
-    "capturable": FREE, "differentiable": FREE,
+    "capturable": FREE, "differentiable": FREE, "max_coeff": FREE, "min_coeff": FREE,
+    "eps_inside_sqrt": FREE, "adamw_mode": FREE,
 }  # fmt: skip
 """``optimizer.params`` of the optimizers that are modelled: Adam, AdamW (FusedAdam,
-DeepSpeedCPUAdam, torch's) and torch's SGD."""
+DeepSpeedCPUAdam, torch's), LAMB (its trust ratio's bounds move no memory) and torch's SGD."""
 
 _PLOT: Section = {"enabled": FLAG, "output_path": TEXT, "job_name": TEXT}
 
@@ -261,6 +262,8 @@ TOP: Section = {
     "pipeline": FREE,
     "weight_quantization": FREE,
     "msamp": FREE,
+    # Of scripts and launchers, which DeepSpeed passes over: it looks for single keys.
+    "cuda_visible_devices": FREE, "comms_config": FREE, "local_rank": FREE,
 }  # fmt: skip
 """The whole file."""
 

@@ -4,7 +4,8 @@ What a key is, is data (``memplan/data/stacks``): ``read`` by the stack's reader
 changes no memory; ``left_out``, which adds what is not counted; ``upper``, which takes away what is
 counted all the same; ``refused``; ``renamed``, an older spelling of another. Nested keys are written
 with dots, and a key stands for everything below it that has no name of its own. ``*`` is any one part.
-``idle`` has values with which a key does nothing, besides those with which none does (``OFF``).
+``idle`` has values with which a key does nothing, besides those with which none does (``OFF``). ``closed`` are keys
+that stand for themselves alone.
 
 ``benchmarks/stack_keys.py`` reads from a stack's own classes which keys it has; a test says which are in no table.
 """
@@ -39,6 +40,8 @@ class KeyTable:
     """Older spellings, and today's; without one where nothing took its place."""
     idle: Mapping[str, tuple[object, ...]]
     """Values with which a key does nothing."""
+    closed: tuple[str, ...] = ()
+    """Names that stand for themselves alone: what is below them and has no name is no key."""
     fates: "Mapping[str, Fate]"
     """Of every name that the table itself has."""
 
@@ -58,7 +61,7 @@ class KeyTable:
         names = [name for name in self.fates if _covers(name, key)]
         if names:
             longest = max(names, key=lambda name: (name.count("."), name.count("*") == 0))
-            return longest, self.fates[longest]
+            return (key, None) if longest in self.closed else (longest, self.fates[longest])
         if any(name.startswith(f"{key}.") for name in self.fates):
             return key, Fate.SECTION
         if key in self.renamed:
@@ -70,7 +73,11 @@ class KeyTable:
         own = self.idle.get(name)
         if own is None and self.arguments:
             own = _arguments().idle.get(name)
-        return value in OFF or value in (own or ())
+        same = (
+            isinstance(value, bool) is isinstance(each, bool) and value == each
+            for each in own or ()
+        )
+        return value in OFF or any(same)
 
     def text(self, name: str, fate: "Fate") -> str:
         """What is said of a key that is left out, makes the figures upper bounds, or is refused."""
@@ -112,6 +119,7 @@ def key_table(stack: str) -> KeyTable:
         upper=_texts(values.get("upper")),
         refused=_texts(values.get("refused")),
         renamed=_texts(values.get("renamed")),
+        closed=_names(values.get("closed")),
         idle={key: tuple(each) for key, each in idle.items()} if isinstance(idle, dict) else {},
         fates={
             str(name): fate

@@ -38,6 +38,15 @@ class BuiltinModel:
     sizes: Mapping[str, object]
     """Keys of the config that differ from the defaults of the family's config class."""
 
+    def to_dict(self) -> dict[str, object]:
+        """One row of ``memplan models --format json``."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "hub_id": self.hub_id,
+            "aliases": self.aliases,
+        }
+
     def config(self) -> dict[str, object]:
         """Return a config of the form of ``config.json``, less what its class fills in."""
         return {
@@ -55,6 +64,15 @@ def builtin_names() -> tuple[str, ...]:
     True
     """
     return tuple(_FILE.entries())
+
+
+def builtin_models() -> tuple[BuiltinModel, ...]:
+    """All built-in models, family by family.
+
+    >>> len(builtin_models()) == len(builtin_names())
+    True
+    """
+    return tuple(_to_model(name, entry) for name, entry in _FILE.entries().items())
 
 
 def find_builtin(name: str) -> BuiltinModel | None:

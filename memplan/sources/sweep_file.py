@@ -38,9 +38,11 @@ _CONSTRAINTS = ("global_batch_size",)
 _RANGES = frozenset({
     "num_gpus", "num_nodes", "zero_stage", "micro_batch_size", "gradient_accumulation_steps",
     "seq_len", "target_seq_len", "tensor_parallel", "pipeline_parallel", "virtual_stages",
-    "context_parallel", "expert_parallel",
+    "context_parallel", "expert_parallel", "mlp_tiles",
 })  # fmt: skip
 """Axes whose text may be a range of whole numbers."""
+_FROM_ZERO = frozenset({"zero_stage", "mlp_tiles"})
+"""Those of which 0 is a value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +133,7 @@ def read_axis(name: str, value: object, *, option: str = "") -> object:
     if name in OF_SETUP and value.strip() == MAX:
         return [MAX]
     if name in _RANGES:
-        return parse_range(value, option=option or name, minimum=int(name != "zero_stage"))
+        return parse_range(value, option=option or name, minimum=int(name not in _FROM_ZERO))
     if name == "freeze":  # a comma joins its parts
         return [value]
     parts = [part.strip() for part in value.split(",")]

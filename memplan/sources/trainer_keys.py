@@ -162,14 +162,17 @@ def trl_job(
     return _generating_job(config, values, has_adapter=has_adapter)
 
 
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
 def _generating_job(
     config: str, values: Mapping[str, object], *, has_adapter: bool
 ) -> dict[str, object]:
     """GRPO, RLOO, which differs in how advantages are made alone, and distillation on the student's own answers."""
-    job: dict[str, object] = {"kind": "grpo"}
     if config == "DistillationConfig":
-        job = {"kind": "distillation", "teacher": values.get("teacher_model_name_or_path")}
-    elif values.get("beta", RLOO_BETA if config == "RLOOConfig" else 0.0):
+        return _distillation(values)
+    job: dict[str, object] = {"kind": "grpo"}
+    if values.get("beta", RLOO_BETA if config == "RLOOConfig" else 0.0):
         job["reference"] = "adapter-off" if has_adapter else "same"
     if values.get("max_completion_length") is not None:
         job["completion_length"] = values["max_completion_length"]
@@ -182,12 +185,25 @@ def _generating_job(
     return job
 
 
+def _distillation(values: Mapping[str, object]) -> dict[str, object]:
+    """The teacher, and what it is loaded in; generation is not modelled beside it."""
+    job: dict[str, object] = {"kind": "distillation"}
+    if values.get("teacher_model_name_or_path") is not None:
+        job["teacher"] = values["teacher_model_name_or_path"]
+    loading = values.get("teacher_model_init_kwargs")
+    if isinstance(loading, Mapping) and loading.get("dtype") is not None:
+        job["frozen_dtype"] = _DTYPES.get(str(loading["dtype"]).rpartition(".")[2])
+    return job
+
+
 def trl_remarks(config: str, values: Mapping[str, object]) -> Iterator[str]:
     """What the answer should say of a TRL trainer."""
     if config in PAIRED:
         yield f"{config}: each example is two sequences, chosen and rejected"
     if config == "SFTConfig" and values.get("loss_type", "nll") != "nll":
         yield f"loss_type {values['loss_type']} is counted as nll"
+    if config == "DistillationConfig":
+        yield "DistillationConfig: completions that the student generates are counted as read, not as generated"
     if config == "RLOOConfig":
         yield "RLOOConfig is counted as GRPO, which differs in how advantages are made alone"
     if config in GENERATING and values.get("use_vllm") and not _shares_gpus(values):

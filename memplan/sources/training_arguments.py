@@ -513,7 +513,7 @@ class _Arguments(ArgumentValues):
 
     def _fsdp_file(self) -> EngineFile:
         """``fsdp`` and ``fsdp_config`` as accelerate is told them."""
-        from memplan.sources.emitters.accelerate import accelerate_values
+        from memplan.sources.trainer_fsdp import accelerate_values
 
         config = dict(self.nested("fsdp_config") or {})
         named = self.given.get("engine")

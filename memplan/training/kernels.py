@@ -85,7 +85,8 @@ class LossKernel(Enum):
     SHIFTED_UNCAST = "shifted_uncast"
     """The same in the logits' own dtype: GPT-2, GPT-BigCode and their like before 4.49."""
     CHUNKED = "chunked"
-    """torchtitan's: head and loss over pieces of the sequence, with their backward passes."""
+    """torchtitan's: head and loss over pieces of the sequence, with their backward passes; ``loss_tiles`` of
+    them, by default 8."""
     FUSED_LINEAR = "fused_linear"
     """Liger's fused linear cross-entropy: gradients are made in the forward pass."""
     PARALLEL_FUSED = "fused"

@@ -1,6 +1,5 @@
 """``memplan explain`` as a user types it."""
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,65 +10,72 @@ Run = Callable[..., Any]
 JOB = ("explain", "llama-3.2-1b", "--precision", "bf16", "--gpu", "v100-16gb")
 
 
+SCREEN_LINES = 24
+
+
 def test_the_verdict_and_the_fix_come_first(run: Run) -> None:
     lines = run(*JOB).stdout.splitlines()
-    assert lines[0].startswith("llama-3.2-1b (causal-lm) · 1.24B · 1 GPU · bf16 · 2,048 tokens")
-    first = next(line for line in lines if line.startswith("  "))
-    assert re.fullmatch(r"  V100-16  OOM   needs [\d.]+-[\d.]+ of 15.8 GiB", first)
-    assert lines[lines.index(first) + 1].startswith("    to fit: --checkpointing full (")
+    assert re.fullmatch(r"V100-16  does not fit   needs [\d.]+-[\d.]+ of 15.8 GiB", lines[0])
+    assert lines[1].startswith("    to fit: --checkpointing full (")
+    job = next(line for line in lines if line.startswith("llama-3.2-1b"))
+    assert job.startswith("llama-3.2-1b (causal-lm) · 1.24B · 1 GPU · bf16 · 2,048 tokens")
 
 
-def test_two_setups_side_by_side(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    shown = run(*JOB, "--versus", "--seq-len 1024").stdout
-    assert "· 2,048 tokens ·" in shown
-    assert "· 1,024 tokens ·" in shown
-    assert " as given  --seq-len 1024 " in shown
-    assert re.search(r"^--seq-len 1024 needs [\d.]+ GiB less, .*: activations", shown, re.MULTILINE)
-
-
-def test_side_by_side_adds_up(run: Run) -> None:
-    one, other = (
-        json.loads(run("estimate", *job, "--format", "json").stdout)["rows"][0]
-        for job in ((*JOB[1:],), (*JOB[1:], "--checkpointing", "full", "--batch-size", "2"))
-    )
-    document = json.loads(
-        run(*JOB, "--versus", "--checkpointing full --batch-size 2", "--format", "json").stdout
-    )
-    rows = {row["component"]: row for row in document["rows"]}
-    assert rows["allocated"]["bytes"] == one["worst_bytes"]
-    assert rows["allocated"]["versus_bytes"] == other["worst_bytes"]
-    assert rows["needed, at most"]["versus_bytes"] == other["total_high_bytes"]
-    parts = [row for name, row in rows.items() if f"{name}_bytes" in one]
-    assert sum(row["difference_bytes"] for row in parts) == rows["allocated"]["difference_bytes"]
-
-
-def test_another_engine_and_another_card(run: Run) -> None:
-    shown = run(*JOB, "--versus", "--gpus 8 --zero 3 --gpu h100 --precision bf16-master").stdout
-    assert "8 GPUs, ZeRO-3 · bf16-master" in " ".join(shown.split())
-    assert "H100-80  fits" in shown
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        ("", 2, "names no option"),
-        ("gpt2", 2, "makes no use of MODEL"),
-        ("--task base", 2, "makes no use of --task"),
-        ("--sequ-len 3", 2, "no option --sequ-len. Did you mean '--seq-len'"),
-        ("--gpu a100,h100", 2, "takes one"),
-        ("--seq-len '3", 2, "cannot be split"),
-        ("--optimizer adam", 3, "optimizer"),
-    ],
-)
-def test_what_describes_no_other_setup_is_refused(
-    run: Run, text: str, code: int, words: str
+@pytest.mark.parametrize("job", [
+    JOB, ("explain", "t5-3b"), ("explain", "mixtral-8x7b", "--gpus", "8", "--zero", "3"),
+    ("explain", "llama-3.1-8b", "--gpus", "8", "--engine", "fsdp", "--lora", "8"),
+])  # fmt: skip
+@pytest.mark.parametrize("width", [80, 200])
+def test_it_fits_a_screen_and_adds_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch, job: tuple[str, ...], width: int
 ) -> None:
-    done = run(*JOB, "--versus", text)
-    assert done.exit_code == code, done.stderr
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run(*job).stdout.splitlines()
+    assert len(lines) <= SCREEN_LINES
+    assert max(map(len, lines)) <= width
+    bars = [re.fullmatch(r" ([a-z' ]+?) +([\d.,]+) +(\d+)% .*", line) for line in lines]
+    figures = {bar[1]: float(bar[2].replace(",", "")) for bar in bars if bar is not None}
+    shares = [int(bar[3]) for bar in bars if bar is not None]
+    assert 97 <= sum(shares) <= 103
+    assert "parameters" in figures
+    (needs,) = (line for line in lines if line.startswith(" needs "))
+    together = float(needs.split(" = ")[1].split()[0].replace(",", ""))
+    assert sum(figures.values()) == pytest.approx(together, abs=0.1)
+    assert needs.split()[1] in lines[0]
+    assert run(*job, "--full", "--format", "json").exit_code == 2  # which is for people
+
+
+def test_components_are_explained_by_name(run: Run) -> None:
+    shown = run(*JOB, "--component", "activations,optimizer-states").stdout
+    assert re.search(r"^activations: [\d.]+ GiB, \d+% of what is allocated", shown, re.MULTILINE)
+    assert re.search(r"^optimizer states: [\d.]+ GiB", shown, re.MULTILINE)
+    assert "decoder.layers keeps " in shown
+    assert "gradients:" not in shown
+    assert "buffers: none in this setup" in run(*JOB, "--component", "averaged_weights", "--component",
+                                                "buffers").stdout  # fmt: skip
+
+
+def test_a_component_that_is_nearly_one_is_refused(run: Run) -> None:
+    done = run(*JOB, "--component", "activation")
+    assert done.exit_code == 2
+    assert "there is no component 'activation'. Did you mean 'activations'?" in done.stderr
+
+
+def test_the_step_over_time_and_everything(run: Run) -> None:
+    drawn, full = run(*JOB, "--timeline").stdout, run(*JOB, "--full").stdout
+    assert "long: the whole run" in drawn
+    assert "▼ peak" in drawn
+    assert "▼ peak" in full
+    for text in (drawn, full):
+        assert text.startswith("V100-16  does not fit ")
+    assert len(full.splitlines()) > 100
+    assert run(*JOB, "--full", "--timeline").exit_code == 2
+
+
+def test_versus_says_where_it_went(run: Run) -> None:
+    done = run(*JOB, "--versus", "--zero 3")
+    assert done.exit_code == 2
+    assert 'Two setups are compared by `memplan compare MODEL --vs "--zero 3"`.' in done.stderr
 
 
 def test_a_step_as_lanes(run: Run) -> None:

@@ -47,7 +47,9 @@ def test_a_single_setup_says_where_loading_decides(run: Run, tmp_path: Path) -> 
         "num_gpus: 16\nengine: deepspeed\nzero_stage: 3\nengine_options:\n  zero_init: false\n"
     )
     shown = run("estimate", "mixtral-8x7b", "--setup", str(setup), "--gpu", "h100")
-    assert re.search(r"H100-80  OOM   needs 8[\d.]+-[\d.]+ of 79.2 GiB to load", shown.stdout)
+    assert re.search(
+        r"H100-80  does not fit   needs 8[\d.]+-[\d.]+ of 79.2 GiB to load", shown.stdout
+    )
     assert " load * " in shown.stdout
 
 

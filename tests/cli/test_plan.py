@@ -64,6 +64,7 @@ def test_the_chosen_setup_is_written_and_read_back(
         "estimate", "llama-3.2-1b", "--gpus", "8", "--seq-len", "2048", read, str(path),
         "--checkpointing", str(best["checkpointing"]), "--gpu", "h100", "--format", "json",
         *(("--batch-size", str(best["micro_batch_size"])) if framework == "accelerate" else ()),
+        *(("--kernels", "liger") if best["other_settings"] == "kernels=liger" else ()),
     )  # fmt: skip
     assert again.exit_code == 0, again.stderr
     (row,) = rows_of(again.stdout)

@@ -89,7 +89,7 @@ def test_closed_streams(checkout: Path, command: str, code: int) -> None:
         ("memplan estimate {model} --format json", "ascii"),
         ("memplan estimate {model} --format csv", "cp1252"),
         ("memplan explain {model} --engine fsdp --gpus 2", "ascii"),
-        ("memplan compare {model}", "cp1252"),
+        ("memplan compare {model} --formulas", "cp1252"),
         ("memplan flops {model}", "ascii"),
         ("memplan models {model} --tree", "ascii"),
     ],

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -247,7 +248,7 @@ def test_a_matrix_may_be_asked_for_without_naming_a_figure(run: Run) -> None:
     ("axes", "head", "column"),
     [
         ("seq-len,batch", "tokens \\ batch", ["2", "4"]),
-        ("total,batch,seq-len", "batch \\ tokens", ["512", "1024"]),
+        ("total,batch,seq-len", "batch \\ tokens", ["512", "1,024"]),
         ("setup,gpu", "setup \\ gpu", ["A100-40", "H200"]),
     ],
 )
@@ -416,3 +417,62 @@ def test_sequence_parallel_is_an_axis(run: Callable[..., Any]) -> None:
     bad = run(*split, "--sequence-parallel", "yes")
     assert bad.exit_code == 2
     assert "neither true nor false" in bad.stderr
+
+
+INTERRUPTED = """
+import sys, memplan.cli, memplan.cli.progress as progress
+whole = progress.with_progress
+def some(sweep, *, alone):
+    for number, each in enumerate(whole(sweep, alone=alone)):
+        if number == 2:
+            raise KeyboardInterrupt
+        yield each
+progress.with_progress = some
+sys.argv[1:] = {words!r}
+sys.exit(memplan.cli.main())
+"""
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_what_was_done_before_an_interrupt_is_shown(checkout: Path, form: str) -> None:
+    words = [
+        "sweep",
+        "gpt2",
+        "--batch-size",
+        "1,2,4,8",
+        "--gpu",
+        "h100",
+        "--check",
+        "--format",
+        form,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(words=words)], cwd=checkout, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr == "memplan: interrupted: what was done by then is shown, 3 of 4 setups\n"
+    if form == "table":
+        assert done.stdout.startswith("H100-80  2 of 2 fit")
+    elif form == "csv":
+        assert len(done.stdout.splitlines()) == 3
+    else:
+        assert len(json.loads(done.stdout)["rows"]) == 2
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_waited_for_is_said_on_a_terminal_alone(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    with progress.waiting("waiting"):
+        time.sleep(0.3)
+    text = "waiting ..."
+    assert written.getvalue() == (f"{text}\r{' ' * len(text)}\r" if is_terminal else "")
+    monkeypatch.setattr(progress, "PATIENCE_S", 60.0)
+    with progress.waiting("waiting"):
+        pass
+    assert written.getvalue().count("waiting") == is_terminal

@@ -81,7 +81,7 @@ def test_a_number_of_gpus_under_the_wrong_name(run: Any, command: str) -> None:
 
 @pytest.mark.parametrize("command", ["estimate", "sweep", "plan", "explain"])
 def test_megatron_is_an_engine(run: Any, command: str) -> None:
-    engines = run(command, "--help").stdout.partition("--engine ")[2].partition("--")[0]
+    engines = run(command, "--help", "all").stdout.partition("--engine ")[2].partition("--")[0]
     assert "megatron" in engines
     refused = run(command, "gpt2", "--engine", "megatrn")
     assert refused.exit_code == 3
@@ -139,7 +139,7 @@ def test_a_page_and_a_revision_that_disagree() -> None:
 
 def test_a_pasted_page_is_a_builtin_model(run: Any) -> None:
     outcome = run("models", "https://huggingface.co/openai-community/gpt2/tree/main")
-    assert outcome.stdout.startswith("gpt2 ")
+    assert outcome.stdout.startswith("gpt2: ")
 
 
 # -- a filter for models ---------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_models_holding_a_word(run: Any) -> None:
 
 
 def test_a_name_is_no_filter(run: Any) -> None:
-    assert run("models", "gpt2").stdout.startswith("gpt2 ")
+    assert run("models", "gpt2").stdout.startswith("gpt2: ")
     assert run("models", "nothing-like-this").exit_code in (3, 4)
 
 
@@ -177,7 +177,7 @@ def test_a_plan_of_some_stages(run: Any) -> None:
 
 def test_the_longest_sequence(run: Any) -> None:
     found = rows(run, *PLAN, "--maximize", "seq-len", "--engine", "ddp", "--batch-size", "2")
-    assert len(found) == 4
+    assert len(found) == 7  # three with Liger's kernels beside the four without
     assert all(row["seq_len"] % 128 == 0 and row["micro_batch_size"] == 2 for row in found)
     by_tier = [row["seq_len"] for row in found if row["precision"] == found[0]["precision"]]
     assert by_tier == sorted(by_tier, reverse=True)
@@ -186,6 +186,7 @@ def test_the_longest_sequence(run: Any) -> None:
             "estimate", "llama-3.2-1b", "--gpus", "2", "--gpu", "a100", "--engine", "ddp",
             "--precision", row["precision"], "--checkpointing", row["checkpointing"],
             "--batch-size", "2", "--format", "json",
+            *(("--kernels", "liger") if row["other_settings"] else ()),
         )  # fmt: skip
         assert rows(run, *same, "--seq-len", str(row["seq_len"]))[0]["verdict"] == "fits"
 

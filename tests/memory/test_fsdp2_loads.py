@@ -46,6 +46,23 @@ def test_as_the_real_one(case: dict[str, Any]) -> None:
     assert found.reserved_bytes == case["truth"]["reserved"]
 
 
+def test_the_output_matrix_takes_a_tied_tables_place() -> None:
+    """``swap_tensors``: the shard that was made first goes, not the one that was made last."""
+    config = {"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": True}
+    model = load_model(config, "causal-lm")
+    setup = TrainingSetup(
+        engine="fsdp",  # type: ignore[arg-type]
+        num_gpus=4,
+        seq_len=64,
+        engine_options={"init_device": "to_empty"},
+    )
+    ledger = Ledger()
+    given = prepared(model, setup.resolve(model.context_length), None).rank_input
+    program_of(given, ledger, workspace_bytes=0).load()  # type: ignore[attr-defined]
+    assert ledger.events[-1] == ~0
+    assert ledger.events[0] == ledger.events[-2]
+
+
 @pytest.mark.parametrize(
     ("preset", "place"),
     [("torchtitan", "to_empty"), ("prime-rl", "to_empty"), ("torchtune", "meta")],

@@ -149,7 +149,7 @@ def test_numbers() -> None:
     text = numbers_of(LLAMA, TrainingSetup(num_gpus=8, micro_batch_size=2, seq_len=1024))
 
     assert "Φ = 8,030,261,248 parameters" in text
-    assert "s = 1024 tokens, b = 2, h = 4096, a = 32, L = 32, f = 14336, V = 128256" in text
+    assert "s = 1,024 tokens, b = 2, h = 4,096, a = 32, L = 32, f = 14,336, V = 128,256" in text
 
 
 def test_other_bytes_a_parameter_are_said_so() -> None:

@@ -69,7 +69,7 @@ def test_parameters_are_listed_tensor_by_tensor() -> None:
     peak = next(phase for phase in explained.phases if phase.name == explained.peak)
     nodes = {node.name: node for _, node in walk_nodes(peak)}
 
-    assert nodes["self_attn.k_proj.weight"].formula == "16 x 512 x 2048 x 2 B (bf16)"
+    assert nodes["self_attn.k_proj.weight"].formula == "16 x 512 x 2,048 x 2 B (bf16)"
     assert nodes["parameters"].formula == "2 B x 1,235,814,400 parameters"
     assert nodes["optimizer states"].formula == "4 B x 1,235,814,400 trained parameters"
 
@@ -79,7 +79,7 @@ def test_sizes_are_named() -> None:
     layer = next(kind for kind in explained.layers if kind.name == "decoder.layers")
     found = {node.name: node.formula for node in layer.tensors}
 
-    assert found["gate_proj"] == "512 tokens x 8192 (feed-forward) x 2 B (bf16)"
+    assert found["gate_proj"] == "512 tokens x 8,192 (feed-forward) x 2 B (bf16)"
     assert found["softmax"] == "1 x 32 heads x 512 x 512 x 4 B (fp32)"
 
 

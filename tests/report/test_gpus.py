@@ -43,14 +43,14 @@ def test_the_list_keeps_every_id_and_figure_whole(width: int) -> None:
 
 def test_the_list_is_one_line_per_gpu_where_it_is_wide() -> None:
     lines = _printed(print_gpus, all_gpus(), width=200).splitlines()
-    assert "smi MiB" in lines[1]
-    rows = lines[3 : 3 + len(all_gpus())]
+    assert "smi MiB" in lines[2]
+    rows = lines[4 : 4 + len(all_gpus())]
     assert [row.split()[0] for row in rows] == [gpu.gpu_id for gpu in all_gpus()]
 
 
 def test_the_list_says_no_where_there_is_no_bf16() -> None:
     text = _printed(print_gpus, [load_gpu("v100"), load_gpu("a100")], width=80)
-    v100, a100 = (line.split() for line in text.splitlines()[3:5])
+    v100, a100 = (line.split() for line in text.splitlines()[4:6])
     assert v100 == ["v100-sxm2-32gb", "31.72", "900", "125", "no", "NVLink2", "150"]
     assert a100 == ["a100-sxm4-80gb", "79.15", "2039", "312", "312", "NVLink3", "300"]
 
@@ -67,7 +67,7 @@ def test_marks_are_explained_only_where_they_stand() -> None:
 def test_one_gpu_in_full() -> None:
     text = " ".join(_printed(print_gpu, load_gpu("h200-nvl"), width=80).split())
     for part in (
-        "H200 NVL 141GB h200-nvl-141gb",
+        "H200 NVL 141GB (h200-nvl-141gb): 139.81 GiB usable",
         "printed as NVIDIA H200 NVL",
         "139.81 GiB (143165 MiB)",
         "nvidia-smi 143771 MiB",
@@ -172,7 +172,7 @@ def test_the_command_lists(run: Callable[..., Any]) -> None:
 def test_the_command_shows_the_id_that_a_name_stands_for(run: Callable[..., Any]) -> None:
     outcome = run("gpus", "NVIDIA H100 80GB HBM3")
     assert outcome.exit_code == 0
-    assert outcome.stdout.splitlines()[0].split() == ["H100", "SXM5", "80GB", "h100-sxm-80gb"]
+    assert outcome.stdout.splitlines()[0] == "H100 SXM5 80GB (h100-sxm-80gb): 79.18 GiB usable"
 
 
 @pytest.mark.parametrize("output_format", ["json", "csv", "markdown"])

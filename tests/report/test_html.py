@@ -11,8 +11,8 @@ import pytest
 
 from memplan.estimator import estimate
 from memplan.report.html import heat_cells, html_report
+from memplan.report.pictures.steps import step_picture
 from memplan.report.stages import pipeline_places
-from memplan.report.svg import timeline_svg
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -139,20 +139,15 @@ def test_engines(setup: dict[str, Any]) -> None:
 
 def test_svg_is_xml() -> None:
     found = estimate(load_model("gpt2"), TrainingSetup(), load_gpu("v100-16gb"))
-    root = ElementTree.fromstring(timeline_svg(found))
+    root = ElementTree.fromstring(step_picture(found).svg)
 
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "forward" in words
     assert any("peak" in (word or "") for word in words)
     paths = list(root.iter("{http://www.w3.org/2000/svg}path"))
-    assert [path.get("class") for path in paths] == [
-        "long",
-        "medium",
-        "short",
-        "added",
-        "reserved",
-        "reserved",
-    ]
+    drawn = {str(path.get("class")).split()[0].removeprefix("mp-") for path in paths}
+    held = {name for phase in found.phases.values() for name in phase.components}
+    assert held | {"added", "line-ink"} <= drawn
 
 
 @pytest.mark.parametrize("name", ["report.html", "timeline.svg"])
@@ -184,11 +179,11 @@ def test_tables_and_drawings_are_read_aloud() -> None:
     assert all(areas)
     heads = page.count("<th") - page.count("<thead")
     assert heads == page.count('<th scope="col"') + page.count('<th scope="row"')
-    drawn = re.search(r'role="img" aria-label="([^"]+)"', page)
+    drawn = re.search(r'role="img"[^>]*><title>([^<]+)</title>', page)
     assert drawn is not None
     for phase in found.account.phases:
         assert f"{phase.name} {phase.peak_bytes / 2**30:,.2f} GiB" in drawn[1]
-    assert f"<title>{drawn[1]}</title>" in timeline_svg(found)
+    assert f"<title>{drawn[1]}</title>" in step_picture(found).svg
 
 
 def test_the_head_says_what_would_make_it_fit() -> None:
@@ -199,10 +194,10 @@ def test_the_head_says_what_would_make_it_fit() -> None:
 
 def test_the_drawing_shows_what_lies_beside_the_allocator() -> None:
     found = estimate(load_model("gpt2"), TrainingSetup(num_gpus=8), load_gpu("v100-16gb"))
-    drawing = timeline_svg(found)
+    drawing = step_picture(found).svg
     low, high = (each / 2**30 for each in (found.overhead_bytes.low, found.overhead_bytes.high))
     words = f"CUDA context and NCCL, {low:.1f}-{high:.1f} GiB"
-    assert drawing.count('class="added"') == 2, "the band, and its key"
+    assert drawing.count('class="mp-added mp-area"') == 2, "the band, and its key"
     assert drawing.count(words) == 2, "in the title, and beside the key"
     assert words in parsed(html_report([found], version="1")).text
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "ranks": ("estimate", "llama-3.2-1b", "--gpus", "8", "--zero", "2", "--per-rank"),
     "explain": ("explain", "llama-3.2-1b", "--gpus", "8", "--gpu", "v100-16gb"),
     "operation": ("explain", "--operation", "attention"),
-    "versus": ("explain", "llama-3.2-1b", "--gpu", "v100", "--versus", "--seq-len 1024"),
+    "versus": ("compare", "llama-3.2-1b", "--gpu", "v100", "--vs", "--seq-len 1024"),
     "account": ("estimate", "llama-3.2-1b", "--gpu", "v100,h100"),
     "pivot": ("sweep", "llama-3.2-1b", "--gpus", "8", "--zero", "0-3", "--gpu", "a100", "--pivot",
               "peak,setup,gpu"),

@@ -61,7 +61,7 @@ def test_explain_draws_it(run: Callable[..., Any], monkeypatch: pytest.MonkeyPat
         "explain", "llama-3.2-1b", "--gpus", "2", "--engine", "ddp", "--pp", "2",
         "--gradient-accumulation", "4", "--seq-len", "512",
     )  # fmt: skip
-    drawn = run(*command).stdout
+    drawn = run(*command, "--timeline").stdout
     assert "embedding + 0-7" in drawn
     assert "8-15 + head" in drawn
     assert "In flight: micro-batches" in drawn

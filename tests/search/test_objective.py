@@ -11,7 +11,8 @@ import pytest
 from memplan.errors import InputError
 from memplan.estimator.run_cost import TimeQuestion
 from memplan.report.changes import setup_label
-from memplan.report.front import front_page, front_svg
+from memplan.report.front import front_page
+from memplan.report.pictures.scatter import front_picture
 from memplan.report.plan import markdown_columns, plan_rows, run_lines
 from memplan.search.goal import Goal, Plan
 from memplan.search.objective import memory_front
@@ -67,10 +68,10 @@ PRACTICE = {
     # llm-foundry's table for MPT (scripts/train/benchmarking), models as large: activations are kept where they fit ...
     "7b": (("llama-2-7b", "a100-80gb", 8, 2048, 48), {"engines": (Engine.FSDP,)},
            {"weights sharded", "keeps activations", "optimizer on the GPU"}),
-    # ... and computed again where they do not: on 40 GB (where a single sequence fits without, and the allocator gives
-    # its cache back in every step, which no time here knows of: asked with room for that), of 30B, of 70B.
+    # ... and computed again where they do not: on 40 GB (where a single sequence fits without, if the allocator gives
+    # its cache back in every step), of 30B, of 70B.
     "7b-40gb": (("llama-2-7b", "a100-40gb", 8, 2048, 96),
-                {"engines": (Engine.FSDP,), "tensor_parallel": 1, "headroom": 0.1}, {"weights sharded", "recomputes"}),
+                {"engines": (Engine.FSDP,), "tensor_parallel": 1}, {"weights sharded", "recomputes"}),
     "30b": (("opt-30b", "a100-80gb", 8, 2048, 24), {},
             {"weights sharded", "recomputes", "layers whole"}),
     "70b": (("llama-2-70b", "a100-80gb", 64, 2048, 512), {"engines": (Engine.FSDP,), "tensor_parallel": 1},
@@ -218,9 +219,9 @@ def test_every_number_of_gpus_is_timed() -> None:
 
 def test_memory_against_time_is_drawn() -> None:
     found = timed_plan("gpt2-xl", "a100-40gb", 16, 1024, 512, engines=(Engine.DEEPSPEED,))
-    drawing = front_svg(found)
+    drawing = front_picture(found).svg
     ElementTree.fromstring(drawing)
-    assert drawing.count('class="best"') == len(found.front)
+    assert drawing.count('<circle class="mp-long"') == len(found.front)
     assert drawing.count("<circle") == len({*map(id, found.setups), *map(id, found.front)})
     page = front_page(found, version="1.2")
     assert drawing in page

@@ -19,8 +19,10 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
 from memplan.training.choices import Recomputation, ZeroStage
+from memplan.training.kernels import KernelPreset
 from memplan.training.precision import Engine, Precision, carried_precision
 from memplan.training.setup import TrainingSetup
+from memplan.units import GIB
 
 pytestmark = pytest.mark.long
 
@@ -261,7 +263,7 @@ def test_an_adapter_of_ones_own_stays() -> None:
 
 
 def test_a_base_in_four_bits_is_given_up_last() -> None:
-    card = replace(load_gpu("4090"), torch_total_bytes=4 * 2**30)
+    card = replace(load_gpu("4090"), torch_total_bytes=3 * 2**30)
     narrow = TrainingSetup(seq_len=512)
     found = plan(MODEL, Goal(num_gpus=1, engines="ddp", base=narrow, allow=("qlora", "lora")), card)
     assert {each.given_up for each in found.setups} == {Concession.QLORA}
@@ -301,3 +303,50 @@ def test_a_split_model_pays_for_its_sums() -> None:
     params = model_sizes(model).active_params
     speeds = [relative_speed(each, active_params=params).per_gpu for each in (alone, split)]
     assert speeds[0] > speeds[1] > 0.5 * speeds[0]
+
+
+@pytest.mark.parametrize("card", ["4090", "a10g", "l4", "3090"])
+def test_qlora_on_one_card_comes_before_a_host_full_of_weights(card: str) -> None:
+    """8B on 24 GB: full fine-tuning over FSDP2 takes 156 GiB of CPU RAM, and a step takes half a minute."""
+    goal = Goal(num_gpus=1, base=TrainingSetup(seq_len=1024), allow=("qlora",))
+    best = plan(load_model("llama-3-8b"), goal, load_gpu(card)).setups[0]
+    assert best.given_up is Concession.QLORA
+    assert not best.offloads
+    assert best.estimate.verdict is Verdict.FITS
+
+
+def test_a_usual_nodes_ram_is_what_offloading_has() -> None:
+    """Of an RTX 4090 48 GB, unless a goal says otherwise."""
+    model, card, base = load_model("llama-3-8b"), load_gpu("4090"), TrainingSetup(seq_len=512)
+    assert card.node is not None
+    usual = plan(model, Goal(num_gpus=1, base=base), card)
+    assert not usual.setups
+    assert usual.overfilling
+    assert all(each.host_bytes > card.node.share_bytes(1) for each in usual.overfilling)
+    roomy = plan(model, Goal(num_gpus=1, base=base, node_memory_bytes=256 * GIB), card)
+    assert roomy.setups[0].offloads
+
+
+def test_what_comes_first_does_not_flush_in_every_step() -> None:
+    """A largest batch that fits only so gives way to a smaller one."""
+    goal = Goal(num_gpus=1, base=TrainingSetup(seq_len=2048, kernels="liger"), engines="ddp")  # type: ignore[arg-type]
+    found = plan(MODEL, goal, load_gpu("a100-40gb")).setups
+    assert found
+    for each in found:
+        assert each.flushes == each.estimate.flushes_every_step
+    larger = replace(found[0].setup, micro_batch_size=found[0].setup.micro_batch_size + 1)
+    beyond = estimate(MODEL, larger, load_gpu("a100-40gb"))
+    assert beyond.verdict is not Verdict.FITS or beyond.flushes_every_step
+
+
+def test_numbers_of_gpus_that_are_no_whole_nodes_are_left_out() -> None:
+    found = plan(MODEL, Goal(num_gpus=(1, 8, 9), engines="ddp", limit=2), load_gpu("a100"))
+    assert {each.setup.num_gpus for each in found.setups} == {1, 8}
+    assert any("9 GPUs" in reason for reason in found.refused)
+
+
+def test_leaner_kernels_are_tried_where_the_code_base_has_them() -> None:
+    found = plan(MODEL, Goal(num_gpus=1, engines="ddp"), load_gpu("a100-40gb"))
+    assert any(each.setup.kernels is KernelPreset.LIGER for each in found.setups)
+    gpt2 = plan(load_model("gpt2"), Goal(num_gpus=1, engines="ddp"), load_gpu("a100-40gb"))
+    assert all(each.setup.kernels is KernelPreset.HF for each in gpt2.setups)

@@ -11,12 +11,14 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolve as convolution
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
+from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.distances import DistanceSpec
@@ -35,9 +37,8 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
     mask = t.tensor(context.batch * pairs, DType.FP32)
     t.record(OperationKind.MUL, (ones,), (mask,))
     relative = t.tensor(pairs, DType.INT64)
-    # ``build_relative_position`` repeats the keys' positions first.
-    repeated = (relative.storage.num_bytes, RESULT)
-    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=repeated)
+    scratch = _of_distances(spec.distances, pairs)
+    t.record(OperationKind.SUB, (), (relative,), forward_scratch_bytes=scratch)
     for tensor in (ones, mask, relative):
         t.hold(tensor)
     context.mask, context.relative = mask, relative
@@ -50,6 +51,39 @@ def make_distances(t: Tape, stack: StackSpec, context: StackContext) -> None:
             normed = norm(t, context.distances, spec.distances.norm, "rel_norm", hidden)
             t.hold(normed)
             context.distances = normed
+
+
+def _of_distances(spec: DistanceSpec, pairs: int) -> tuple[int, ...]:
+    """What ``build_relative_position`` makes on its way: DeBERTa repeats the keys' positions first."""
+    long, full, bools = (
+        allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
+    )
+    made = Temporaries()
+    if not spec.flat_heads:
+        made.take(long)
+    elif spec.log_buckets:
+        _bucketed(made, long, full, bools)
+    else:
+        return (RESULT,)
+    made.result()
+    return made.blocks
+
+
+def _bucketed(made: Temporaries, long: int, full: int, bools: int) -> None:
+    """``make_log_bucket_position``, line by line."""
+    distance, sign = made.take(long), made.take(long)
+    below, above, near = made.take(bools), made.take(bools), made.take(bools)
+    made.drop(below, above)
+    absolute, unsigned = made.take(long), made.take(long)
+    made.drop(near, absolute)
+    logarithm = made.take(full)
+    for _ in range(5):  # divided, its logarithm, divided, multiplied, rounded, shifted
+        following = made.take(full)
+        made.drop(logarithm)
+        logarithm = following
+    near, cast, signed = made.take(bools), made.take(full), made.take(full)
+    made.take(full)
+    made.drop(near, cast, signed, sign, unsigned, logarithm, distance)
 
 
 def disentangled_attention(
@@ -109,9 +143,8 @@ def flat_attention(
             query_weights = _projection(t, "self_attn.pos_query_proj", hidden, width)
         dropped = dropout(t, table, distances.dropout)
         span = 2 * distances.max_distance
-        near = t.slice(dropped, span * hidden)
-        queries = _repeated(t, matmul_weight(t, near, *query_weights), shape)
-        keys = _repeated(t, matmul_weight(t, near, *key_weights), shape)
+        queries = _repeated(t, matmul_weight(t, dropped, *query_weights), shape)
+        keys = _repeated(t, matmul_weight(t, dropped, *key_weights), shape)
         total = _flat_scores(t, (query, key), (queries, keys), span, shape, context)
         scores = t.add(scores, total)
     masked, kept = _masked(t, scores, context)
@@ -133,20 +166,17 @@ def convolve(
     hidden = context.hidden_size
     t.begin("encoder.convolution", x=x)
     weight = t.parameter("conv.weight", hidden, hidden // spec.groups, spec.kernel_size)
-    bias = t.cast_weight(t.parameter("conv.bias", hidden))
-    factor = t.cast_weight(weight)
-    given = t.scale(embedded, OperationKind.CLONE)
-    if t.autocast is not None:
-        given = t.cast(given, t.autocast)
-    out = t.tensor(given.numel, given.dtype)
+    bias = t.parameter("conv.bias", hidden)
+    given = _channels_turned(t, embedded)
+    rows = context.batch * context.seq_len
+    out = convolution(t, given, weight, bias, rows, hidden, gives_rows=True)
+    out = _channels_turned(t, out)
+    padded = t.tensor(rows, DType.BOOL)
+    # ``1 - input_mask``
     t.record(
-        OperationKind.CONVOLUTION, (given, factor, bias), (out,), saves=(given, factor),
-        gradients=(Gradient.FRESH,) * 3,
-        flops=2 * given.numel * (hidden // spec.groups) * spec.kernel_size,
+        OperationKind.TO, (), (padded,),
+        forward_scratch_bytes=(allocated_bytes(rows, DType.FP32), RESULT),
     )  # fmt: skip
-    out = t.scale(out, OperationKind.CLONE)
-    padded = t.tensor(context.batch * context.seq_len, DType.BOOL)
-    t.record(OperationKind.TO, (), (padded,))
     filled = t.view(out, out.numel)
     t.record(
         OperationKind.MASKED_FILL_IN_PLACE,
@@ -155,14 +185,23 @@ def convolve(
         saves=(padded,),
         gradients=(Gradient.FRESH, -2),
     )
-    added = t.add(x, activation(t, dropout(t, filled, spec.dropout), spec.activation))
+    activated = activation(t, dropout(t, filled, spec.dropout), spec.activation)
+    t.touch(filled)
+    added = t.add(x, activated)
     normed = norm(t, added, spec.norm, "norm", hidden)
     # ``input_mask.to(output.dtype)``
     mask = t.tensor(context.batch * context.seq_len, normed.dtype)
     t.record(OperationKind.TO, (), (mask,))
     out = t.mul(normed, mask)
-    t.touch(added, normed)
+    t.touch(x, activated, added, normed)
     t.end(out)
+    return out
+
+
+def _channels_turned(t: Tape, x: Tensor) -> Tensor:
+    """``permute(0, 2, 1).contiguous()``: a copy, whose gradient is seen the other way round."""
+    out = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.CLONE, (x,), (out,), gradients=(Gradient.SEEN,))
     return out
 
 
@@ -227,7 +266,8 @@ def _distance_scores(
     query, key = contents
     hidden = context.hidden_size
     span = 2 * min(shape.queries, spec.max_distance)
-    near = t.slice(table, span * hidden)
+    # A slice of all of it is the table itself (torch/csrc/autograd/python_variable_indexing.cpp).
+    near = t.slice(table, span * hidden) if span * hidden < table.numel else table
     held: list[Tensor] = []
     total = None
     if spec.content_to_position:

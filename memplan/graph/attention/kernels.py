@@ -180,7 +180,7 @@ def math(
     if not spread and key.numel < shape.batch * shape.keys * spec.num_heads * spec.head_dim:
         key, value = repeat_heads(t, key, shape), repeat_heads(t, value, shape)
     scaled_key = _scaled(t, key)
-    left, right = merged_heads(t, query, shape), heads_of(t, scaled_key, shape)
+    left, right = _turned(t, query, shape), heads_of(t, scaled_key, shape)
     scores = batched_matmul(t, left, right, shape.scores, spec.head_dim)
     t.touch(scaled_key)
     if mask is not None:
@@ -195,6 +195,13 @@ def math(
     if mask is not None:
         t.touch(mask)
     return result
+
+
+def _turned(t: Tape, query: Tensor, shape: Shape) -> Tensor:
+    """Queries as a batched product takes them; their gradient stays as it comes, since it is only scaled."""
+    if t.decomposed or query.by_head or shape.heads_split:
+        return merged_heads(t, query, shape)
+    return query if shape.batch == 1 else t.contiguous(query)
 
 
 def _scaled(t: Tape, x: Tensor) -> Tensor:

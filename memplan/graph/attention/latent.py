@@ -6,14 +6,14 @@ tensor beside their own parts. Query and value heads differ in size, so flash at
 """
 
 from memplan.errors import UnsupportedOperationError
-from memplan.graph.attention.head_layout import Shape
+from memplan.graph.attention.head_layout import Shape, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.rotary import scaled_by_position
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary, rotary_as_complex
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
@@ -30,7 +30,7 @@ def latent_attention(
     tokens = context.batch * context.seq_len
     heads, rotated = spec.num_heads, spec.rotary.dim
     query, narrow_query = latent_query(t, x, spec, context)
-    query_heads = by_head(t, query)
+    parts = _query_parts(t, by_head(t, query), spec, tokens)
     narrow = linear(
         t, x, "self_attn.kv_a_proj_with_mqa", context.hidden_size,
         spec.key_value_rank + rotated, bias=spec.bias,
@@ -38,11 +38,14 @@ def latent_attention(
     narrow = _for_all_ranks(t, narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent, turning_key = t.split(narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent = norm(t, latent, spec.norm, "self_attn.kv_a_layernorm", spec.key_value_rank)
-    query_states, turned_query, turned_key = _positioned(t, query_heads, turning_key, spec, context)
+    query_states, turned_query, turned_key = _positioned(t, parts, turning_key, spec, context)
     if spec.query_scaled_by_position:
         query_states = scaled_by_position(t, query_states, context)
     key, value = keys_and_values(t, latent, turned_key, spec, tokens)
-    shape = Shape(context.batch, context.seq_len, context.seq_len, spec.scores)
+    shape = Shape(
+        context.batch, context.seq_len, context.seq_len, spec.scores,
+        heads_split=not t.decomposed and splits_heads(t, spec.scores),
+    )  # fmt: skip
     mask = context.mask
     held: tuple[Tensor, ...] = ()
     if spec.is_sparse and mask is not None:
@@ -165,8 +168,12 @@ def copy_into(t: Tape, base: Tensor, part: Tensor) -> Tensor:
     """
     out = t.view(base, base.numel)
     whole = base.storage.num_bytes
-    zeros = allocated_bytes(part.numel, part.dtype)
-    scratch = zeros if base.requires_grad else whole
+    zeros = allocated_bytes(part.numel, base.dtype)
+    scratch: int | tuple[int, ...] = zeros
+    if part.dtype is not base.dtype and not t.decomposed:
+        scratch = (RESULT, zeros, zeros, RESULT)  # and the slice's is cast
+    if not base.requires_grad:
+        scratch = whole if t.decomposed else (whole, RESULT)
     t.record(
         OperationKind.COPY_IN_PLACE, (base, part), (out,), gradients=(Gradient.FRESH, Gradient.FRESH),
         backward_scratch_bytes=scratch,
@@ -174,14 +181,28 @@ def copy_into(t: Tape, base: Tensor, part: Tensor) -> Tensor:
     return out
 
 
+def _query_parts(
+    t: Tape, query: Tensor, spec: LatentAttentionSpec, tokens: int
+) -> tuple[Tensor, Tensor]:
+    """What has no positions of a query, and what has; without positions, all of it twice."""
+    if not spec.rotates:
+        return query, query
+    rows = tokens * spec.num_heads
+    plain, turning = t.split(query, rows * spec.plain_head_dim, rows * spec.rotary.dim)
+    return plain, turning
+
+
 def _positioned(
-    t: Tape, query: Tensor, key: Tensor, spec: LatentAttentionSpec, context: StackContext
+    t: Tape,
+    parts: tuple[Tensor, Tensor],
+    key: Tensor,
+    spec: LatentAttentionSpec,
+    context: StackContext,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Whole queries, their part that has positions, and the keys' part that has."""
+    plain, turning = parts
     if not spec.rotates:
-        return query, query, key
-    tokens = context.batch * context.seq_len * spec.num_heads
-    plain, turning = t.split(query, tokens * spec.plain_head_dim, tokens * spec.rotary.dim)
+        return plain, turning, key
     turned_query, turned_key = _turned(t, turning, key, spec.rotary, context)
     states = t.concatenate(plain, turned_query)
     states.by_head = True
@@ -197,14 +218,15 @@ def _turned(
     assert sin is not None
     if form.complex_numbers:
         return rotary_as_complex(t, query, key, cos)
-    turn = _turned_in_pairs if form.paired else rotary
-    return turn(t, query, cos, sin), turn(t, key, cos, sin)
+    if form.paired:
+        cut = [(t.slice(x, x.numel // 2), t.slice(x, x.numel // 2)) for x in (query, key)]
+        turned = [_turned_in_pairs(t, even, odd, cos, sin) for even, odd in cut]
+        return turned[0], turned[1]
+    return rotary(t, query, cos, sin), rotary(t, key, cos, sin)
 
 
-def _turned_in_pairs(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``apply_rotary_pos_emb_interleave``: even and odd numbers apart, joined in halves."""
-    half = x.numel // 2
-    even, odd = t.slice(x, half), t.slice(x, half)
+def _turned_in_pairs(t: Tape, even: Tensor, odd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``apply_rotary_pos_emb_interleave``, which cuts queries and keys first: joined in halves."""
     first = _difference(t, t.mul(even, cos), t.mul(odd, sin))
     second = t.add(t.mul(odd, cos), t.mul(even, sin))
     return t.concatenate(first, second)

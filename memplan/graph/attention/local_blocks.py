@@ -86,6 +86,7 @@ def local_blocks(t: Tape, x: Tensor, spec: LocalBlocksSpec, context: StackContex
     summaries = None
     if spec.global_block_size:
         summaries = _summaries(t, x, sizes, hidden, held)
+        held.append(summaries)
     role = WeightRole.QUERY_KEY
     weights = [
         t.matrix(f"self_attn.{name}_proj.weight", sizes.width, hidden, role=role if name != "v" else WeightRole.MATRIX)
@@ -93,7 +94,8 @@ def local_blocks(t: Tape, x: Tensor, spec: LocalBlocksSpec, context: StackContex
     ]  # fmt: skip
     query, key, value = (matmul_weight(t, x, weight) for weight in weights)
     sides = [] if summaries is None else [matmul_weight(t, summaries, each) for each in weights[1:]]
-    query, key, value = (_whole_blocks(t, each, sizes) for each in (query, key, value))
+    query = _whole_blocks(t, _seen_by_head(t, query), sizes)
+    key, value = (_whole_blocks(t, each, sizes) for each in (key, value))
     key, value = _three_blocks(t, key, sizes), _three_blocks(t, value, sizes)
     if sides:
         repeated = [_repeated(t, each, sizes) for each in sides]
@@ -115,8 +117,15 @@ def local_blocks(t: Tape, x: Tensor, spec: LocalBlocksSpec, context: StackContex
     role = WeightRole.ATTENTION_OUTPUT
     weight = t.matrix("self_attn.o_proj.weight", hidden, sizes.width, role=role)
     result = matmul_weight(t, rows, weight)
-    t.touch(query, key, value, scores, *held)
+    t.touch(query, key, value, scores, dropped, *held)
     return result
+
+
+def _seen_by_head(t: Tape, x: Tensor) -> Tensor:
+    """A view, whose gradient comes head by head from a product and is copied into rows."""
+    out = t.view(x, x.numel)
+    t.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.FRESH,))
+    return out
 
 
 def _whole_blocks(t: Tape, x: Tensor, sizes: Sizes) -> Tensor:
@@ -133,7 +142,9 @@ def _three_blocks(t: Tape, x: Tensor, sizes: Sizes) -> Tensor:
     outer = sizes.rows + 2 * sizes.batch * sizes.block
     padded = t.tensor(outer * sizes.width, x.dtype)
     t.record(OperationKind.PAD, (x,), (padded,), gradients=(Gradient.FRESH,))
-    return t.concatenate(*(t.slice(padded, sizes.rows * sizes.width) for _ in range(3)))
+    out = t.concatenate(*(t.slice(padded, sizes.rows * sizes.width) for _ in range(3)))
+    t.touch(x)  # the caller's name for it is given to what is joined
+    return out
 
 
 def _repeated(t: Tape, x: Tensor, sizes: Sizes) -> Tensor:
@@ -193,7 +204,9 @@ def _bias(
         held.append(mask)
     bias = _with_mask(t, near, mask, sizes.pairs * sizes.heads)
     if spec.global_block_size:
-        bias = t.concatenate(t.cast(bias, dtype), _side_bias(t, spec.scores, sizes, dtype))
+        side = _side_bias(t, spec.scores, sizes, dtype)
+        held.append(side)
+        bias = t.concatenate(t.cast(bias, dtype), side)
     t.hold(bias)
     context.bias = bias
     return bias
@@ -204,6 +217,8 @@ def _penalty(t: Tape, seen: Tensor | None, numel: int) -> Tensor:
     flags, out = t.tensor(numel, DType.BOOL), t.tensor(numel, DType.FP32)
     t.record(OperationKind.GT, () if seen is None else (seen,), (flags,))
     t.record(OperationKind.WHERE, (flags,), (out,))
+    if seen is not None:
+        t.touch(seen)
     return out
 
 
@@ -226,9 +241,11 @@ def _side_bias(t: Tape, scores: AttentionSpec, sizes: Sizes, dtype: DType) -> Te
     equal = t.tensor(pairs, DType.BOOL)
     t.record(OperationKind.EQ, (), (equal,))
     penalty = _penalty(t, equal, pairs)
-    found = learned_bias(t, scores, sizes.batch * sizes.tokens, sizes.summaries, "self_attn.global")
+    held = [equal, penalty]
+    rows = sizes.batch * sizes.tokens
+    found = learned_bias(t, scores, rows, sizes.summaries, "self_attn.global", held=held)
     out = _with_mask(t, found, penalty, pairs * sizes.heads)
-    t.touch(equal, penalty, found)
+    t.touch(*held, found)
     if sizes.rows != sizes.batch * sizes.tokens:
         padded = t.tensor(sizes.rows * sizes.summaries * sizes.heads, out.dtype)
         t.record(OperationKind.PAD, (out,), (padded,), gradients=(Gradient.FRESH,))
@@ -237,7 +254,8 @@ def _side_bias(t: Tape, scores: AttentionSpec, sizes: Sizes, dtype: DType) -> Te
 
 
 def _added(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
-    """``scores += bias`` on a view: backward copies the gradient twice, and casts one copy for the bias."""
+    """``scores += bias`` on a view: backward copies the gradient, lets it go, and copies the copy twice,
+    one of them cast for the bias (torch 2.13, ``CopySlices``)."""
     out = t.view(scores, scores.numel)
     copy = allocated_bytes(scores.numel, scores.dtype)
     scratch = () if bias.dtype is scores.dtype else (RESULT, copy, RESULT)
@@ -245,4 +263,6 @@ def _added(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
         OperationKind.ADD_IN_PLACE, (scores, bias), (out,),
         gradients=(Gradient.FRESH, Gradient.FRESH), backward_scratch_bytes=scratch,
     )  # fmt: skip
-    return out
+    seen = t.view(out, out.numel)
+    t.record(OperationKind.VIEW, (out,), (seen,), gradients=(Gradient.FRESH,))
+    return seen

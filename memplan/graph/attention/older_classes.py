@@ -46,6 +46,7 @@ VIEWED = frozenset(
         AttentionForm.MASK_PRODUCT,
         AttentionForm.ALIBI_SUM,
         AttentionForm.PLAIN_SCORES,
+        AttentionForm.PLAIN_SCORES_PROJECTED,
         AttentionForm.CLAMPED_SCORES,
     }
 )
@@ -54,7 +55,12 @@ copied when the view's turn comes."""
 TURNED = frozenset({AttentionForm.FP32_SCORES, AttentionForm.FP32_SCORES_DIVIDED})
 """Forms whose queries and keys are cut to be turned, so that their gradients are written in rows."""
 UNCAST = frozenset(
-    {AttentionForm.MASK_PRODUCT, AttentionForm.CLAMPED_SCORES, AttentionForm.PLAIN_SCORES}
+    {
+        AttentionForm.MASK_PRODUCT,
+        AttentionForm.CLAMPED_SCORES,
+        AttentionForm.PLAIN_SCORES,
+        AttentionForm.PLAIN_SCORES_PROJECTED,
+    }
 )
 """Forms that leave the weights in the dtype of their softmax."""
 
@@ -91,6 +97,10 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     out = t.contiguous(product) if shape.batch == 1 else t.scale(product, OperationKind.CLONE)
     _name_weights(t, probabilities, weights, spec, frame)
     merged, width = out, spec.num_heads * spec.head_dim
+    if spec.output_apart and spec.form is AttentionForm.PLAIN_SCORES:
+        t.touch(*frame.outer)
+        frame.outer = [merged]
+        context.attention_frame = (merged, x)
     out = linear(
         t,
         out,
@@ -138,7 +148,8 @@ def _name_weights(
         t.linger(probabilities)
     elif form is not AttentionForm.MASK_PRODUCT:
         t.linger(weights)
-        t.carry(weights)
+        if spec.hands_on_weights:
+            t.carry(weights)
 
 
 def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
@@ -280,12 +291,16 @@ def _clamped_scores(
 def _plain_scores(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: Frame
 ) -> Tensor:
-    """``RemBertSelfAttention`` and ``MPNetSelfAttention``: divided, a bias added in place."""
-    del frame
+    """``RemBertSelfAttention`` and ``MPNetSelfAttention``: divided, a bias added in place.
+
+    The scores have a name until the function returns.
+    """
     scores = t.scale(_product(t, query, key, shape), OperationKind.DIV)
     if shape.spec.position_bias is PositionBias.STACK and context.bias is not None:
         scores = _added_in_place(t, scores, context.bias)
-    return _softmax(t, _masked(t, scores, context))
+    scores = _masked(t, scores, context)
+    frame.outer.append(scores)
+    return softmax(t, scores)
 
 
 def _added_in_place(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
@@ -358,4 +373,5 @@ _SCORES: dict[AttentionForm, Scores] = {
     AttentionForm.ALIBI_SUM: _alibi_sum,
     AttentionForm.CLAMPED_SCORES: _clamped_scores,
     AttentionForm.PLAIN_SCORES: _plain_scores,
+    AttentionForm.PLAIN_SCORES_PROJECTED: _plain_scores,
 }

@@ -21,8 +21,19 @@ from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec, PositionBias
 
 
-def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: str) -> Tensor:
-    """Look the bucket of every pair of positions up; the buckets are kept for backward."""
+def learned_bias(
+    t: Tape,
+    spec: AttentionSpec,
+    queries: int,
+    keys: int,
+    name: str,
+    *,
+    held: list[Tensor] | None = None,
+) -> Tensor:
+    """Look the bucket of every pair of positions up; the buckets are kept for backward.
+
+    ``held`` is given what the class's function still holds when it has looked them up.
+    """
     pairs = queries * keys
     distances = t.tensor(pairs, DType.INT64)
     t.record(OperationKind.SUB, (), (distances,))
@@ -33,9 +44,11 @@ def learned_bias(t: Tape, spec: AttentionSpec, queries: int, keys: int, name: st
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
-        buckets,
+        buckets, turned=True,
     )  # fmt: skip
     t.touch(distances)
+    if held is not None:
+        held += [distances, buckets]
     return bias
 
 

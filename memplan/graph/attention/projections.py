@@ -30,16 +30,15 @@ def project(
     # Heads that were turned get their gradients head by head from any kernel.
     in_rows = turned_in_place(t, spec)
     turned = not in_rows and (split or turns_heads(t, spec))
-    query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         apart = not spec.is_projected_first
-        matched = WeightRole.QUERY_KEY
-        query = _column(t, x, "q_proj", hidden, query_size, bias=spec.query_bias, role=matched)
-        query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
-        query = _heads(t, query, spec, "q", spec.num_heads, viewed=turned and apart)
+        query = None
+        if not spec.query_projected_last:
+            query = _query(t, x, spec, hidden, viewed=turned and apart)
         columns = shape is not None and keys_in_columns(spec, shape)
-        key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=matched)
+        role = WeightRole.QUERY_KEY
+        key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=role)
         if split and not apart and columns_copied(spec, shape):
             key = as_heads(t, key, spec.num_kv_heads)
         key = t.scale(key) if spec.key_scaled else key
@@ -48,6 +47,8 @@ def project(
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
+        if query is None:
+            query = _query(t, x, spec, hidden, viewed=turned and apart)
         return query, key, t.scale(value) if spec.value_scaled else value
     query, key, value = _fused_projection(t, x, spec, hidden, [] if held is None else held)
     whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
@@ -61,6 +62,13 @@ def project(
         if not in_rows and spec.query_viewed_last:
             query = as_heads(t, query, spec.num_heads)
     return query, key, value
+
+
+def _query(t: Tape, x: Tensor, spec: AttentionSpec, hidden: int, *, viewed: bool) -> Tensor:
+    width, role = spec.num_heads * spec.head_dim, WeightRole.QUERY_KEY
+    query = _column(t, x, "q_proj", hidden, width, bias=spec.query_bias, role=role)
+    query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
+    return _heads(t, query, spec, "q", spec.num_heads, viewed=viewed)
 
 
 def keys_in_columns(spec: AttentionSpec, shape: Shape) -> bool:
@@ -159,6 +167,10 @@ def _split_per_head(
         query, value, key = t.split(fused, third, third, third)
         query, key, value = (t.contiguous(part) for part in (query, key, value))
         held.append(fused)
+        return query, key, value
+    if projection is Projection.FUSED_UNBOUND:
+        # Gradients of heads are joined in rows, whatever their layout.
+        query, key, value = t.split(fused, third, third, third)
         return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)

@@ -14,12 +14,12 @@ from memplan.graph.denoisers.state import (
 )
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import from_batch
 from memplan.model.denoisers import (
     ClipEntryBody,

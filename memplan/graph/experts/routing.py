@@ -74,10 +74,11 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
         t.parameter("mlp.gate.correction.bias", spec.num_experts, trainable=False)
     if not router.fp32_product:
         return matmul_weight(t, x, weight, bias)
-    x = t.cast(x, DType.FP32)
+    x = t.cast(t.reshaped(x), DType.FP32)
     factor = t.cast(trained_weight(t, weight), DType.FP32)
     if t.autocast is not None and not router.fp32_weight:
-        x, factor = t.cast(x, t.autocast), _autocast(t, factor)
+        # C++ evaluates the arguments of autocast's wrapper from the last to the first.
+        factor, x = _autocast(t, factor), t.cast(x, t.autocast)
     tokens = x.numel // hidden_size
     out = t.tensor(tokens * spec.num_experts, x.dtype)
     t.record(
@@ -117,13 +118,24 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
     corrected = t.tensor(scores.numel, promote(scores.dtype, t.compute))
     t.record(OperationKind.ADD, (scores,), (corrected,), gradients=(Gradient.NONE,))
     if router.grouped:
-        corrected = _group_choice(t, corrected)
+        corrected = _group_choice(t, corrected, one_group=router.one_group)
     chosen = t.tensor(count, DType.INT64)
     values = t.tensor(count, corrected.dtype)
     t.record(OperationKind.TOPK, (corrected,), (values, chosen), gradients=(Gradient.NONE,))
-    weights = take(t, scores, chosen, count)
+    weights = _gathered(t, scores, chosen, count)
     t.touch(scores, corrected)
     return weights, chosen
+
+
+def _gathered(t: Tape, scores: Tensor, chosen: Tensor, count: int) -> Tensor:
+    """``gather``: the gradient is scattered into zeros of the scores' size."""
+    out = t.tensor(count, scores.dtype)
+    t.record(
+        OperationKind.GATHER, (scores, chosen), (out,), saves=(chosen,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+        backward_scratch_bytes=(scores.storage.num_bytes,) if t.decomposed else (),
+    )  # fmt: skip
+    return out
 
 
 def _rule_out_groups(t: Tape, scores: Tensor) -> Tensor:
@@ -138,17 +150,22 @@ def _rule_out_groups(t: Tape, scores: Tensor) -> Tensor:
     return out
 
 
-def _group_choice(t: Tape, corrected: Tensor) -> Tensor:
+def _group_choice(t: Tape, corrected: Tensor, *, one_group: bool) -> Tensor:
     """DeepSeek-V3's: corrected scores outside the best groups become minus infinity."""
-    mask = t.tensor(corrected.numel, corrected.dtype)
-    t.record(OperationKind.SCORE_MASK, (), (mask,))
-    out = t.tensor(corrected.numel, corrected.dtype)
-    flags = 2 * t.tensor(corrected.numel, DType.BOOL).storage.num_bytes
+    numel = corrected.numel
+    kept, outside = t.tensor(numel, DType.BOOL), t.tensor(numel, DType.BOOL)
+    mask: tuple[Tensor, ...] = ()
+    if not one_group:
+        mask = (t.tensor(numel, corrected.dtype),)
+        t.record(OperationKind.SCORE_MASK, (), mask)
+    t.record(OperationKind.TO, mask, (kept,))
+    t.record(OperationKind.BITWISE_NOT, (kept,), (outside,))
+    out = t.tensor(numel, corrected.dtype)
     t.record(
-        OperationKind.MASKED_FILL, (corrected, mask), (out,), forward_scratch_bytes=flags,
+        OperationKind.MASKED_FILL, (corrected, outside), (out,),
         gradients=(Gradient.NONE, Gradient.NONE),
     )  # fmt: skip
-    t.touch(mask)
+    t.touch(*mask)
     return out
 
 

@@ -177,7 +177,7 @@ def _looked_up(c: MegatronContext, table: Parameter) -> Tensor:
     if c.degree > 1:
         ids = (t.tensor(c.tokens, DType.INT64),)
         t.record(OperationKind.INDICES, (), (foreign, *ids))
-    scratch = () if t.decomposed else embedding_backward_scratch(c.tokens, table.shape[0], width)
+    scratch = embedding_backward_scratch(t, c.tokens, table.numel, width, table.dtype)
     t.record(
         OperationKind.EMBEDDING, (table, *ids), (out,), saves=ids,
         gradients=(Gradient.FRESH, Gradient.NONE)[: 1 + len(ids)], backward_scratch_bytes=scratch,
@@ -196,9 +196,7 @@ def _with_positions(c: MegatronContext, x: Tensor, spec: EmbeddingSpec) -> Tenso
     """Learned positions of every sequence, looked up in a table that is whole on each rank."""
     t = c.tape
     table = t.parameter("embedding.position_embeddings.weight", spec.num_positions, c.hidden_size)
-    scratch: tuple[int, ...] = ()
-    if not t.decomposed:
-        scratch = embedding_backward_scratch(c.tokens, table.shape[0], c.hidden_size)
+    scratch = embedding_backward_scratch(t, c.tokens, table.numel, c.hidden_size, table.dtype)
     rows = t.tensor(x.numel, c.dtype)
     t.record(
         OperationKind.EMBEDDING, (table,), (rows,), gradients=(Gradient.FRESH,),

@@ -7,12 +7,12 @@ channel, so that heads are views of what the convolutions give; norms see them t
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.convolutions import convolve
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolve
 from memplan.model.mixers import ChannelsFirstNetworkSpec, ChannelsFirstSpec
 
 

@@ -6,10 +6,10 @@ makes the gradient of the longer tensor first.
 
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.mixers import ShortConvolutionSpec
 
 
@@ -18,7 +18,8 @@ def causal_convolution(
 ) -> Tensor:
     """A depthwise convolution that looks back; returns a view of a tensor a little longer.
 
-    The weight is autocast's like a linear layer's; a 16-bit input is widened to its dtype first.
+    The weight is autocast's like a linear layer's; a 16-bit input is widened to its dtype first. The input
+    lies token by token: the kernels copy it, forward and backward.
     """
     weight = t.parameter(f"{name}.weight", channels, 1, kernel)
     bias_weight = t.parameter(f"{name}.bias", channels) if bias else None
@@ -31,9 +32,13 @@ def causal_convolution(
     inputs: tuple[Tensor, ...] = (read, factor)
     if addend is not None:
         inputs += (addend,)
+    copy = allocated_bytes(read.numel, read.dtype)
+    again = (copy, *(RESULT,) * sum(each.requires_grad for each in inputs))
     t.record(
         OperationKind.CONVOLUTION, inputs, (out,), saves=(read, factor),
         gradients=(Gradient.FRESH,) * len(inputs), flops=2 * longer * kernel,
+        forward_scratch_bytes=() if t.decomposed else (copy, RESULT),
+        backward_scratch_bytes=() if t.decomposed else again,
     )  # fmt: skip
     t.touch(given)
     return t.slice(out, x.numel)

@@ -6,13 +6,13 @@ transformers 5.23, models/convbert/modeling_convbert.py, ``ConvBertSelfAttention
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
+from memplan.graph.operations.convolutions import convolve
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolve
 from memplan.model.mixers import ConvolvedHeadsSpec, GroupedNetworkSpec
 from memplan.model.parameters import WeightRole
 

@@ -126,14 +126,16 @@ def _scan(
     hidden = t.cast(parts[0], DType.FP32)
     keys, queries = (_for_heads(t, part, spec) for part in parts[1:])
     skipped = _pad(t, hidden, sizes)
-    residual = t.mul(t.parameter("mamba.D", spec.heads), skipped)
+    share = t.parameter("mamba.D", spec.heads)
+    share.by_column = False  # of a head all that is summed up lies together
+    residual = t.mul(share, skipped)
     entering = t.mul(hidden, t.cast(step, DType.FP32))
     decay = t.mul(rate, t.cast(step, DType.FP32))
     t.touch(hidden)
     padded = [_pad(t, each, sizes) for each in (entering, decay, keys, queries)]
     t.touch(entering, decay, keys, queries)
     hidden, keys, queries = (_in_chunks(t, padded[each], sizes) for each in (0, 2, 3))
-    total = _running_sum(t, padded[1])
+    total = _running_sum(t, padded[1], turned=True)
     pairwise = t.elementwise(
         OperationKind.EXP, _segment_sum(t, padded[1], sizes.chunk), saves_output=True
     )
@@ -154,24 +156,27 @@ def _chunked(
     pairwise: Tensor,
     sizes: Sizes,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Within chunks and between them; returns their sum and what variables hold to the end."""
-    apart = sizes.apart
+    """Within chunks and between them; returns their sum and what variables hold to the end.
+
+    What the convolution gave lies channel by channel still, and so do the states: a single chunk of it is
+    read as it is (ATen/native/PadNd.cpp keeps ``suggest_memory_format``).
+    """
+    apart, cut = sizes.apart, sizes.chunks > 1
     outputs = sizes.rows * sizes.width
     scores = contraction(t, queries, keys, sizes.pairs, sizes.state, Turned(apart, apart))
     weights = t.mul(scores, pairwise)
-    within = contraction(
-        t, weights, hidden, outputs, sizes.chunk, Turned(second=apart, result=apart)
-    )
+    within = contraction(t, weights, hidden, outputs, sizes.chunk, Turned(second=cut, result=apart))
     left = t.tensor(total.numel, DType.FP32)
-    t.record(OperationKind.SUB, (total,), (left,), gradients=(Gradient.FRESH,))
+    last = t.slice(total, total.numel // sizes.chunk)
+    t.record(OperationKind.SUB, (last, total), (left,), gradients=(Gradient.SUMMED, Gradient.FRESH))
     remaining = t.elementwise(OperationKind.EXP, left, saves_output=True)
     faded = t.mul(keys, remaining)
     added = contraction(
-        t, faded, hidden, sizes.states, sizes.chunk, Turned(apart, apart, apart, swapped=True)
+        t, faded, hidden, sizes.states, sizes.chunk, Turned(apart, cut, cut, swapped=True)
     )
     carried, between = _carried(t, added, total, sizes)
     decay = t.elementwise(OperationKind.EXP, total, saves_output=True)
-    earlier = contraction(t, queries, carried, outputs, sizes.state, Turned(apart, apart, apart))
+    earlier = contraction(t, queries, carried, outputs, sizes.state, Turned(apart, cut, apart))
     before = t.mul(earlier, decay)
     joined = t.add(within, before)
     out = t.contiguous(joined)
@@ -242,11 +247,14 @@ def _in_chunks(t: Tape, x: Tensor, sizes: Sizes) -> Tensor:
     return turned_back(t, x) if sizes.chunks > 1 else x
 
 
-def _running_sum(t: Tape, x: Tensor) -> Tensor:
+def _running_sum(t: Tape, x: Tensor, *, turned: bool = False) -> Tensor:
+    """Along the last dimension; what is seen in another order is copied for the kernel."""
     out = t.tensor(x.numel, x.dtype)
+    size, turned = out.storage.num_bytes, turned and not t.decomposed
     t.record(
         OperationKind.CUMSUM, (x,), (out,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=(out.storage.num_bytes, out.storage.num_bytes, RESULT),
+        forward_scratch_bytes=(RESULT, size) if turned else (),
+        backward_scratch_bytes=(size, size, *((size, ~2) if turned else ()), RESULT),
     )  # fmt: skip
     return out
 
@@ -257,10 +265,13 @@ def _segment_sum(t: Tape, x: Tensor, length: int) -> Tensor:
     The caller's variable is its result alone.
     """
     below, mask = _triangle(t, length)
-    spread = t.tensor(x.numel * length, x.dtype)
+    seen = t.reshaped(x)
+    expanded = t.view(seen, x.numel * length)
+    t.record(OperationKind.VIEW, (seen,), (expanded,), gradients=(Gradient.SUMMED,))
+    spread = t.tensor(expanded.numel, x.dtype)
     t.record(
-        OperationKind.MASKED_FILL, (x, mask), (spread,), saves=(mask,),
-        gradients=(spread.storage.num_bytes, Gradient.NONE),
+        OperationKind.MASKED_FILL, (expanded, mask), (spread,), saves=(mask,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     sums = _running_sum(t, spread)
     within, mask = _triangle(t, length)

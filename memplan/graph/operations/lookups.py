@@ -11,22 +11,36 @@ from memplan.model.parameters import WeightRole
 
 
 def embedding(
-    t: Tape, name: str, num_rows: int, width: int, num_ids: int, ids: Tensor | None = None
+    t: Tape,
+    name: str,
+    num_rows: int,
+    width: int,
+    num_ids: int,
+    ids: Tensor | None = None,
+    *,
+    turned: bool = False,
 ) -> Tensor:
     """Look ids up in a table: keeps the ids; the table's gradient is dense."""
     weight = t.parameter(f"{name}.weight", num_rows, width, role=WeightRole.TABLE)
-    return embedding_lookup(t, weight, num_ids, ids)
+    return embedding_lookup(t, weight, num_ids, ids, turned=turned)
 
 
-def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | None = None) -> Tensor:
-    """Look ids up in a table that is already declared."""
+def embedding_lookup(
+    t: Tape, weight: Parameter, num_ids: int, ids: Tensor | None = None, *, turned: bool = False
+) -> Tensor:
+    """Look ids up in a table that is already declared.
+
+    What is found is ``turned`` then: its gradient comes the other way round, and is copied first.
+    """
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
     own = Gradient.FRESH if weight.ranks == 1 else Gradient.WHOLE
     gradients: tuple[int, ...] = (own, Gradient.NONE)[: len(inputs)]
-    width = weight.shape[-1]
-    rows = weight.num_weights // width
-    scratch = () if t.decomposed else embedding_backward_scratch(num_ids, rows, width)
+    scratch = embedding_backward_scratch(
+        t, num_ids, weight.num_weights, weight.shape[-1], weight.dtype
+    )
+    if turned and not t.decomposed:
+        scratch = behind_copy(out.storage.num_bytes, scratch)
     t.record(
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,
@@ -38,29 +52,53 @@ def embedding_lookup(t: Tape, weight: Parameter, num_ids: int, ids: Tensor | Non
     return out
 
 
+def behind_copy(copied_bytes: int, scratch: tuple[int, ...]) -> tuple[int, ...]:
+    """A formula's temporaries where it copies its gradient first, which is given back last.
+
+    >>> behind_copy(512, (1024, ~0, 0, 1024))
+    (512, 1024, -2, 0, 1024)
+    """
+    moved = (step - 1 if step < 0 else step for step in scratch or (RESULT,))
+    return (copied_bytes, *moved)
+
+
 UNSORTED_IDS = 3072
 """Up to so many ids the kernel adds rows where they belong, one by one."""
 
 ROWS_PER_THREAD = 10
+LEAST_PIECES = 3
+"""Rows of a small table are summed at once where there are more pieces of tens for each."""
 
 
-def embedding_backward_scratch(num_ids: int, num_rows: int, width: int) -> tuple[int, ...]:
-    """What the gradient of a table takes on its way.
+def embedding_backward_scratch(
+    t: Tape, num_ids: int, num_weights: int, width: int, dtype: DType
+) -> tuple[int, ...]:
+    """What the gradient of a table of rows of ``width`` takes on its way.
 
     Ids are sorted, and rows of equal ids summed in pieces in fp32, of which there are at most
-    ``n / 10 + min(n, V)`` (aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu).
+    ``n / 10 + min(n, V)`` (aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu). Of a small
+    table's rows many pieces are added up at once, in fp32, with a number for each piece in its place:
+    torch 2.13's CUDA build was asked for 40 sizes.
 
-    >>> max(embedding_backward_scratch(4096, 152064, 3584))
+    >>> from memplan.graph.options import TapeOptions
+    >>> t = Tape(TapeOptions())
+    >>> max(embedding_backward_scratch(t, 4096, 152064 * 3584, 3584, DType.BF16))
     64583680
     """
-    if num_ids <= UNSORTED_IDS:
+    if t.decomposed or num_ids <= UNSORTED_IDS:
         return ()
-    pieces = num_ids // ROWS_PER_THREAD + min(num_ids, num_rows)
-    ids = allocated_bytes(num_ids, DType.INT64)
+    num_rows = num_weights // width
+    used = min(num_ids, num_rows)
+    pieces = num_ids // ROWS_PER_THREAD + used
+    numbers = allocated_bytes(pieces, DType.INT64)
+    sums = [allocated_bytes(pieces * width, DType.FP32)]
+    if num_ids // ROWS_PER_THREAD > LEAST_PIECES * used and t.has_few_rows(num_rows):
+        whole = allocated_bytes(num_weights, DType.FP32)
+        sums = [numbers] if dtype is DType.FP32 else [numbers, whole]
+    ids, marks = allocated_bytes(num_ids, DType.INT64), allocated_bytes(used, DType.INT64)
     sorting = sort_scratch_bytes(num_ids, largest_key=num_rows)
     small = ALLOCATION_ROUNDING
     return (
         ids, ids, ids, sorting, ~3, ~2, RESULT, ids, small, ids, 3 * small, ~10, ~9,
-        ids, ids, 3 * small, ~15, small, allocated_bytes(pieces, DType.INT64),
-        allocated_bytes(pieces * width, DType.FP32),
+        marks, marks, 3 * small, ~15, small, numbers, *sums,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from memplan.graph.attention.head_layout import Shape, as_heads, batched_matmul,
 from memplan.graph.attention.paths import attend, sdpa
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
@@ -18,7 +19,6 @@ from memplan.graph.operations.rotary import rotary
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.nets import batch_norm
 from memplan.graph.towers.sounds import gated_linear_unit
 from memplan.graph.towers.state import Flow

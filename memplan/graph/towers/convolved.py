@@ -3,12 +3,12 @@
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow
 from memplan.model.towers.convolved import ConvolvedBody, ConvolvedLayerBody, DownsamplingBody
 

@@ -5,13 +5,13 @@ from memplan.graph.attention.eager import heads_product
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.images import spread
 from memplan.graph.towers.nets import batch_norm, resized
 from memplan.graph.towers.state import Flow

@@ -3,13 +3,13 @@
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.clips import ClipBody

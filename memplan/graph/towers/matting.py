@@ -4,12 +4,12 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.nets import batch_norm, resized
 from memplan.graph.towers.segmenting import distance_products
 from memplan.graph.towers.state import Flow

@@ -10,11 +10,11 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution, convolve
 from memplan.graph.operations.elementwise import dropout, dropout_probability
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.body import (

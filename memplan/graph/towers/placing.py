@@ -128,7 +128,7 @@ def _bagged(t: Tape, body: PatchesBody, rows: int) -> Tensor:
         saves=(numbers, shares, starts, bags),
         gradients=(Gradient.FRESH, Gradient.NONE, Gradient.NONE, Gradient.NONE),
         backward_scratch_bytes=embedding_backward_scratch(
-            count, table.numel // body.size, body.size
+            t, count, table.numel, body.size, table.dtype
         ),
     )  # fmt: skip
     frames = _numbers(t, rows * body.size, DType.FP32)

@@ -6,6 +6,7 @@ Whisper's, wav2vec 2.0's and its kin's classes of transformers 5.23.
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution, convolve
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
@@ -14,7 +15,6 @@ from memplan.graph.operations.rotary import rotary_tables
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.graph.towers.convolutions import convolution, convolve
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.sounds import (
     FeaturesBody,

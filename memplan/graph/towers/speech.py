@@ -3,6 +3,7 @@
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.losses import cross_entropy
@@ -11,7 +12,6 @@ from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.graph.towers.convolutions import convolution
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.speech import (
     CollectedBody,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _TAIL_HOOK = (0, 0)
 _TIED = "the tied output matrix's own, until it is tied again"
+_SWAPPED = "the token table's own, until the tied output matrix's takes its place"
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
@@ -122,12 +123,19 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 self._load_units()
 
     def _load_empty(self) -> None:
-        """Shards and tables in the order of the modules; a tied one has its own, until it is tied again."""
+        """Shards and tables in the order of the modules; the output matrix's takes the place of a tied one.
+
+        (A shard's parameter stays the same object, and ``swap_tensors`` gives it what was made last.)
+        """
+        tied = self._table if is_tied(self.given.tape) else None
+        earlier = None
         for weight in self.weights:
-            self.load_shard(weight)
+            block = self.load_shard(weight, name=_SWAPPED if weight == tied else None)
+            earlier = block if weight == tied else earlier
         self.load_buffers()
-        if is_tied(self.given.tape):
-            self._free_shard(self.load_shard(self._table, name=_TIED))
+        if tied is not None:
+            self.load_shard(tied)
+            self._free_shard(earlier)
 
     def _load_whole(self) -> None:
         """Each tensor whole, then its shard; accelerate's state dict has a tied one under both names."""

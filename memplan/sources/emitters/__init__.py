@@ -32,6 +32,14 @@ class Framework(Enum):
     """``transformers.TrainingArguments``, as JSON or YAML."""
     TORCHTITAN = "torchtitan"
     """torchtitan's command-line overrides."""
+    AXOLOTL = "axolotl"
+    """The YAML that ``axolotl train`` takes."""
+    TRL_SFT = "trl-sft"
+    """The YAML that ``trl sft --config`` takes: TRL's ``SFTConfig``, its ``ModelConfig`` and their launch line."""
+    LLAMA_FACTORY = "llama-factory"
+    """The YAML that ``llamafactory-cli train`` takes."""
+    TORCHTUNE = "torchtune"
+    """The YAML that ``tune run RECIPE --config`` takes."""
     MEGATRON = "megatron"
     """Arguments of Megatron-LM's ``pretrain_gpt.py``."""
     DEEPSPEED_MEGATRON = "deepspeed+megatron"
@@ -39,8 +47,13 @@ class Framework(Enum):
 
     @property
     def is_told_the_model(self) -> bool:
-        """Whether what is written holds the model's shape."""
-        return self in (Framework.MEGATRON, Framework.DEEPSPEED_MEGATRON)
+        """Whether what is written holds the model's name or shape."""
+        return self in (*_SHAPED, *_NAMED)
+
+    @property
+    def is_read_back(self) -> bool:
+        """Whether what is written can be read here."""
+        return self not in _SHAPED
 
     @property
     def takes_flags(self) -> bool:
@@ -48,7 +61,13 @@ class Framework(Enum):
         return self in (Framework.TORCHTITAN, Framework.MEGATRON, Framework.DEEPSPEED_MEGATRON)
 
 
+_SHAPED = (Framework.MEGATRON, Framework.DEEPSPEED_MEGATRON)
+_NAMED = (Framework.AXOLOTL, Framework.TRL_SFT, Framework.LLAMA_FACTORY, Framework.TORCHTUNE)
 _MODULES = {
+    Framework.AXOLOTL: "axolotl",
+    Framework.TRL_SFT: "trl_sft",
+    Framework.LLAMA_FACTORY: "llama_factory",
+    Framework.TORCHTUNE: "torchtune",
     Framework.DEEPSPEED: "deepspeed",
     Framework.ACCELERATE: "accelerate",
     Framework.TRAINING_ARGS: "training_arguments",
@@ -85,4 +104,8 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
         made = write(resolved, model)
     else:
         made = write(resolved)
+    if framework.is_read_back:
+        from memplan.sources.emitters.reading_back import set_by_hand
+
+        made = replace(made, by_hand=set_by_hand(setup, made.values, framework.value))
     return replace(made, notes=(*made.notes, *said)) if said else made

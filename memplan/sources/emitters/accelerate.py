@@ -8,57 +8,75 @@ accumulation and sequence length are the training script's.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from memplan.errors import ConfigError, did_you_mean
+from memplan.memory.fsdp1.options import Fsdp1Options
+from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.sources.accelerate_config import accelerate_fields
 from memplan.sources.emitters.emitted import Emitted, refuse
+from memplan.sources.trainer_fsdp import accelerate_values
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
 
-_MIXED = {Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no"}
+_MIXED = {
+    Precision.BF16_MIXED: "bf16", Precision.FP16_MIXED: "fp16", Precision.FP32: "no",
+    Precision.BF16_AMP: "bf16", Precision.FP16_AMP: "fp16",
+}  # fmt: skip
 _STRATEGIES = {
     FsdpStrategy.FULL_SHARD: "FULL_SHARD", FsdpStrategy.SHARD_GRAD_OP: "SHARD_GRAD_OP",
     FsdpStrategy.HYBRID: "HYBRID_SHARD", FsdpStrategy.NO_SHARD: "NO_SHARD",
 }  # fmt: skip
-_OWN_WAYS = frozenset({
-    "wrapping", "reduce_dtype", "sync_each_batch", "autocast", "init_device", "pin_memory",
-    "reduce_scatter_max_input_buffers", "limit_all_gathers", "sync_module_states",
-})  # fmt: skip
-"""Engine options that a file for accelerate cannot set: it has its own way."""
-_SAID = frozenset({
-    "reshard_after_forward", "state_dict_type", "backward_prefetch", "forward_prefetch",
-    "use_orig_params", "data_parallel_replicate_degree",
-})  # fmt: skip
-"""Engine options with a key in the file."""
 
 
 def emit(setup: TrainingSetup) -> Emitted:
-    """Write the configuration of a setup that accelerate runs with FSDP."""
+    """Write the configuration of a setup that accelerate runs with FSDP, with DDP or on one GPU."""
+    is_sharded = setup.chosen_engine is not Engine.DDP
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
-        "distributed_type": "FSDP",
+        "distributed_type": _distributed_type(setup),
         "downcast_bf16": "no",
-        "fsdp_config": {f"fsdp_{key}": value for key, value in _fsdp_config(setup).items()},
         "machine_rank": 0,
         "main_training_function": "main",
         "mixed_precision": _mixed_precision(setup),
         "num_machines": setup.nodes,
         "num_processes": setup.num_gpus,
-        **_parallelism(setup),
+        **(_parallelism(setup) if is_sharded else {}),
         **_compilation(setup),
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": False,
     }
-    steps = setup.gradient_accumulation_steps
-    notes = [
-        f"set micro-batch {setup.micro_batch_size} and {steps} accumulation steps in the script"
-    ]
-    if setup.seq_len is not None:
-        notes.append(f"cut sequences to {setup.seq_len} tokens")
-    return Emitted(values=values, setup=as_run(setup, values), notes=tuple(notes))
+    if is_sharded:
+        values["fsdp_config"] = {f"fsdp_{key}": value for key, value in _fsdp_config(setup).items()}
+    elif setup.tensor_parallel * setup.context_parallel * setup.pipeline_parallel > 1:
+        msg = "accelerate splits and shares with FSDP2 alone: name the engine fsdp"
+        raise refuse(msg)
+    return Emitted(values=values, setup=setup, notes=_own_ways(setup, values))
+
+
+def _distributed_type(setup: TrainingSetup) -> str:
+    engine = setup.chosen_engine
+    if engine not in (Engine.DDP, Engine.FSDP, Engine.FSDP1):
+        msg = f"an accelerate file is for the engines ddp, fsdp and fsdp1, not {engine.value}"
+        raise refuse(msg)
+    if engine is Engine.DDP:
+        return "MULTI_GPU" if setup.num_gpus > 1 else "NO"
+    return "FSDP"
+
+
+def _own_ways(setup: TrainingSetup, values: Mapping[str, object]) -> tuple[str, ...]:
+    """What accelerate does its own way, whatever the script asks."""
+    if setup.chosen_engine is Engine.DDP:
+        return ()
+    found = dict(as_run(setup, values).engine_options)
+    own = ", ".join(
+        f"{name} {getattr(found[name], 'value', found[name])}" for name in _RUN_SO if name in found
+    )
+    return (f"accelerate runs it its own way, whatever is given beside the file: {own}",)
+
+
+_RUN_SO = ("wrapping", "autocast", "sync_each_batch")
 
 
 def _compilation(setup: TrainingSetup) -> dict[str, object]:
@@ -93,63 +111,6 @@ def fsdp_arguments(setup: TrainingSetup) -> Emitted:
     return Emitted(values=values, setup=as_run(setup, described))
 
 
-def accelerate_values(arguments: Mapping[str, object], half: str) -> dict[str, object]:
-    """What the Trainer tells accelerate with the training arguments ``fsdp`` and ``fsdp_config``.
-
-    ``half`` is ``bf16``, ``fp16`` or ``no``. Source: transformers 5.23, ``training_args.py``,
-    ``_process_fsdp_args`` and ``_apply_legacy_fsdp_to_config``: FSDP2 unless another version is
-    named, a unit for each layer, no loading on one rank alone, full state dicts; words in ``fsdp``
-    are the older form. Raises ``ConfigError`` for words that are none.
-    """
-    given = arguments.get("fsdp_config")
-    config: dict[str, object] = {
-        "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "cpu_ram_efficient_loading": False,
-        "state_dict_type": "FULL_STATE_DICT",
-    }
-    for key, value in given.items() if isinstance(given, Mapping) else ():
-        if key not in _PASSED_OVER:
-            config[str(key).removeprefix("fsdp_")] = value
-    words = _words(arguments.get("fsdp"))
-    if config.pop("cpu_offload", False) or "offload" in words:
-        config["offload_params"] = True
-    strategy = next((word for word in words if word in _WORDS), "full_shard")
-    if str(config["version"]) == "2":
-        if strategy in _FIRST_ONLY:
-            msg = f"fsdp: FSDP2 has no {strategy}: set fsdp_config.version to 1, which has it"
-            raise ConfigError(msg)
-        config.setdefault("reshard_after_forward", strategy != "shard_grad_op")
-    else:
-        named = config.pop("reshard_after_forward", strategy)
-        config["sharding_strategy"] = str(named).upper()
-    if not config.get("min_num_params", True):
-        del config["min_num_params"]
-    return {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": config}
-
-
-_WORDS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard")
-_FIRST_ONLY = ("no_shard", "hybrid_shard")
-"""Words that FSDP1 alone knows."""
-_PASSED_OVER = frozenset({"xla", "xla_fsdp_v2", "xla_fsdp_settings", "xla_fsdp_grad_ckpt"})
-"""Keys for other devices."""
-
-
-def _words(value: object) -> list[str]:
-    if isinstance(value, str):
-        words = value.replace(",", " ").split()
-    elif isinstance(value, list):
-        words = [str(each) for each in value]
-    else:
-        words = []
-    known = [*_WORDS, "auto_wrap", "offload"]
-    for word in words:
-        if word not in known:
-            msg = f"fsdp: {word!r} is none of {', '.join(known)}.{did_you_mean(word, known)}"
-            raise ConfigError(msg)
-    return words
-
-
 def as_run(setup: TrainingSetup, values: Mapping[str, object]) -> TrainingSetup:
     """The setup that accelerate runs when it is given the values."""
     found = accelerate_fields(values, {}, source="emit").fields
@@ -161,27 +122,26 @@ def _fsdp_config(setup: TrainingSetup) -> dict[str, object]:
     if engine not in (Engine.FSDP, Engine.FSDP1):
         msg = f"an accelerate FSDP file is for the engines fsdp and fsdp1, not {engine.value}"
         raise refuse(msg)
-    options = dict(setup.engine_options)
-    for name in options:
-        if name not in _SAID and name not in _OWN_WAYS:
-            msg = f"accelerate cannot be told {name}"
-            raise refuse(msg)
     config: dict[str, object] = {"version": 1 if engine is Engine.FSDP1 else 2}
     strategy = _strategy(setup)
     if engine is Engine.FSDP1:
         config["sharding_strategy"] = _STRATEGIES[strategy]
-        prefetch = str(getattr(options.get("backward_prefetch"), "value", "") or "backward_pre")
-        config["backward_prefetch"] = prefetch.upper()
-        config["forward_prefetch"] = bool(options.get("forward_prefetch", False))
-        config["use_orig_params"] = bool(options.get("use_orig_params", True))
+        own = Fsdp1Options.of(setup)
+        config["backward_prefetch"] = own.backward_prefetch.value.upper()
+        config["forward_prefetch"] = own.forward_prefetch
+        config["use_orig_params"] = own.use_orig_params
+        state_dict, device = own.state_dict_type, own.init_device
     else:
-        keeps = strategy is FsdpStrategy.SHARD_GRAD_OP
-        config["reshard_after_forward"] = bool(options.get("reshard_after_forward", not keeps))
+        settings = Fsdp2Options.of(setup)
+        if settings.reshard_after_forward is not None:
+            config["reshard_after_forward"] = settings.reshard_after_forward
+        state_dict, device = settings.state_dict_type, settings.init_device
     config["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
     config["activation_checkpointing"] = _checkpointing(setup)
     config["offload_params"] = Offload.CPU in (setup.offload_param, setup.offload_optimizer)
-    config["cpu_ram_efficient_loading"] = True
-    config["state_dict_type"] = str(options.get("state_dict_type", "sharded_state_dict")).upper()
+    if device in (InitDevice.META, InitDevice.CPU):
+        config["cpu_ram_efficient_loading"] = device is InitDevice.META
+    config["state_dict_type"] = state_dict.value.upper()
     return config
 
 

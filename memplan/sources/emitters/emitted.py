@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import field
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
@@ -24,6 +25,8 @@ class Emitted:
     """Keys and values; for torchtitan, flags and their values."""
     setup: TrainingSetup
     """What the framework will run when told so: where it knows but one way of its own, that."""
+    by_hand: Mapping[str, object] = field(default_factory=dict)
+    """Fields of the setup that the values do not say: given beside them they are read as the setup."""
     notes: tuple[str, ...] = ()
     """What is not in ``values`` and has to be said elsewhere."""
     beside: Beside | None = None

@@ -21,6 +21,8 @@ _PRECISIONS = {
     Precision.FP32: {"training.dtype": "float32", "training.mixed_precision_param": "float32"},
 }  # fmt: skip
 _IMPLEMENTATIONS = {Optimizer.ADAMW_FUSED: "fused", Optimizer.ADAMW_FOREACH: "foreach"}
+_NAME = "optimizer.name"
+_IMPLEMENTATION = "optimizer.implementation"
 _MODE = "activation_checkpoint.mode"
 """A key of files; on the command line a policy is a word of its own, behind the flags."""
 _POLICY = "activation_checkpoint.selective_ac_option"
@@ -67,6 +69,7 @@ def emit(setup: TrainingSetup) -> Emitted:
     if implementation is None:
         msg = f"torchtitan's configurations have AdamW; {setup.optimizer.value} is none"
         raise refuse(msg)
+    values |= {_NAME: "AdamW", _IMPLEMENTATION: implementation}
     notes.append(f"its AdamW has to be the {implementation} one, as the configuration says")
     if _LOGITS_WHOLE in values:
         notes.append("0.3.0 always splits logits over the vocabulary, and no flag says otherwise")
@@ -74,7 +77,7 @@ def emit(setup: TrainingSetup) -> Emitted:
         values=values,
         setup=setup,
         notes=tuple(notes),
-        only_in_files=frozenset({_MODE, _POLICY, _LOGITS_WHOLE}),
+        only_in_files=frozenset({_MODE, _POLICY, _LOGITS_WHOLE, _NAME, _IMPLEMENTATION}),
         last_words=(f"activation-checkpoint:{values[_MODE]}",),
     )
 

@@ -119,7 +119,9 @@ def _read(
     found.left_out += leftovers.left_out
     found.notes += leftovers.notes
     found.notes += preset.said(beside, keys.taken)
-    setup = make_setup(found, beside, source=source, folder=folder)
+    from memplan.sources.job_models import looked_up
+
+    setup = looked_up(make_setup(found, beside, source=source, folder=folder))
     return StackSetup(setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)))
 
 

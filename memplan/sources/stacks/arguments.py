@@ -43,12 +43,21 @@ def pass_arguments(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
         found.arguments["optim"] = _optimizer(str(optimizer), "optim", found, given)
 
 
+_SPELLED = {
+    "came_pytorch": "came", "ao_adamw_8bit": "torchao-adamw-8bit",
+    "ao_adamw_4bit": "torchao-adamw-4bit", "ao_adamw_fp8": "torchao-adamw-fp8",
+    "q_galore_adamw8bit": "q-galore-adamw-8bit",
+}  # fmt: skip
+"""axolotl's own names (``CustomSupportedOptimizers``)."""
+
+
 def _optimizer(name: str, key: str, found: Found, given: Mapping[str, object]) -> str:
     """An optimizer's name, or that of the nearest that is counted, said so."""
     if name in OPTIMIZERS:
         return name
     try:
-        found.fields["optimizer"] = coerce_enum("optimizer", name.replace("_", "-"), Optimizer)
+        spelled = _SPELLED.get(name, name.replace("_", "-"))
+        found.fields["optimizer"] = coerce_enum("optimizer", spelled, Optimizer)
     except SetupError:
         pass
     else:

@@ -12,6 +12,7 @@ from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
+from memplan.sources.trainer_keys import trl_job
 from memplan.sources.training_arguments import Loading
 from memplan.training.adapters import LINEAR_NAMES
 from memplan.units import ceil_div
@@ -24,12 +25,12 @@ _JOBS = {
 }  # fmt: skip
 _ATTENTION = {
     "flash_attention_2": "flash", "flash_attention_3": "flash3", "flash_attention_4": "flash",
-    "xformers": "flash", "sdpa": "sdpa", "eager": "eager", "flex_attention": None, "sage": "flash",
+    "xformers": "flash", "sdpa": "sdpa", "eager": "eager", "flex_attention": "sdpa", "sage": "flash",
     "s2": "flash", "kernels-community/vllm-flash-attn3": "flash3", "kernels-community/flash-attn3": "flash",
 }  # fmt: skip
 _FLAGS = {
     "flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager",
-    "xformers_attention": "flash", "sage_attention": "flash", "flex_attention": None,
+    "xformers_attention": "flash", "sage_attention": "flash", "flex_attention": "sdpa",
 }  # fmt: skip
 """Older spellings: one switch for each kernel."""
 _DEGREES = {
@@ -40,6 +41,13 @@ _LIGER = {
     "liger_glu_activation": ("mlp", "fused"), "liger_cross_entropy": ("loss", "liger"),
     "liger_fused_linear_cross_entropy": ("loss", "fused_linear"),
 }  # fmt: skip
+
+
+_GENERATION = (
+    "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "beta",
+    "max_completion_length",
+)  # fmt: skip
+"""Keys of ``trl`` that a job goes by."""
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -61,14 +69,14 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_attention(keys, found)
     _read_kernels(keys, found)
     _read_tuning(keys, found)
-    _read_engine(keys, found)
+    _read_engine(keys, found, given)
     _read_job(keys, found)
     _read_evaluation(keys, found)
     add_optimizer(keys, "optimizer", found, given)
-    keys.used |= {"optim_args", "optim_target_modules", "batch_size", "plugins"}
-    rank = keys.take("dion_rank_fraction"), keys.take("qgalore_rank")
-    if rank[1] is not None:
-        found.fields["optimizer_options"] = {"rank": rank[1]}
+    keys.used |= {"batch_size", "plugins"}
+    rank = keys.count("qgalore_rank")
+    if rank is not None:
+        found.fields["optimizer_options"] = {"rank": rank}
     pass_arguments(keys, found, given)
 
 
@@ -116,7 +124,9 @@ def _read_precision(keys: Keys, found: Found) -> None:
 
 def _read_checkpointing(keys: Keys, found: Found) -> None:
     value = keys.take("gradient_checkpointing")
-    keys.used |= {key for key in keys.values if key.startswith("gradient_checkpointing_kwargs")}
+    how = keys.section("gradient_checkpointing_kwargs")
+    if how is not None:
+        found.arguments["gradient_checkpointing_kwargs"] = how
     if isinstance(value, str) and value not in (
         "offload",
         "offload_disk",
@@ -166,7 +176,7 @@ def _read_attention(keys: Keys, found: Found) -> None:
     for key, kernel in _FLAGS.items():
         if keys.flag(key):
             named = named or kernel
-            if kernel is None:
+            if key == "flex_attention":
                 found.notes.append(f"{key} is counted as sdpa")
     if keys.text("attn_implementation") == "flex_attention":
         found.notes.append("attn_implementation flex_attention is counted as sdpa")
@@ -185,9 +195,6 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     if cut is True or (cut is None and any("CutCrossEntropy" in each for each in named)):
         found.fields["loss"] = "cut"
     _read_tiles(keys, found)
-    for key in ("liger_layer_norm", "liger_rms_norm_gated"):
-        if keys.flag(key):
-            found.notes.append(f"{key} is not modelled: the figures are upper bounds")
 
 
 TILE_TOKENS = 32768
@@ -218,11 +225,6 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         found.fields["quantize"] = "int8"
     elif keys.flag("gptq"):
         found.fields["quantize"] = "gptq"
-    if keys.names("unfrozen_parameters"):
-        found.notes.append(
-            "unfrozen_parameters: counted as if all were trained, an upper bound; freeze says which "
-            "parts are not"
-        )
     if kind is None:
         return
     linear = keys.flag("lora_target_linear")
@@ -232,6 +234,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         alpha=keys.number("lora_alpha"),
         dropout=keys.number("lora_dropout"),
         targets=LINEAR_NAMES if linear else _targets(keys, names),
+        parameters=keys.names("lora_target_parameters"),
         modules_to_save=keys.names("lora_modules_to_save"),
         rslora=keys.flag("peft_use_rslora"),
         dora=keys.flag("peft_use_dora"),
@@ -273,7 +276,7 @@ def _layers(keys: Keys) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _read_engine(keys: Keys, found: Found) -> None:
+def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     point_at_shipped(keys, "deepspeed", "axolotl")
     config = keys.section("fsdp_config")
     listed = keys.take("fsdp")
@@ -282,6 +285,10 @@ def _read_engine(keys: Keys, found: Found) -> None:
         config = dict(config or {})
         if version is not None:
             config.setdefault("fsdp_version", version)
+        elif not {"version", "fsdp_version"} & config.keys() and given.get("engine") is None:
+            # ``check_fsdp_version_in_fsdp_config`` pins what transformers today has as 2.
+            config["fsdp_version"] = 1
+            found.notes.append("fsdp_version is not set: FSDP1, axolotl's default")
         config.pop("cpu_offload_pin_memory", None)
         config.pop("fsdp_cpu_offload_pin_memory", None)
         config.pop("mixed_precision_policy", None)
@@ -294,23 +301,40 @@ def _read_engine(keys: Keys, found: Found) -> None:
         if degree not in (None, 1):
             found.fields[field] = degree
     replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
+    if "fsdp" in found.arguments and given.get("num_gpus") is None:
+        _count_gpus(keys, found, (replicas or 1) * (shards or 0))
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
         found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")
+
+
+NODE = 8
+"""GPUs of a node, as most that are rented have."""
+
+
+def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
+    """As many GPUs as the degrees need, or a node: FSDP is for several, and a file says no number."""
+    degrees = [keys.count(key) or 1 for key in _DEGREES]
+    needed = (sharded or 1) * degrees[0] * degrees[1]
+    count = needed if sharded else max(NODE, needed)
+    found.fields["num_gpus"] = count
+    found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
 
 
 def _read_job(keys: Keys, found: Found) -> None:
     job = keys.choice("rl", _JOBS)
     if keys.flag("reward_model") or keys.flag("process_reward_model"):
         job = "reward"
-    if job is not None:
+    trl = {name: keys.take(f"trl.{name}") for name in _GENERATION if keys.has(f"trl.{name}")}
+    precomputed = keys.flag("precompute_ref_log_probs")
+    if job == "grpo":
+        has_adapter = keys.values.get("adapter") not in OFF
+        found.fields["job"] = trl_job("GRPOConfig", trl, has_adapter=has_adapter)
+    elif job in ("dpo", "kto") and precomputed:
+        found.fields["job"] = {"kind": job, "reference": "precomputed"}
+    elif job is not None:
         found.fields["job"] = job
     if keys.on("num_labels"):
         found.notes.append(
             "num_labels: give the task sequence-classification, and how many there are"
         )
-    for key in ("max_prompt_len", "precompute_ref_log_probs"):
-        keys.take(key)
-    trl = keys.section("trl")
-    if trl:
-        found.notes.append(f"trl: {', '.join(trl)}: are not read; job says what is generated")

@@ -18,7 +18,8 @@ NAME = "transformers and TRL"
 _MARKS = frozenset({"per_device_train_batch_size", "model_name_or_path", "gradient_checkpointing"})
 _CONFIGS = {
     "trl-sft": "SFTConfig", "trl-dpo": "DPOConfig", "trl-grpo": "GRPOConfig", "trl-kto": "KTOConfig",
-    "trl-orpo": "ORPOConfig", "trl-reward": "RewardConfig", "trl-rloo": "RLOOConfig", "hf-trainer": None,
+    "trl-orpo": "ORPOConfig", "trl-reward": "RewardConfig", "trl-rloo": "RLOOConfig", "trl-distillation": "DistillationConfig",
+    "hf-trainer": None,
 }  # fmt: skip
 """Preset -> the class of arguments."""
 _ATTENTION = {
@@ -68,6 +69,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             alpha=keys.number("lora_alpha"),
             dropout=keys.number("lora_dropout"),
             targets=_targets(keys),
+            parameters=keys.names("lora_target_parameters"),
             modules_to_save=keys.names("lora_modules_to_save"),
             rslora=keys.flag("use_rslora"),
             dora=keys.flag("use_dora"),

@@ -10,13 +10,35 @@ NAME = "Lightning"
 
 _HALF = {"ddp": "amp", "fsdp": "mixed", "fsdp1": "mixed", "deepspeed": "master"}
 _ENGINES = {
-    "auto": "ddp", "ddp": "ddp", "ddp_find_unused_parameters_true": "ddp", "fsdp": "fsdp1",
-    "fsdp_cpu_offload": "fsdp1", "deepspeed": "deepspeed", "deepspeed_stage_1": "deepspeed",
-    "deepspeed_stage_2": "deepspeed", "deepspeed_stage_3": "deepspeed",
-    "deepspeed_stage_2_offload": "deepspeed", "deepspeed_stage_3_offload": "deepspeed",
-    "ModelParallelStrategy": "fsdp", "FSDPStrategy": "fsdp1", "DDPStrategy": "ddp",
-    "DeepSpeedStrategy": "deepspeed",
+    "auto": "ddp", "ddp": "ddp", "ddp_spawn": "ddp", "ddp_fork": "ddp", "ddp_notebook": "ddp",
+    "ddp_find_unused_parameters_true": "ddp", "ddp_find_unused_parameters_false": "ddp",
+    "fsdp": "fsdp1", "fsdp_cpu_offload": "fsdp1", "deepspeed": "deepspeed",
+    "deepspeed_stage_1": "deepspeed", "deepspeed_stage_1_offload": "deepspeed",
+    "deepspeed_stage_2": "deepspeed", "deepspeed_stage_2_offload": "deepspeed",
+    "deepspeed_stage_3": "deepspeed", "deepspeed_stage_3_offload": "deepspeed",
+    "deepspeed_stage_3_offload_nvme": "deepspeed", "single_device": "ddp",
+    "SingleDeviceStrategy": "ddp", "ModelParallelStrategy": "fsdp", "FSDPStrategy": "fsdp1",
+    "DDPStrategy": "ddp", "DeepSpeedStrategy": "deepspeed",
 }  # fmt: skip
+_SHARDING = {
+    "full_shard": "full_shard", "shard_grad_op": "shard_grad_op", "no_shard": "no_shard",
+    "hybrid_shard": "hybrid",
+}  # fmt: skip
+_STATE_DICTS = {"full": "full_state_dict", "sharded": "sharded_state_dict"}
+_FSDP_FLAGS = (
+    "trainer.strategy.init_args.use_orig_params", "trainer.strategy.init_args.forward_prefetch",
+    "trainer.strategy.init_args.limit_all_gathers", "trainer.strategy.init_args.sync_module_states",
+)  # fmt: skip
+"""Torch's own arguments, which ``FSDPStrategy`` hands on."""
+_BUCKETS = (
+    "trainer.strategy.init_args.allgather_bucket_size",
+    "trainer.strategy.init_args.reduce_bucket_size", "trainer.strategy.init_args.sub_group_size",
+)  # fmt: skip
+"""What ``DeepSpeedStrategy`` writes into the configuration that it makes."""
+_SWITCHES = (
+    "trainer.strategy.init_args.overlap_comm", "trainer.strategy.init_args.contiguous_gradients",
+)  # fmt: skip
+ARGS = "trainer.strategy.init_args"
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -36,10 +58,14 @@ def preset_for(_values: Mapping[str, object]) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     _read_strategy(keys, found, given)
-    _read_precision(keys, found)
+    if "precision" not in found.fields:
+        _read_precision(keys, found)
+    else:
+        keys.text("trainer.precision")
     _read_gpus(keys, found)
     found.fields["gradient_accumulation_steps"] = keys.count("trainer.accumulate_grad_batches") or 1
-    found.fields["micro_batch_size"] = keys.count("data.init_args.batch_size") or 1
+    size = keys.count("data.init_args.batch_size")
+    found.fields["micro_batch_size"] = size or found.fields.get("micro_batch_size", 1)
     for key in ("model.init_args.model_name_or_path", "model.init_args.model_name"):
         found.model = found.model or keys.text(key)
     length = keys.count("data.init_args.max_length") or keys.count("data.init_args.max_seq_length")
@@ -56,15 +82,81 @@ def _read_strategy(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
         )
     engine = of_given(given, "engine") or _ENGINES[word]
     found.fields["engine"] = engine
-    if engine != "deepspeed":
-        if word == "fsdp_cpu_offload":
-            found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
+    if engine == "deepspeed":
+        _read_deepspeed(keys, found, given, word)
+    elif engine == "fsdp1":
+        _read_fsdp(keys, found, word)
+    elif engine == "fsdp":
+        degree = keys.take(f"{ARGS}.tensor_parallel_size")
+        if isinstance(degree, int) and degree > 1:
+            found.fields["tensor_parallel"] = degree
+        keys.take(f"{ARGS}.data_parallel_size")
+
+
+def _read_fsdp(keys: Keys, found: Found, word: str) -> None:
+    """Gradients are reduced at every micro-batch: ``block_backward_sync`` is DDP's."""
+    if word == "fsdp_cpu_offload" or keys.on(f"{ARGS}.cpu_offload"):
+        found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
+    sharding = (keys.text(f"{ARGS}.sharding_strategy") or "full_shard").lower().rpartition(".")[2]
+    if sharding not in _SHARDING:
+        keys.refuse(f"{ARGS}.sharding_strategy", f"{sharding!r:.40} is not modelled")
+    found.fields["fsdp_strategy"] = _SHARDING[sharding]
+    asked = [
+        keys.on(f"{ARGS}.activation_checkpointing"),
+        keys.on(f"{ARGS}.activation_checkpointing_policy"),
+    ]
+    if any(asked):
+        found.fields["checkpointing"] = "full"
+    found.options["sync_each_batch"] = True
+    found.options["use_orig_params"] = True
+    for key in _FSDP_FLAGS:
+        if key in keys.values:
+            found.options[key.rpartition(".")[2]] = keys.flag(key)
+    kind = keys.choice(f"{ARGS}.state_dict_type", _STATE_DICTS)
+    if kind is not None:
+        found.options["state_dict_type"] = kind
+    if not keys.on(f"{ARGS}.auto_wrap_policy"):
+        found.notes.append(
+            "no auto_wrap_policy: counted with a unit for each layer, as configure_model would wrap them"
+        )
+
+
+def _read_deepspeed(keys: Keys, found: Found, given: Mapping[str, object], word: str) -> None:
+    """What ``DeepSpeedStrategy`` makes of its arguments, or the file that it is told."""
+    named = keys.values.get(f"{ARGS}.config")
+    if isinstance(named, str):
+        _read_config(keys, found, given)
         return
-    stage = keys.take("trainer.strategy.init_args.stage")
+    stage = keys.take(f"{ARGS}.stage")
     digits = [int(part) for part in word.split("_") if part.isdecimal()]
     found.fields["zero_stage"] = stage if isinstance(stage, int) else (digits or [2])[0]
-    if word.endswith("offload"):
-        found.fields["offload_optimizer"] = "cpu"
+    place = "nvme" if word.endswith("nvme") else "cpu"
+    device = keys.text(f"{ARGS}.offload_optimizer_device") or place
+    if "offload" in word or keys.flag(f"{ARGS}.offload_optimizer"):
+        found.fields["offload_optimizer"] = device
+    device = keys.text(f"{ARGS}.offload_params_device") or place
+    if "stage_3_offload" in word or keys.flag(f"{ARGS}.offload_parameters"):
+        found.fields["offload_param"] = device
+    if found.fields["zero_stage"]:
+        for key in _BUCKETS:
+            size = keys.count(key)
+            if size is not None and (key != _BUCKETS[2] or found.fields["zero_stage"] == ZERO_3):
+                found.options[key.rpartition(".")[2]] = size
+        for key in _SWITCHES:
+            found.options[key.rpartition(".")[2]] = keys.flag(key)
+
+
+ZERO_3 = 3
+
+
+def _read_config(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    from memplan.sources.deepspeed_config import deepspeed_fields
+    from memplan.sources.files import read_mapping
+
+    path = keys.folder / (keys.text(f"{ARGS}.config") or "")
+    fields = dict(deepspeed_fields(read_mapping(path), given, source=str(path)).fields)
+    found.options.update(dict(fields.pop("engine_options", {})))  # type: ignore[call-overload]
+    found.fields |= fields
 
 
 def _read_precision(keys: Keys, found: Found) -> None:

@@ -5,11 +5,13 @@ frozen stays in the compute dtype. Checkpointing is on (``model/model_utils/chec
 """
 
 from collections.abc import Mapping
+from math import isqrt
 
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import model_type, num_layers
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
@@ -23,8 +25,7 @@ _JOBS = {
 }  # fmt: skip
 _ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "flash", "fa3": "flash3"}
 _OPTIMIZERS = {
-    "use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_badam": "badam",
-    "use_adam_mini": "adam_mini", "use_muon": "muon",
+    "use_galore": "galore_adamw", "use_apollo": "apollo_adamw", "use_adam_mini": "adam_mini", "use_muon": "muon",
 }  # fmt: skip
 
 _FP8 = {"auto": "torchao-tensorwise", "torchao": "torchao-tensorwise", "te": "te-delayed"}
@@ -52,15 +53,12 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_job(keys, found)
     half = keys.flag("pure_bf16")
     found.arguments["gradient_checkpointing"] = not keys.flag("disable_gradient_checkpointing")
-    keys.used |= {"gradient_checkpointing", "template", "dataset", "infer_dtype"}
+    keys.used |= {"gradient_checkpointing"}
     _read_tuning(keys, found, half=half)
     _read_kernels(keys, found)
     _read_optimizer(keys, found)
+    _read_towers(keys, found)
     _read_lengths(keys, found, given)
-    if keys.flag("upcast_layernorm"):
-        found.notes.append("upcast_layernorm: norms are counted in the compute dtype")
-    if keys.flag("upcast_lmhead_output"):
-        found.left_out.append("upcast_lmhead_output (the logits in fp32)")
     if keys.on("fp8"):
         found.fields["fp8"] = keys.choice("fp8_backend", _FP8)
     point_at_shipped(keys, "deepspeed", "llama_factory")
@@ -114,21 +112,109 @@ def _targets(keys: Keys) -> tuple[str, ...] | str:
 
 
 def _read_frozen(keys: Keys, found: Found) -> None:
-    """The first or last layers are trained; the embeddings and the head are not."""
+    """The last or, below 0, the first layers are trained; the embeddings and the head are not.
+
+    ``model/adapter.py``, ``_setup_freeze_tuning``.
+    """
     layers = keys.take("freeze_trainable_layers")
-    modules = keys.names("freeze_trainable_modules")
-    keys.names("freeze_extra_modules")
-    keys.flag("use_llama_pro")
-    layers = 2 if layers is None else layers
-    found.notes.append(
-        f"freeze_trainable_layers {layers} of modules {', '.join(modules) or 'all'}: counted as if all "
-        "were trained, an upper bound; freeze says which parts are not"
-    )
+    modules, more = keys.names("freeze_trainable_modules"), keys.names("freeze_extra_modules")
+    expanded = keys.flag("use_llama_pro")
+    count = None if found.model is None else num_layers(found.model)
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers == 0:
+        keys.refuse("freeze_trainable_layers", f"write a number of layers, not {layers!r:.40}")
+    if count is None or expanded or more or modules not in ((), ("all",)):
+        found.notes.append(
+            f"freeze_trainable_layers {layers} of modules {', '.join(modules) or 'all'}: counted as if all "
+            "were trained, an upper bound; freeze says which parts are not"
+        )
+        return
+    if abs(layers) < count:
+        rest = f"layers.0-{count - layers - 1}" if layers > 0 else f"layers.{-layers}-{count - 1}"
+        _freeze(found, "embeddings", "norm", "head", rest)
+    else:
+        _freeze(found, "embeddings", "norm", "head")
+
+
+def _freeze(found: Found, *parts: str) -> None:
+    """Add frozen parts to those there are."""
+    before = str(found.fields.get("freeze") or "")
+    found.fields["freeze"] = ",".join(dict.fromkeys((*filter(None, before.split(",")), *parts)))
+
+
+_TOWERS = (
+    ("freeze_vision_tower", ("vision_tower",)), ("freeze_multi_modal_projector", ("projector",)),
+    ("freeze_language_model", ("embeddings", "norm", "head", "layers")),
+)  # fmt: skip
+_HEARING = frozenset({"qwen2_audio", "qwen2_5_omni", "qwen3_omni_moe", "gemma3n"})
+"""Types whose audio tower ``freeze_vision_tower`` freezes too."""
+_SEEING = frozenset({
+    "dots_ocr", "gemma3", "gemma3n", "gemma4", "glm4v", "glm4v_moe", "glm_ocr", "internvl", "kimi_vl", "llama4",
+    "llava", "llava_next", "llava_next_video", "minicpmv4_6", "mistral3", "mllama", "paligemma",
+    "qwen2_5_omni", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_5",
+    "qwen3_5_moe",
+})  # fmt: skip
+"""Types of ``model/model_utils/visual.py`` that see."""
+_MERGING = frozenset({
+    "gemma4", "glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
+    "qwen3_5_moe",
+})  # fmt: skip
+"""Types whose projector is a part of the tower, and frozen with it."""
+_ANY_SIZE = (_MERGING - {"gemma4"}) | {"mistral3"}
+"""Types that take pictures of any size, which ``image_max_pixels`` bounds."""
+
+
+def _read_towers(keys: Keys, found: Found) -> None:
+    """Towers and projector are frozen unless it says otherwise, and never adapted (``visual.py``, ``misc.py``)."""
+    family = model_type(found.model)
+    if family not in _SEEING | _HEARING:
+        if family is None and found.model is not None:
+            found.notes.append(
+                "where the model sees or hears, LLaMA-Factory freezes its towers unless freeze_vision_tower is "
+                "false: say freeze and image_size, which are not known here"
+            )
+            keys.used |= {*(key for key, _ in _TOWERS), "image_max_pixels"}
+        return
+    frozen = [part for key, part in _TOWERS if keys.flag(key)]
+    pixels = keys.count("image_max_pixels")
+    if family in _ANY_SIZE and pixels is not None:
+        found.fields["image_size"] = isqrt(pixels)
+        found.notes.append(f"image_max_pixels {pixels} is taken for the size of every picture")
+    adapter = found.fields.get("adapter")
+    if isinstance(adapter, dict):
+        left = ["merger", "projector", "embed_vision"]
+        if ("vision_tower",) in frozen:
+            left += ["visual", "vision_tower", "vision_model", "audio_tower"]
+        adapter["lora"]["exclude"] = f".*({'|'.join(left)}).*"
+        return
+    for parts in frozen:
+        if parts == ("vision_tower",):
+            towers = (("vision_tower", _SEEING), ("audio_tower", _HEARING))
+            _freeze(found, *(name for name, types in towers if family in types))
+        elif parts != ("projector",) or family not in _MERGING:
+            _freeze(found, *parts)
+
+
+def _read_badam(keys: Keys, found: Found) -> None:
+    """One block is trained at a time; the first is the worst, since backward goes through all behind it.
+
+    ``badam`` 1.2, ``BlockOptimizer``: fp32 copies of the block's weights and gradients.
+    """
+    if not keys.flag("use_badam"):
+        return
+    mode = keys.text("badam_mode")
+    count = None if found.model is None else num_layers(found.model)
+    found.loading = Loading(half_weights=True)
+    if mode != "layer" or count is None:
+        found.notes.append(
+            f"use_badam with badam_mode {mode}: counted as AdamW of all weights, an upper bound"
+        )
+        return
+    _freeze(found, "embeddings", "norm", "head", f"layers.1-{count - 1}")
+    found.left_out.append("use_badam (fp32 copies of one layer's weights and gradients)")
 
 
 def _read_quantization(keys: Keys, found: Found) -> None:
     bits = keys.count("quantization_bit")
-    keys.take("quantization_method")
     if bits is None:
         return
     if bits == 4:
@@ -146,22 +232,24 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     kernel = keys.choice("flash_attn", _ATTENTION)
     if kernel is not None:
         found.fields["attention"] = kernel
-    if keys.flag("use_unsloth"):
-        found.notes.append("use_unsloth is not modelled: the figures are upper bounds")
     if keys.flag("use_unsloth_gc"):
         found.fields["offload_activations"] = "checkpoints"
 
 
 def _read_optimizer(keys: Keys, found: Found) -> None:
     """Optimizers that have switches of their own; TrainingArguments name the others."""
+    _read_badam(keys, found)
     for key, name in _OPTIMIZERS.items():
         if keys.flag(key):
             keys.values["optim"] = name
     for switch, rank, layerwise, target in _LOW_RANK:
         chosen, is_layerwise = keys.take(rank), keys.take(layerwise) not in OFF
-        keys.names(target)
+        names = keys.names(target)
         if keys.flag(switch):
-            found.fields["optimizer_options"] = {"rank": chosen or 16}
+            whole = names in ((), ("all",))
+            targets = "all-linear" if whole else ",".join(names)
+            found.arguments["optim_target_modules"] = targets
+            found.fields["optimizer_options"] = {"rank": chosen or 16, "target_modules": targets}
             if is_layerwise:
                 found.fields["optimizer_in_backward"] = True
 

@@ -45,6 +45,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_engine(keys, found, given)
     _read_tuning(keys, found)
     kernel = keys.choice("flash_attn", _ATTENTION)
+    if kernel == "flash" and found.fields.get("precision") == "fp32":
+        kernel = "sdpa"
+        found.notes.append("flash attention takes 16 bits, cast there and back: counted as sdpa")
     if kernel is not None:
         found.fields["attention"] = kernel
     kernels = keys.choice("kernel_config.name", _KERNELS)
@@ -97,7 +100,7 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if word == "deepspeed":
         point_at_shipped(keys, config, "llama_factory")
         found.arguments |= {
-            "deepspeed": keys.take(config), "bf16": halves,
+            "deepspeed": keys.section(config) or keys.take(config), "bf16": halves,
             "per_device_train_batch_size": found.fields["micro_batch_size"],
             "gradient_accumulation_steps": found.fields.get("gradient_accumulation_steps", 1),
             "gradient_checkpointing": checkpointed,

@@ -9,6 +9,9 @@ from memplan.sources.stacks.found import Found
 from memplan.training.jobs import Job
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 
+_FOUR_BITS = ("nf4", "fp4")
+_OF_FOUR_BITS = ("double_quant", "quant_storage", "quant_keeps_inputs")
+"""How a base of four bits is quantized, and no other."""
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """Fields whose product divides the number of GPUs."""
 
@@ -22,7 +25,9 @@ def make_setup(
     """
     fields = {**found.fields, **{name: given[name] for name in SETUP_FIELDS if name in given}}
     if fields.get("quantize") not in (None, "none"):
-        found.options.update(found.quantization)
+        packed = fields["quantize"] in _FOUR_BITS
+        own = found.quantization.items()
+        found.options.update({key: each for key, each in own if packed or key not in _OF_FOUR_BITS})
     if "num_gpus" in given and "num_nodes" not in given:
         fields.pop("num_nodes", None)
     options = {**found.options, **dict(_pairs(given.get("engine_options")))}
@@ -57,8 +62,10 @@ def _of_arguments(
     """What the Trainer makes of the arguments that the stack hands it, and the stack's own over it."""
     from memplan.sources.training_arguments import arguments_file
 
+    counted = fields.get("num_gpus")
+    beside = {"num_gpus": counted, **given} if counted is not None else given
     read = arguments_file(
-        found.arguments, source=source, folder=folder, given=given,
+        found.arguments, source=source, folder=folder, given=beside,
         loading=found.loading,
     )  # fmt: skip
     notes, missing = read.notes, _texts(read.setup.left_out)

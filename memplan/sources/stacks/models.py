@@ -159,6 +159,15 @@ def torchtune_model(builder: str) -> str | dict[str, object] | None:
     return _TORCHTUNE.get(plain) or _TORCHTUNE.get(re.sub(r"_(instruct|base)$", "", plain))
 
 
+def torchtune_builder(model: str) -> str | None:
+    """torchtune's builder of a model; None where it has none.
+
+    >>> torchtune_builder("llama-3.1-8b")
+    'llama3_1_8b'
+    """
+    return next((name for name, each in _TORCHTUNE.items() if each == model), None)
+
+
 def torchtitan_model(name: str, flavor: str) -> str | None:
     """The model of a name and a flavor of torchtitan's; None where it is not known.
 

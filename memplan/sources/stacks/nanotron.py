@@ -65,8 +65,11 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         if degree > 1:
             found.fields[field] = degree
     mode = (keys.text("parallelism.tp_mode") or "ALL_REDUCE").upper()
+    again = keys.take("parallelism.tp_recompute_allgather")
     if tensors > 1 and mode == "REDUCE_SCATTER":
         found.fields["sequence_parallel"] = True
+        if again is False:
+            found.left_out.append("tp_recompute_allgather (gathered inputs that backward keeps)")
     schedule = keys.choice("parallelism.pp_engine", _SCHEDULES)
     if stages > 1:
         found.fields["pipeline_schedule"] = schedule or "gpipe"

@@ -296,7 +296,7 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
-    if keys.on("model.backend.te_fp8"):
+    if keys.section("model.backend.te_fp8"):
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
         found.fields["fp8"] = "te-delayed"
 
@@ -343,10 +343,12 @@ def _read_adapter(keys: Keys, found: Found) -> None:
     dropout, names = keys.number("peft.dropout"), keys.names("peft.target_modules")
     excluded = keys.names("peft.exclude_modules")
     linear = keys.flag("peft.match_all_linear")
+    dtype = keys.choice("peft.lora_dtype", _DTYPES)
     dora = keys.flag("peft.use_dora")
     if keys.has("peft"):
         found.fields["adapter"] = lora(
-            rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora, dtype="bf16",
+            rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora,
+            dtype=str(dtype or found.fields["precision"])[:4],
             targets=_targets(names, excluded=excluded, linear=linear),
             exclude=_pattern(excluded) if excluded else (),
         )  # fmt: skip

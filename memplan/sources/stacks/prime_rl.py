@@ -87,8 +87,22 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     chunk = keys.take("model.fused_lm_head_token_chunk_size")
     if chunk not in (*OFF, "disabled"):
         found.fields["loss"] = "chunked"
+        if isinstance(chunk, int):
+            found.fields["loss_tiles"] = _pieces(found, chunk)
     if is_rl:
         found.notes.append("counted: the trainer's GPUs, with the loss of the next token")
+
+
+def _pieces(found: Found, chunk: int) -> int:
+    """Pieces of so many tokens that a rank's row is cut into for the head."""
+    tokens = 1
+    for field in ("micro_batch_size", "seq_len"):
+        value = found.fields[field]
+        assert isinstance(value, int)
+        tokens *= value
+    ranks = found.fields.get("context_parallel", 1)
+    assert isinstance(ranks, int)
+    return max(1, -(-tokens // (ranks * chunk)))
 
 
 def _merge_trainer(keys: Keys) -> None:

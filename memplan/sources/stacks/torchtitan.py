@@ -6,7 +6,7 @@ selective checkpointing. Embedding and head are units of their own (``models/lla
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import num_layers, torchtitan_model
 from memplan.sources.stacks.optimizer import add_named_optimizer
@@ -44,7 +44,8 @@ def looks_like(values: Mapping[str, object]) -> bool:
     """Whether it names a model by its flavor, or has torchtitan's sections."""
     model = values.get("model")
     has_flavor = isinstance(model, Mapping) and "flavor" in model
-    return has_flavor or {"job", "training"} <= values.keys()
+    beside = {"job", "parallelism", "activation_checkpoint"}
+    return has_flavor or ("training" in values and not beside.isdisjoint(values))
 
 
 def preset_for(_values: Mapping[str, object]) -> str:
@@ -70,9 +71,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     _read_compilation(keys, found)
     _read_fp8(keys, found)
-    found.fields["engine"] = "fsdp"
-    found.options["init_device"] = "to_empty"
-    found.options["wrapping"] = "torchtitan"
+    _read_replicas(keys, found, given)
 
 
 def _read_parallelism(keys: Keys, found: Found) -> None:
@@ -98,13 +97,28 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
     if found.fields.get("tensor_parallel"):
         found.fields["sequence_parallel"] = True
         found.fields["loss_parallel"] = not keys.flag("parallelism.disable_loss_parallel")
-    replicas = keys.count("parallelism.data_parallel_replicate_degree")
-    keys.take("parallelism.data_parallel_shard_degree")
-    if replicas not in (None, 1):
-        found.options["data_parallel_replicate_degree"] = replicas
     reshards = keys.choice("parallelism.fsdp_reshard_after_forward", _RESHARDING)
     if reshards is False:
         found.options["reshard_after_forward"] = False
+
+
+def _read_replicas(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """FSDP2, or DDP under autocast where nothing is sharded (``apply_replicate``)."""
+    replicas = keys.count("parallelism.data_parallel_replicate_degree")
+    shards = keys.take("parallelism.data_parallel_shard_degree")
+    if replicas not in (None, 1) and shards == 1:
+        found.fields["engine"] = "ddp"
+        if found.fields["precision"] == "bf16-mixed":
+            found.fields["precision"] = "bf16-amp"
+        found.options.clear()
+        return
+    if of_given(given, "engine") not in (None, "fsdp"):
+        found.options.clear()
+    else:
+        found.options |= {"init_device": "to_empty", "wrapping": "torchtitan"}
+    found.fields["engine"] = "fsdp"
+    if replicas not in (None, 1):
+        found.options["data_parallel_replicate_degree"] = replicas
 
 
 def _virtual_stages(keys: Keys, found: Found, ranks: int) -> int:

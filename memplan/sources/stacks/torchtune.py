@@ -109,7 +109,6 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     offload = keys.flag("fsdp_cpu_offload")
     reshard = keys.take("fsdp_reshard_after_forward")
     replicas = keys.count("data_parallel_replicate_dim")
-    keys.take("data_parallel_shard_dim")
     layers = keys.names("custom_sharded_layers")
     if engine != "fsdp":
         return
@@ -136,11 +135,13 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
         found.fields["offload_activations"] = "torchtune"
     full = keys.flag("enable_activation_checkpointing")
     mode = keys.text("ac_mode")
-    keys.take("ac_option")
+    option = keys.take("ac_option")
     if not full and mode is not None:
         full = mode == "full"
         if mode == "selective":
-            found.fields["checkpointing"] = "selective"
+            # Every n-th layer, or by operators (``apply_selective_activation_checkpointing``).
+            every = option if isinstance(option, int) and not isinstance(option, bool) else 0
+            found.fields["checkpointing"] = 1 / every if every > 0 else "selective"
             return
     found.fields["checkpointing"] = "full" if full else "none"
 
@@ -157,6 +158,19 @@ def _read_loss(keys: Keys, found: Found) -> None:
         found.fields["job"] = _JOBS[name]
     elif name in _CHUNKED:
         found.fields["loss"] = "torchtune"
-    if keys.has("teacher_model._component_"):
-        keys.text("teacher_model._component_")
-        found.fields["job"] = "distillation"
+    teacher = keys.text("teacher_model._component_")
+    if teacher is not None:
+        found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
+
+
+def _teacher(keys: Keys, component: str) -> object:
+    """The model that a builder makes."""
+    key = "teacher_model._component_"
+    named = torchtune_model(component.rpartition(".")[2])
+    if named is None:
+        keys.refuse(key, f"{component!r:.60} is not known: name a job beside the file")
+    if isinstance(named, str):
+        return named
+    from memplan.sources.models import load_model
+
+    return load_model(named)

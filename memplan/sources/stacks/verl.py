@@ -78,7 +78,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_sizes(keys, found)
     _read_engine(keys, found, given)
     _read_model(keys, found)
-    add_named_optimizer(keys, f"{ACTOR}.optim.optimizer", found, given)
+    _read_optimizer(keys, found, given)
     _read_adapter(keys, found)
     if not keys.has("sft"):
         _read_job(keys, found)
@@ -259,6 +259,15 @@ def _read_model(keys: Keys, found: Found) -> None:
         found.fields["freeze"] = "vision_tower"
 
 
+def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """A class by its module and its name (``build_optimizer``)."""
+    module = keys.text(f"{ACTOR}.optim.optimizer_impl")
+    key = f"{ACTOR}.optim.optimizer"
+    if module not in (None, "torch.optim") and "." not in str(keys.values.get(key, ".")):
+        keys.values[key] = f"{module}.{keys.text(key)}"
+    add_named_optimizer(keys, key, found, given)
+
+
 def _read_adapter(keys: Keys, found: Found) -> None:
     rank = keys.take(f"{MODEL}.lora_rank")
     alpha, targets = keys.number(f"{MODEL}.lora_alpha"), keys.names(f"{MODEL}.target_modules")
@@ -306,7 +315,13 @@ def _reference(keys: Keys, found: Found, kind: str) -> dict[str, object]:
         return {"reference": "none"} if kind == "ppo" else {}
     if "adapter" in found.fields:
         return {"reference": "adapter-off"}
-    return {"reference": "same", "frozen_offload": _number(found, "num_gpus") > 1}
+    if _number(found, "num_gpus") == 1:
+        found.notes.append(
+            "the reference's weights lie in CPU RAM, which is not modelled on one GPU: the figures are upper "
+            "bounds"
+        )
+        return {"reference": "same"}
+    return {"reference": "same", "frozen_offload": True}
 
 
 def _critic(keys: Keys, found: Found) -> dict[str, object]:

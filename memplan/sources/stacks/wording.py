@@ -17,6 +17,7 @@ def lora(
     dora: bool = False,
     layers: tuple[int, ...] = (),
     exclude: tuple[str, ...] | str = (),
+    parameters: tuple[str, ...] = (),
 ) -> dict[str, object]:
     """An adapter as a setup file writes it; what does nothing is left out.
 
@@ -27,6 +28,7 @@ def lora(
         "rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets,
         "dtype": "" if dtype == "fp32" else dtype, "modules_to_save": modules_to_save,
         "rslora": rslora, "dora": dora, "layers": layers, "exclude": exclude,
+        "parameters": parameters,
     }  # fmt: skip
     return {"lora": {name: value for name, value in settings.items() if value}}
 

@@ -1,0 +1,89 @@
+"""The data card: every file of ``memplan/data``, where its facts come from, and under which licence."""
+
+import json
+import re
+from pathlib import Path
+
+DATA = Path(__file__).parent.parent / "memplan" / "data"
+
+HOLDS = {
+    "config_defaults.json": "what each of transformers' and diffusers' configuration classes fills in, by its key",
+    "gpus.json": "cards: memory as torch and the driver report it, rates, links; each entry names its sources, and what nobody read again",
+    "models.json": "built-in models: hub id, class, and the sizes that differ from the class's defaults; no weights, no text",
+    "module_names.json": "what classes call their modules, by which adapters and quantization find them",
+    "parameter_order.json": "the order in which classes declare parameters, by which engines lay out buckets",
+    "training_arguments.json": "names of training arguments, of TRL's configs that have them, and of optimizers",
+    "presets": "what a training stack does where its file says nothing: one line for each default, with the file it was read in",
+    "stacks": "keys of training stacks' files, and which setting each is",
+}  # fmt: skip
+"""File or folder -> what it holds."""
+
+SAID_HERE = {
+    "gpus.json": "vendors' data sheets and logs, as the file's `sources` name them one by one; torchtitan, torchao, composer, lightning and torch for rates",
+    "models.json": "`config.json` of the checkpoint that each entry names on the Hugging Face hub; transformers 5.23.0 for what is left out",
+    "deepspeed_files.yaml": "axolotl 0.19.0, deepspeed_configs; llamafactory 0.9.5, examples/deepspeed",
+    "plain.yaml": "none: settings in memplan's own words",
+}  # fmt: skip
+"""Sources of files that have no one line of their own for it."""
+
+LICENCES = {
+    "Apache-2.0": (
+        "alignment-handbook", "axolotl", "composer", "diffusers", "lightning", "litgpt", "llamafactory",
+        "nanotron", "nemo-automodel", "open-r1", "prime-rl", "transformers", "trl", "unsloth", "verl",
+    ),
+    "BSD-3-Clause": ("torch", "torchao", "torchtitan", "torchtune"),
+    "MIT": ("nanogpt",),
+    "CC-BY-SA-4.0": ("ml-engineering",),
+}  # fmt: skip
+"""Licence -> projects whose published facts (names of keys, defaults, sizes, rates) are used."""
+
+_ALIASES = {"llama-factory": "llamafactory"}
+
+
+def data_files() -> list[Path]:
+    """Every data file of the package."""
+    return sorted(path for path in DATA.rglob("*") if path.is_file())
+
+
+def source_of(path: Path) -> str:
+    """What the file says of its source, or what is said for it here."""
+    if path.name in SAID_HERE and path.parent.name != "presets":
+        return SAID_HERE[path.name]
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        return str(json.loads(text)["source"])
+    found = re.search(r'^source: "?(.+?)"?$', text, flags=re.MULTILINE)
+    if found is None:
+        msg = f"{path}: says no source: add one, or a line to docs/data_card.py"
+        raise SystemExit(msg)
+    return found[1]
+
+
+def projects_in(source: str) -> set[str]:
+    """Projects of ``LICENCES`` that a source names.
+
+    >>> projects_in("trl 1.16.0, trainer/*_config.py")
+    {'trl'}
+    """
+    words = {word.lower() for word in re.findall(r"[A-Za-z][\w-]*", source)}
+    known = {name for names in LICENCES.values() for name in names}
+    return {_ALIASES.get(word, word) for word in words} & known
+
+
+def licences_of(path: Path) -> str:
+    """Licences of what the file's facts were read in."""
+    projects = projects_in(source_of(path))
+    found = [name for name, names in LICENCES.items() if projects & set(names)]
+    return ", ".join(found) or "facts of no one project"
+
+
+def card() -> str:
+    """The tables of the page."""
+    lines = ["| file | holds | read in | its licence |", "| --- | --- | --- | --- |"]
+    for path in data_files():
+        name = path.relative_to(DATA).as_posix()
+        holds = HOLDS.get(name) or HOLDS[name.partition("/")[0]]
+        lines.append(f"| `{name}` | {holds} | {source_of(path)} | {licences_of(path)} |")
+    lines += ["", "| licence | projects |", "| --- | --- |"]
+    lines += [f"| {name} | {', '.join(names)} |" for name, names in LICENCES.items()]
+    return "\n".join(lines)

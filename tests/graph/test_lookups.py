@@ -1,0 +1,89 @@
+"""What the gradient of a table asks for on its way, against PyTorch's CUDA build (torch 2.13.0)."""
+
+import pytest
+
+from memplan.dtypes import DType
+from memplan.graph.operations.lookups import behind_copy, embedding_backward_scratch
+from memplan.graph.options import TapeOptions
+from memplan.graph.segments import RESULT, scratch_changes
+from memplan.graph.sorting import sort_scratch_bytes
+from memplan.graph.tape import Tape
+from memplan.units import round_up
+
+H100, A100 = 132, 108
+"""Multiprocessors."""
+SORT_TOLERANCE = 0.12
+"""Blocks of cub's sort take 4608 pairs from compute capability 9.0 on, 3840 before: here 4224."""
+WIDE = 16384, 8000, 1024, DType.FP32
+RECORDED = [
+    pytest.param(
+        (16384, 32, 16, DType.FP32), H100, [6655, 131072, 8, 131072, 1279, 256, 256, 1279, 8, 13360, 13360],
+        id="few rows",
+    ),
+    pytest.param(
+        (16384, 32, 32, DType.BF16), H100,
+        [6655, 131072, 8, 131072, 1279, 256, 256, 1279, 8, 13360, 13360, 4096], id="few rows of 16 bits",
+    ),
+    pytest.param(
+        (16384, 512, 1024, DType.FP32), H100,
+        [270847, 131072, 8, 131072, 1279, 4096, 4096, 1279, 8, 17200, 17200], id="two passes",
+    ),
+    pytest.param(
+        WIDE, H100, [270847, 131072, 8, 131072, 1279, 64000, 64000, 1279, 8, 77104, 39477248],
+        id="many rows",
+    ),
+    pytest.param(
+        (16384, 20000, 16, DType.FP32), H100,
+        [270847, 131072, 8, 131072, 1279, 131072, 131072, 1535, 8, 144176, 1153408],
+        id="more rows than ids",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "multiprocessors", "recorded"), RECORDED)
+def test_scratch(
+    case: tuple[int, int, int, DType], multiprocessors: int, recorded: list[int]
+) -> None:
+    num_ids, num_rows, width, dtype = case
+    t = Tape(TapeOptions(multiprocessors=multiprocessors))
+    scratch = embedding_backward_scratch(t, num_ids, num_rows * width, width, dtype)
+    asked = [step for step in scratch if step > RESULT]
+    assert asked[:3] == [8 * num_ids] * 3
+    assert asked[3] == pytest.approx(recorded[0], rel=SORT_TOLERANCE)
+    assert asked[4:] == [round_up(size, 512) for size in recorded[1:]]
+
+
+@pytest.mark.parametrize(
+    ("num_ids", "multiprocessors", "last"),
+    [(4096, H100, 136), (8192, A100, 272), (16384, H100, 527), (65536, A100, 431)],
+)
+def test_from_how_many_rows_on_pieces_are_summed(
+    num_ids: int, multiprocessors: int, last: int
+) -> None:
+    def sums_at_once(num_rows: int) -> bool:
+        t = Tape(TapeOptions(multiprocessors=multiprocessors))
+        numbers, sums = embedding_backward_scratch(t, num_ids, num_rows * 16, 16, DType.FP32)[-2:]
+        return numbers == sums
+
+    assert sums_at_once(last)
+    assert not sums_at_once(last + 1)
+
+
+def test_a_tape_is_another_ones_where_cards_sum_a_table_alike() -> None:
+    t = Tape(TapeOptions(multiprocessors=H100))
+    assert t.has_few_rows(500)
+    assert t.runs_alike_on(TapeOptions(multiprocessors=H100))
+    assert not t.runs_alike_on(TapeOptions(multiprocessors=A100))
+
+
+def test_a_sort_of_one_block_or_one_pass_copies_nothing() -> None:
+    assert sort_scratch_bytes(2304, largest_key=10**6) == 512
+    assert sort_scratch_bytes(2305, largest_key=511) > 2 * 2305 * 8
+    assert sort_scratch_bytes(16384, largest_key=255) == pytest.approx(6655, rel=SORT_TOLERANCE)
+
+
+def test_what_is_copied_first_goes_last() -> None:
+    before, after = scratch_changes(behind_copy(512, (1024, ~0, RESULT, 2048)))
+    assert [size for _, size in before] == [512, 1024, -1024]
+    assert [size for _, size in after] == [2048, -2048, -512]
+    assert behind_copy(512, ()) == (512, RESULT)

@@ -1,0 +1,119 @@
+"""What is written for a framework comes back as the same setup, with what its file cannot say set by hand.
+
+Random setups of every kind; ``benchmarks`` are not needed for it. A setup that a framework cannot be told is refused and
+another one drawn.
+"""
+
+import json
+import tomllib
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+
+from memplan.errors import MemplanError
+from memplan.estimator import estimate
+from memplan.sources.catalog import load_gpu
+from memplan.sources.emitters import Emitted, Framework, emit
+from memplan.sources.emitters.reading_back import read_values
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+MODEL = load_model("llama-3.2-1b")
+GPU = load_gpu("h100")
+SETUPS = 6
+"""Of each kind; ``make fuzz`` and people ask for more."""
+LORA = {"lora": {"rank": 8, "targets": "all-linear"}}
+COMMON: dict[str, list[Any]] = {
+    "num_gpus": [1, 2, 8], "micro_batch_size": [1, 3], "gradient_accumulation_steps": [1, 4],
+    "seq_len": [256, 1000], "checkpointing": ["none", "full"], "kernels": ["hf", "hf", "liger"],
+    "optimizer": ["adamw-fused", "adamw-foreach", "sgd"], "attention": [None, "flash"],
+    "packing": [None, "padding_free", "documents"], "adapter": [None, LORA], "freeze": [None, "embeddings"],
+    "quantize": [None, "nf4"], "upcast_outputs": [None, True], "outputs_held": [None, True],
+    "job": [None, None, "dpo"], "dropout": [None, 0.0], "allocator": [None, "expandable"],
+}  # fmt: skip
+FSDP = [None, {"reduce_dtype": "bf16"}, {"sync_each_batch": True}, {"init_device": "meta"}]
+BUCKETS = [None, {"reduce_bucket_size": 10**8}, {"overlap_comm": True}]
+OF_KIND: dict[str, dict[str, list[Any]]] = {
+    "deepspeed": {
+        "engine": ["deepspeed"], "zero_stage": [0, 1, 2, 3], "precision": ["bf16-master", "fp32"],
+        "engine_options": BUCKETS,
+    },
+    "accelerate": {
+        "engine": ["fsdp", "fsdp1", "ddp"], "precision": ["bf16-mixed", "fp32", "bf16-amp"],
+        "fsdp_strategy": [None, "shard_grad_op"], "engine_options": FSDP,
+    },
+    "training-args": {
+        "engine": ["fsdp", "ddp", "deepspeed"], "precision": ["bf16-mixed", "bf16-amp", "bf16-master"],
+        "packing": [None],
+    },
+    "torchtitan": {
+        "engine": ["fsdp"], "precision": ["bf16-mixed", "bf16"], "kernels": ["torchtitan", "hf"],
+        "optimizer": ["adamw-fused"], "checkpointing": ["full", "selective"], "engine_options": FSDP,
+        "compile": [None, "layer"], "attention": [None], "pipeline_parallel": [1, 2],
+    },
+    "torchtune": {
+        "engine": ["fsdp"], "num_gpus": [2, 8], "precision": ["bf16", "fp32"], "kernels": ["hf"],
+        "compile": [None, "layer"],
+    },
+    **{
+        name: {"engine": ["fsdp", "ddp"], "precision": ["bf16-mixed", "bf16-amp", "bf16-autocast"]}
+        for name in ("axolotl", "trl-sft", "llama-factory")
+    },
+}  # fmt: skip
+
+
+def setups(kind: str, seed: int) -> "list[tuple[TrainingSetup, Emitted]]":
+    """As many setups as there are to be, each with what is written for it."""
+    random, found = Random(f"{kind} {seed}"), []
+    table = {**COMMON, **OF_KIND[kind]}
+    for _ in range(600):
+        drawn = {name: random.choice(values) for name, values in table.items()}
+        fields = {name: value for name, value in drawn.items() if value is not None}
+        try:
+            setup = TrainingSetup(**fields)
+            estimate(MODEL, setup, gpu=GPU)
+            found.append((setup, emit(setup, Framework(kind), MODEL)))
+        except MemplanError:
+            continue
+        if len(found) == SETUPS:
+            return found
+    pytest.fail(f"{kind}: {len(found)} of {SETUPS} setups can be written")
+
+
+def parsed(made: Emitted, kind: str) -> dict[str, Any]:
+    """What is written, as a file's text and read again."""
+    if kind == "torchtitan":
+        return tomllib.loads(made.toml)
+    values: dict[str, Any] = (
+        json.loads(made.json) if kind == "deepspeed" else yaml.safe_load(made.yaml)
+    )
+    return values
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_what_is_written_comes_back(kind: str) -> None:
+    for setup, made in setups(kind, seed=0):
+        before = estimate(MODEL, setup, gpu=GPU)
+        after = estimate(MODEL, read_values(parsed(made, kind), kind, made.by_hand), gpu=GPU)
+        assert after.account == before.account, setup
+        assert after.total_bytes == before.total_bytes, setup
+        assert after.verdict is before.verdict, setup
+
+
+def test_what_is_said_is_not_set_by_hand() -> None:
+    setup = TrainingSetup(num_gpus=8, engine="fsdp", seq_len=512, checkpointing="full")
+    made = emit(setup, Framework.ACCELERATE)
+    assert {*made.by_hand} == {"seq_len", "engine_options"}
+    assert made.by_hand["engine_options"] == {"reduce_dtype": "fp32", "wrapping": "layers"}
+    titan = emit(setup, Framework.TORCHTITAN)
+    assert "checkpointing" not in titan.by_hand
+    assert titan.by_hand["num_gpus"] == 8
+
+
+def test_a_files_own_words_are_not_overruled() -> None:
+    """What is set by hand says more, and nothing else than a file that says it."""
+    values = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "num_processes": 8}
+    with pytest.raises(MemplanError, match="num_processes"):
+        read_values(values, "accelerate", {"num_gpus": 4})
