@@ -11,6 +11,7 @@ from memplan.sources.setup_file import read_setup_file
 from memplan.sources.stacks import STACKS, read_preset, read_stack, stack_of
 from memplan.sources.stacks.presets import load_preset, preset_names
 from memplan.sources.trainer_keys import known_arguments
+from memplan.sources.training_arguments import EngineFile, Launch
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import SETUP_FIELDS
@@ -486,3 +487,18 @@ def test_activations_that_go_to_cpu_ram(values: dict[str, Any], how: str) -> Non
     found = read(values)
     assert found.setup.offload_activations.value == how
     assert not any("upper bound" in note and "offload" in note for note in found.notes)
+
+
+def test_a_trainers_file_is_read_with_what_it_is_launched_with() -> None:
+    launcher = {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "bf16"}
+    launch = Launch(accelerate=EngineFile(values=launcher, source="ddp.yaml"))
+    values = {**TRL, "dtype": "bfloat16", "per_device_train_batch_size": 4}
+    setup = read_stack(values, "hf_trainer", source="file.yaml", launch=launch).setup
+    assert setup.num_gpus == 8
+    assert setup.precision is Precision.BF16_AUTOCAST
+    assert setup.micro_batch_size == 4
+    zero: dict[str, Any] = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}
+    launch = Launch(deepspeed=EngineFile(values=zero, source="zero3.json"))
+    setup = read_stack(values, "hf_trainer", source="file.yaml", launch=launch).setup
+    assert setup.chosen_engine is Engine.DEEPSPEED
+    assert setup.precision is Precision.BF16_MASTER
