@@ -94,12 +94,18 @@ FACTORY_V1: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B", "model_class": "llm", "dist_config": {"name": "fsdp2"},
     "train_dataset": "a.yaml", "micro_batch_size": 2, "cutoff_len": 1024,
 }  # fmt: skip
+UNSLOTH: dict[str, Any] = {
+    "model": "unsloth/Llama-3.2-1B-Instruct", "data": {"dataset": "a"},
+    "training": {"max_seq_length": 1024, "batch_size": 1}, "lora": {"lora_r": 16},
+}  # fmt: skip
 EXAMPLES = {
+    "unsloth": UNSLOTH,
     "litgpt": LITGPT, "nanotron": NANOTRON, "llama_factory_v1": FACTORY_V1,
     "axolotl": AXOLOTL, "llama_factory": FACTORY, "hf_trainer": TRL, "torchtune": TORCHTUNE,
     "torchtitan": TORCHTITAN, "nemo": NEMO, "prime_rl": PRIME, "verl": VERL, "lightning": LIGHTNING,
 }  # fmt: skip
 SLIPS = {
+    "unsloth": "training.max_seq_length",
     "litgpt": "train.micro_batch_size", "nanotron": "tokens.sequence_length",
     "llama_factory_v1": "batching_strategy",
     "axolotl": "sequence_len", "llama_factory": "finetuning_type", "hf_trainer": "dataset_name",

@@ -32,6 +32,7 @@ STACKS = (
     "verl",
     "litgpt",
     "nanotron",
+    "unsloth",
     "lightning",
     "hf_trainer",
 )
