@@ -285,7 +285,10 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "lifetimes": (JOB, ("--lifetimes",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
-        "allow": (("gpt2", "--gpu-memory", "3GiB", "--checkpointing", "full"), ("--allow", "lora")),
+        "allow": (
+            ("gpt2", "--gpu-memory", "3GiB", "--engine", "ddp", "--checkpointing", "full"),
+            ("--allow", "lora"),
+        ),
     },
     "explain": {
         **TRAINED,
