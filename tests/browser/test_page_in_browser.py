@@ -256,7 +256,7 @@ def test_nothing_is_sent_away(told: Told) -> None:
 def test_a_config_is_dropped_on_it(told: Told) -> None:
     seen = told.answer["seen"]
     assert seen["dropped"].startswith("memplan estimate config.json")
-    assert "config" in seen["droppedAnswer"]
+    assert "question (causal-lm) · 45.42M" in seen["droppedAnswer"]
     assert "fits" in seen["droppedAnswer"]
 
 
