@@ -8,6 +8,7 @@ further off than 0.1 %, or a recorded run than 1 %. Everything else is news: it 
 
 import datetime
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -175,6 +176,27 @@ def options_news() -> Iterator[str]:
     yield from names_news("zero_optimization", set(OPTION_NAMES) & installed, installed)
 
 
+STACK_PACKAGES = {
+    "axolotl": "axolotl", "llama_factory": "llamafactory", "litgpt": "litgpt",
+    "training_arguments": "trl", "unsloth": "unsloth_cli",
+}  # fmt: skip
+"""Tables of keys, and the package that is looked at where it is installed."""
+
+
+def stacks_news() -> Iterator[str]:
+    """Keys of the training stacks that are installed and that their tables do not sort."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from stack_keys import declared, unsorted_keys
+
+    for stack, package in STACK_PACKAGES.items():
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            continue
+        missing = unsorted_keys(stack, declared(stack, Path(found.origin).parent.parent))
+        if missing:
+            yield f"{package}: keys that memplan/data/stacks/{stack}.yaml does not sort: {', '.join(missing)}"
+
+
 def catalog_news(catalog: Mapping[str, Any], today: datetime.date) -> Iterator[str]:
     """How old the catalog is, and which cards have figures that nobody has read again.
 
@@ -204,6 +226,7 @@ def main() -> int:
     for title, news in (
         ("transformers' classes", types_news(known, before, installed_types())),
         ("options", options_news()),
+        ("training stacks", stacks_news()),
         ("catalog of GPUs", catalog_news(catalog, datetime.datetime.now(datetime.UTC).date())),
     ):
         told = list(news)

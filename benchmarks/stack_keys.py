@@ -334,6 +334,7 @@ STACKS: Mapping[str, Callable[[Path], Iterator[Key]]] = {
         _classes, files=("torchtitan/config/job_config.py",), roots=("JobConfig",)
     ),
     "verl": _verl,
+    "unsloth": partial(_classes, files=("unsloth_cli/config.py",), roots=("Config",)),
     "nanotron": partial(_classes, files=("src/nanotron/config/*.py",), roots=("Config",)),
     "torchtune": _torchtune,
     "hf_trainer": _hf_trainer,

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import io
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,8 +55,8 @@ def lines(command: str, *numbers: int, exit_code: int = 0) -> str:
     return block(command, lines="\n".join(printed[number].rstrip() for number in numbers))
 
 
-def picture(command: str, path: str) -> None:
-    """Draw the command and what it answers as a terminal of 80 columns, and write it down.
+def picture(command: str) -> str:
+    """The command and what it answers, drawn as a terminal of 80 columns: an SVG that needs no network.
 
     Colours are those that a terminal shows; the drawing is the same wherever it is made.
     """
@@ -73,7 +74,11 @@ def picture(command: str, path: str) -> None:
     console.print(Text(f"$ {command}", style="bold"))
     console.print(Text.from_ansi(_text(out).rstrip()), soft_wrap=True)
     drawn = console.export_svg(title="memplan", unique_id="memplan")
-    (ROOT / path).write_text(drawn, encoding="utf-8")
+    return re.sub(r"\s*@font-face {.*?}", "", drawn, flags=re.DOTALL)
+
+
+TERMINAL = "memplan estimate llama-3.1-8b --gpus 8 --zero 3 --offload none --gpu h100"
+"""What README.md shows a picture of, in docs/terminal.svg."""
 
 
 def part(command: str, first: str, last: str) -> str:

@@ -6,6 +6,7 @@ part of the accuracy page that is made of the tests' figures. A name that is not
 the build. mkdocs.yml names this file as a hook.
 """
 
+import importlib
 import importlib.util
 import json
 import re
@@ -15,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 _PLACE = re.compile(r"^\{\{ (readme|file|notebook|accuracy): (.+) \}\}$", flags=re.MULTILINE)
 _DRAWING = re.compile(r"<p>\{% drawing: (.+?) %\}</p>")
+_PICTURE = re.compile(r"<p>\{% picture: (.+?) %\}</p>")
 _COG = re.compile(r"<!-- \[\[\[(cog.*?\]\]\]|end\]\]\]) -->\n?", flags=re.DOTALL)
 _SOURCE = "https://github.com/memplan/memplan/blob/main/"
 
@@ -27,7 +29,39 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Put drawings where they belong: Markdown would take them apart. Called by mkdocs."""
+    html = _PICTURE.sub(lambda found: picture(found[1].strip()), html)
     return _DRAWING.sub(lambda found: accuracy(found[1].strip()), html)
+
+
+PICTURES = {
+    "components": lambda: _memplan().estimate("llama-3.1-8b", gpus=8, zero=3, gpu="h100").plot(),
+    "step": lambda: _memplan().estimate("llama-3.1-8b", gpus=8, zero=3, gpu="h100").plot("step"),
+    "ranks": lambda: (
+        _memplan()
+        .estimate(
+            "llama-3.2-1b", gpus=4, engine="megatron", pipeline_parallel=4, gradient_accumulation=8
+        )
+        .plot("ranks")
+    ),
+    "heat": lambda: (
+        _memplan().sweep("llama-3.2-1b", batch_size="1..32", seq_len="1k..8k", gpu="a100").plot()
+    ),
+    "front": lambda: _memplan().plan("llama-3.1-8b", gpus=[8, 16], gpu="h100").plot(),
+}
+"""A picture of each kind, by its name on a page."""
+
+
+def picture(name: str) -> str:
+    """One of ``PICTURES`` with the table behind it."""
+    if name not in PICTURES:
+        msg = f"there is no picture {name!r}; there are {', '.join(PICTURES)}"
+        raise SystemExit(msg)
+    html: str = PICTURES[name]()._repr_html_()
+    return html
+
+
+def _memplan() -> Any:
+    return importlib.import_module("memplan")
 
 
 def readme_section(title: str) -> str:

@@ -82,6 +82,15 @@ def test_the_readme_is_short_and_leads_to_pages_that_are_there() -> None:
         assert (ROOT / link).exists(), link
 
 
+def test_the_picture_of_a_terminal_is_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    shown = module("shown")
+    drawn = (DOCS / "terminal.svg").read_text(encoding="utf-8")
+    assert shown.picture(shown.TERMINAL) == drawn
+    assert "needs" in drawn
+    assert "url(http" not in drawn
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
 def test_what_a_page_takes_from_elsewhere_is_there(page: Path) -> None:
     hooks = module("site_hooks")
@@ -173,6 +182,11 @@ def test_every_preset_is_documented() -> None:
     assert module("presets").document() in text
     for name in preset_names():
         assert f"\n## {name}\n" in text
+
+
+def test_every_key_of_the_stacks_is_documented() -> None:
+    text = (DOCS / "stack-keys.md").read_text(encoding="utf-8")
+    assert module("keys_page").document() in text
 
 
 # -- ten jobs --------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
 TERMINAL_ONLY = {
     "format", "output", "emit", "legend", "lifetimes", "reserved", "per_rank", "pivot", "check",
     "fail_on", "baseline", "tolerance", "unmatched", "deepspeed", "deepspeed_formula", "params",
-    "largest_layer", "additional_buffer_factor", "annotate",
+    "largest_layer", "additional_buffer_factor", "annotate", "report", "chart", "assumptions",
 }  # fmt: skip
 """How an answer is written, checks at exit, and DeepSpeed's own tables: values in Python."""
 

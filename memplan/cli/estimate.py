@@ -25,6 +25,15 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.pictures import (
+    ChartOption,
+    ReportOption,
+    check_pictures,
+    estimate_pictures,
+    estimate_report,
+    print_charts,
+    write_report,
+)
 from memplan.cli.sweep_options import (
     AllowOption,
     AnnotateOption,
@@ -162,6 +171,8 @@ def estimate(
     output_format: FormatOption = OutputFormat.TABLE,
     emit: EmitOption = None,
     output: OutputOption = None,
+    report: ReportOption = None,
+    chart: ChartOption = False,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
@@ -185,6 +196,7 @@ def estimate(
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     else:
         refuse_without(ctx, {"output"}, "--emit")
+    check_pictures(report, chart=chart, is_table=output_format is OutputFormat.TABLE)
     question = time_question(times)
     checks = None
     if any(each is not None for each in (check, fail_on, baseline, tolerance, unmatched, annotate)):
@@ -252,6 +264,10 @@ def estimate(
             question=question,
             allow=read_concessions(allow),
         )
+    if chart:
+        print_charts(estimate_pictures(rows))
+    if report is not None:
+        write_report(estimate_report(rows), report)
     if checks is not None:
         from memplan.cli.checking import check_rows
 

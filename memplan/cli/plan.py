@@ -18,6 +18,13 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
 )
+from memplan.cli.pictures import (
+    ChartOption,
+    ReportOption,
+    check_pictures,
+    print_charts,
+    write_report,
+)
 from memplan.cli.sweep_options import (
     AllowOption,
     CheckpointingAxis,
@@ -161,6 +168,8 @@ def plan(
     token: TokenOption = None,
     legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
+    report: ReportOption = None,
+    chart: ChartOption = False,
     emit: EmitOption = None,
     output: Annotated[
         str | None,
@@ -181,6 +190,7 @@ def plan(
         refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit", "legend"})
     elif not (output or "").lower().endswith(DRAWN):
         refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
+    check_pictures(report, chart=chart, is_table=output_format is RowFormat.TABLE)
     from memplan.cli.asked import asked_of
     from memplan.options.planning import plan_question
     from memplan.search.planner import plan as make_plan
@@ -201,10 +211,34 @@ def plan(
     known = any(each.time is not None for found in plans for each in found.setups)
     _show(plans, asked.model, output_format, asked.times if asked.shows_times or known else None)
     say_legend(legend, is_table=output_format is RowFormat.TABLE)
+    if chart:
+        from memplan.report.pictures.scatter import front_picture
+
+        print_charts([front_picture(each) for each in plans])
+    if report is not None:
+        write_report(_page(plans, asked.times), report)
 
 
 DRAWN = (".svg", ".html", ".htm")
 """Endings of files that memory against time is drawn in."""
+
+
+def _page(plans: "Sequence[Plan]", question: "TimeQuestion | None") -> str:
+    """Memory against time as a page.
+
+    Raises ``UsageError`` for several kinds of GPUs, and ``InputError`` where no setup has a time.
+    """
+    from memplan import __version__
+    from memplan.errors import InputError
+    from memplan.report.front import front_page
+
+    if len(plans) > 1:
+        msg = "--report: a page is of one GPU: name one"
+        raise UsageError(msg)
+    if not plans[0].front:
+        msg = "--report: nothing fits whose time is known, so there is nothing to draw"
+        raise InputError(msg)
+    return front_page(plans[0], version=__version__, question=question)
 
 
 def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None") -> None:

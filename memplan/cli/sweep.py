@@ -1,7 +1,8 @@
 """``memplan sweep``."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,14 @@ from memplan.cli.options import (
     TaskOption,
     TokenOption,
     complete_models,
+)
+from memplan.cli.pictures import (
+    ChartOption,
+    ReportOption,
+    check_pictures,
+    print_charts,
+    sweep_report,
+    write_report,
 )
 from memplan.cli.sweep_options import (
     AnnotateOption,
@@ -49,6 +58,7 @@ from memplan.cli.training_options import (
     TrainingArgumentsOption,
 )
 from memplan.errors import WorkerLostError
+from memplan.fast_dataclass import dataclass
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.run_times import time_question
 from memplan.options.table import Values
@@ -109,6 +119,8 @@ def sweep(
     ] = None,
     legend: LegendOption = False,
     output_format: RowFormatOption = RowFormat.TABLE,
+    report: ReportOption = None,
+    chart: ChartOption = False,
     check: CheckOption = None,
     fail_on: FailOnOption = None,
     baseline: BaselineOption = None,
@@ -123,6 +135,7 @@ def sweep(
 
     checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
     matrix = _read_pivot(pivot, output_format)
+    check_pictures(report, chart=chart, is_table=output_format is RowFormat.TABLE)
     question = time_question(times)
     if question is not None and matrix is not None:
         from memplan.errors import UsageError
@@ -141,7 +154,8 @@ def sweep(
         num_jobs=_processes(jobs),
         node_memory_bytes=asked.node_memory_bytes,
     )
-    _show(made, output_format, matrix, checks, question)
+    pictured = Pictured(report=report, chart=chart)
+    _show(made, output_format, matrix, checks, question, pictured)
     say_legend(legend, is_table=output_format is RowFormat.TABLE)
 
 
@@ -182,12 +196,33 @@ def _read_pivot(text: str | None, output_format: RowFormat) -> "Pivot | None":
     return Pivot(figure=figure, rows=words[0], columns=words[1])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pictured:
+    """How the answer is drawn besides."""
+
+    report: Path | None
+    chart: bool
+
+    def draw(self, sweep: "Sweep", results: "Sequence[SweepResult]") -> None:
+        """Print the charts and write the page that are asked for."""
+        if not self.chart and self.report is None:
+            return
+        from memplan.report.pictures.heat import heat_picture
+
+        pictures = heat_picture(sweep, results=results)
+        if self.chart:
+            print_charts(pictures)
+        if self.report is not None:
+            write_report(sweep_report(pictures, sweep.model.name), self.report)
+
+
 def _show(
     sweep: "Sweep",
     output_format: RowFormat,
     pivot: "Pivot | None",
     checks: "Checks",
     question: "TimeQuestion | None",
+    pictured: "Pictured",
 ) -> None:
     """Write the results, then judge them.
 
@@ -196,7 +231,7 @@ def _show(
     from memplan.cli.progress import with_progress
 
     done = _Done(with_progress(sweep, alone=output_format is RowFormat.TABLE))
-    _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question)
+    _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question, pictured)
     if done.loss is not None:
         raise done.loss
     if done.is_interrupted:
@@ -230,6 +265,7 @@ def _write(
     pivot: "Pivot | None",
     checks: "Checks",
     question: "TimeQuestion | None",
+    pictured: "Pictured",
 ) -> None:
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
@@ -245,6 +281,7 @@ def _write(
             from memplan.report.pivot import print_pivot
 
             print_pivot(console, sweep, kept, pivot)
+        pictured.draw(sweep, kept)
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
 

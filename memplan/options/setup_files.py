@@ -12,6 +12,7 @@ from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
+    from memplan.sources.training_arguments import Launch
     from memplan.training.setup import TrainingSetup
 
 
@@ -26,6 +27,8 @@ class BaseSetup:
     """What the files hold that the answer should name."""
     model: str | Mapping[str, object] | None = None
     """The model that a file names."""
+    is_launched: bool = False
+    """The files that the job is launched with are in it."""
 
 
 def read_base(
@@ -50,8 +53,11 @@ def read_base(
     if training_args is not None and setup_file is None:
         return _read_arguments(training_args, given, named, deepspeed_config, accelerate_config)
     known = {**given, **{name: value for name, value in (named or {}).items() if value is not None}}
-    began = start_of(setup_file, training_args, preset, given=known)
+    launch = _launch(deepspeed_config, accelerate_config)
+    began = start_of(setup_file, training_args, preset, given=known, launch=launch)
     start = began.setup
+    if began.is_launched:
+        deepspeed_config = accelerate_config = None
     changes: dict[str, Any] = dict(given)
     notes = began.notes
     if deepspeed_config is not None:
@@ -70,6 +76,19 @@ def read_base(
     return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes, model=began.model)
 
 
+def _launch(deepspeed_config: str | None, accelerate_config: str | None) -> "Launch | None":
+    """The engine's own file, where there is one."""
+    if deepspeed_config is None and accelerate_config is None:
+        return None
+    from memplan.sources.files import read_mapping
+    from memplan.sources.training_arguments import EngineFile, Launch
+
+    def read(file: str | None) -> EngineFile | None:
+        return None if file is None else EngineFile(values=read_mapping(file), source=file)
+
+    return Launch(deepspeed=read(deepspeed_config), accelerate=read(accelerate_config))
+
+
 def _read_arguments(
     path: str,
     given: Mapping[str, object],
@@ -78,15 +97,12 @@ def _read_arguments(
     accelerate_config: str | None,
 ) -> BaseSetup:
     """Training arguments, with the file that the job is launched with where there is one."""
-    from memplan.sources.files import read_mapping
-    from memplan.sources.training_arguments import EngineFile, read_arguments_file
+    from memplan.sources.training_arguments import Launch, read_arguments_file
 
-    def beside(file: str | None) -> EngineFile | None:
-        return None if file is None else EngineFile(values=read_mapping(file), source=file)
-
+    launch = _launch(deepspeed_config, accelerate_config) or Launch()
     read = read_arguments_file(
-        path, given={**given, **(named or {})}, deepspeed=beside(deepspeed_config),
-        accelerate=beside(accelerate_config),
+        path, given={**given, **(named or {})}, deepspeed=launch.deepspeed,
+        accelerate=launch.accelerate,
     )  # fmt: skip
     changes: dict[str, Any] = dict(given)
     if "engine_options" in changes:
@@ -131,6 +147,7 @@ def start_of(
     preset: str | None,
     *,
     given: Mapping[str, object],
+    launch: "Launch | None" = None,
 ) -> BaseSetup:
     """What options start from, with the model it names and what is to be said of it.
 
@@ -155,8 +172,10 @@ def start_of(
     if setup_file is not None:
         from memplan.sources.setup_file import read_setup_file
 
-        file = read_setup_file(setup_file, given=given, preset=preset)
-        return BaseSetup(file.setup, file.engine_fixed, file.notes, file.model)
+        file = read_setup_file(setup_file, given=given, preset=preset, launch=launch)
+        return BaseSetup(
+            file.setup, file.engine_fixed, file.notes, file.model, is_launched=file.is_launched
+        )
     if preset is not None:
         from memplan.sources.stacks import read_preset
 

@@ -36,7 +36,7 @@ TABLE_WORDS: Mapping[str, str] = {
     "allocator's rest": "held in its segments and not handed out",
     "CPU": "RAM of one node, all its ranks together, in GiB",
     "left": "of the card beyond what is needed",
-    "check- pointing": "which layers are run again in backward in place of keeping what they made",
+    "checkpointing": "which layers are run again in backward in place of keeping what they made",
     "accum.": "micro-batches of one optimizer step",
     "speed": "relative to the fastest here",
     "given up": "what --allow let go to make it fit",

@@ -257,7 +257,7 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
     return print_blocks(width, label, others, before=[ranks, gpus])
 
 
-_WORDS = (("setup",), ("given up",), ("kernels",), ("precision",), ("check-", "pointing"))
+_WORDS = (("setup",), ("given up",), ("kernels",), ("precision",), ("checkpointing",))
 """Columns that are set to the left."""
 _GIVE_WAY = {
     ("precision",): 5, ("CPU", "GiB"): 4, ("peak", "GiB"): 3, ("left", "GiB"): 2, ("accum.",): 1,
@@ -276,7 +276,7 @@ def _columns(plan: Plan) -> "dict[tuple[str, ...], Callable[[PlannedSetup], str]
         ("setup",): lambda each: setup_label(each.setup),
         ("given up",): lambda each: CONCESSIONS[each.given_up].label,
         ("precision",): lambda each: each.setup.chosen_precision.value,
-        ("check-", "pointing"): lambda each: checkpointing_label(each.setup),
+        ("checkpointing",): lambda each: checkpointing_label(each.setup),
         ("kernels",): lambda each: kernels_label(each.setup),
         **_STRETCHED.get(plan.goal.objective, {}),
         ("batch",): lambda each: str(each.setup.micro_batch_size),

@@ -8,10 +8,14 @@ stack's own, which its keys give away, is read as the stack reads it.
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
+
+if TYPE_CHECKING:
+    from memplan.sources.training_arguments import Launch
 
 _REMARKS = ("name", "notes")
 """Keys that say something to the reader alone."""
@@ -28,6 +32,8 @@ class SetupFile:
     """What the answer should say of it."""
     engine_fixed: bool = False
     """It says which engine runs."""
+    is_launched: bool = False
+    """The files that the job is launched with are in it."""
 
 
 def read_setup(path: str | Path) -> TrainingSetup:
@@ -39,12 +45,17 @@ def read_setup(path: str | Path) -> TrainingSetup:
 
 
 def read_setup_file(
-    path: str | Path, *, given: Mapping[str, object] | None = None, preset: str | None = None
+    path: str | Path,
+    *,
+    given: Mapping[str, object] | None = None,
+    preset: str | None = None,
+    launch: "Launch | None" = None,
 ) -> SetupFile:
     """The same with the model that the file names, and what the answer should say of it.
 
     ``given`` are fields that were given beside it, which go first; ``preset`` names a training stack
-    whose defaults fill in what the file leaves out.
+    whose defaults fill in what the file leaves out; ``launch`` are files that the job is launched with, which a
+    stack of transformers' Trainer reads with its own.
     """
     from memplan.sources.files import read_mapping
     from memplan.sources.stacks import read_stack, stack_of
@@ -58,9 +69,13 @@ def read_setup_file(
         _refuse_unrecognised(values, source=str(path))
         return own_setup(values, source=str(path), given=given, preset=preset)
     read = read_stack(
-        values, stack, source=str(path), folder=Path(path).parent, given=given, preset=preset
-    )
-    return SetupFile(setup=read.setup, model=read.model, notes=read.notes, engine_fixed=True)
+        values, stack, source=str(path), folder=Path(path).parent, given=given, preset=preset,
+        launch=launch,
+    )  # fmt: skip
+    return SetupFile(
+        setup=read.setup, model=read.model, notes=read.notes, engine_fixed=True,
+        is_launched=read.is_launched and launch is not None,
+    )  # fmt: skip
 
 
 def own_setup(

@@ -123,6 +123,14 @@ class EngineFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """Files that a job is launched with, beside the one that says what it trains."""
+
+    deepspeed: EngineFile | None = None
+    accelerate: EngineFile | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
     """What the Trainer is handed beside its arguments, which decides what their flags mean."""
 
@@ -545,6 +553,8 @@ class _Arguments(ArgumentValues):
         self.notes += [note for note in read.notes if not note.startswith("mixed_precision")]
         if self.half_weights and not halves and fields.get("precision") == "fp32":
             fields["precision"] = Precision.BF16
+        if self.half_weights and fields.get("precision") == Precision.BF16_AMP.value:
+            fields["precision"] = Precision.BF16_AUTOCAST
         if found["checkpointing"] is Recomputation.FULL:
             fields["checkpointing"] = Recomputation.FULL
         options = dict(fields["engine_options"])  # type: ignore[call-overload]

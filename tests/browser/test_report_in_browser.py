@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import memplan
 from memplan.estimator import estimate
 from memplan.report.html import html_report
 from memplan.report.palette import COMPONENTS, LIGHT
+from memplan.report.pictures.picture import page
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -156,6 +158,46 @@ def test_drawings(browser: str, report: str, tmp_path: Path, width: int) -> None
         "load", "forward", "backward", "step",
     ]  # fmt: skip
     assert any(each.startswith(("▼ peak 75.40", "peak 75.40")) for each in told)
+
+
+PICTURE_WORDS = """
+const out = document.createElement("pre");
+out.id = "measured";
+out.textContent = JSON.stringify([...document.querySelectorAll("svg")].map((each) =>
+  [...each.querySelectorAll("text")].map((text) => {
+    const found = text.getBoundingClientRect();
+    return {text: text.textContent, left: found.left, right: found.right, top: found.top,
+            bottom: found.bottom};
+  })));
+document.body.append(out);
+"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_picture_has_words_on_words(browser: str, tmp_path: Path, width: int) -> None:
+    pictures = [
+        memplan.estimate(
+            "llama-3.2-1b", gpus=4, engine="megatron", pipeline_parallel=4, gradient_accumulation=4
+        ).plot("ranks"),
+        memplan.sweep("gpt2", batch_size="1..64", seq_len=[128, 1024], gpu=["t4", "h100"]).plot(),
+        memplan.plan("gpt2-xl", gpus=[2, 4, 8], gpu="a100", seq_len=512).plot(),
+    ]
+    text = page(pictures, title="Pictures")  # type: ignore[arg-type]
+    place = tmp_path / "pictures.html"
+    place.write_text(
+        text.replace("</body>", f"<script>{PICTURE_WORDS}</script></body>"), encoding="utf-8"
+    )
+    dom = run_browser(
+        browser, tmp_path, f"--window-size={max(width, 500)},2000", "--dump-dom", place.as_uri()
+    )
+    found = re.search(r'<pre id="measured">(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None
+    drawings = json.loads(html.unescape(found[1]))
+    assert len(drawings) == len(pictures)
+    for words in drawings:
+        assert words
+        for number, one in enumerate(words):
+            assert not any(overlaps(one, other) for other in words[number + 1 :]), one
 
 
 def overlaps(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -136,11 +136,11 @@ def test_a_moment_tells_its_tensors() -> None:
 def test_a_heat_map_says_verdicts_and_needs() -> None:
     sweep = memplan.sweep("gpt2", batch_size=[1, 64], seq_len=[256, 1024], gpu="t4")
     picture: Any = sweep.plot("seq-len", "batch")
-    needs = {(str(row["seq_len"]), str(row["micro_batch_size"])): row for row in sweep.rows()}
+    needs = {(f"{row['seq_len']:,}", str(row["micro_batch_size"])): row for row in sweep.rows()}
     assert picture.head[1:] == ("1", "64")
     for length, *cells in picture.rows:
         for batch, cell in zip(picture.head[1:], cells, strict=True):
-            row = needs[length, batch]
+            row = needs[length.replace(",", ""), batch]
             mark = {"fits": "✓", "OOM": "✗", "tight": "~"}[str(row["verdict"])]
             assert cell == f"{int(str(row['total_high_bytes'])) / 2**30:,.1f} {mark}"
     with pytest.raises(memplan.MemplanError, match="Did you mean 'batch'"):
@@ -197,3 +197,72 @@ def test_without_matplotlib_it_says_so(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(memplan.MemplanError, match="matplotlib is not installed"):
         pictures["heat"].to_figure()
+
+
+# -- on the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ("estimate gpt2 --gpu t4 --seq-len 512", "gpt2: bytes by phase and component"),
+        ("sweep gpt2 --gpu t4 --batch-size 1,64 --seq-len 256,1024", "gpt2, T4, one GPU: batch by tokens"),
+        ("plan gpt2-xl --gpu a100 --gpus 4 --limit 2", "gpt2-xl on A100-80: memory against time"),
+    ],
+    ids=["estimate", "sweep", "plan"],
+)  # fmt: skip
+def test_a_chart_and_a_page(run: Any, tmp_path: Path, words: str, title: str) -> None:
+    report = tmp_path / "report.html"
+    outcome = run(*words.split(), "--chart", "--report", str(report))
+    assert outcome.exit_code == 0, outcome.stderr
+    assert f"\n\n{title}\n" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1].startswith(f"Wrote {report}: ")
+    text = report.read_text(encoding="utf-8")
+    assert text.count("<svg") >= 1
+    assert not re.search(r"url\(|https?://(?!www.w3.org)|<script|@import|<link", text)
+
+
+def test_setups_side_by_side_are_a_page_too(run: Any, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    outcome = run(
+        "estimate",
+        "gpt2",
+        "--gpus",
+        "2",
+        "--gpu",
+        "t4",
+        "--engine",
+        "ddp,fsdp",
+        "--report",
+        str(report),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    text = report.read_text(encoding="utf-8")
+    assert text.count("<svg") == text.count("<figure") > 1
+    assert "DDP on T4: fits" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("estimate gpt2 --report page.png", "--report: 'page.png' must end in .html"),
+        ("sweep gpt2 --chart --format json", "--format makes no use of --chart"),
+        ("plan gpt2 --gpu t4,h100 --report page.html", "--report: a page is of one GPU: name one"),
+    ],
+)
+def test_pictures_that_there_are_not(run: Any, words: str, said: str) -> None:
+    outcome = run(*words.split())
+    assert outcome.exit_code == 2
+    assert said in outcome.stderr
+
+
+def test_the_site_has_one_of_each_kind(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(checkout / "docs"))
+    import site_hooks  # type: ignore[import-not-found]
+
+    page = (checkout / "docs" / "python.md").read_text(encoding="utf-8")
+    assert (
+        set(re.findall(r"\{% picture: (\w+) %\}", page)) == set(site_hooks.PICTURES) == set(KINDS)
+    )
+    html = site_hooks.on_page_content("<p>{% picture: ranks %}</p>")
+    assert html.startswith("<figure")

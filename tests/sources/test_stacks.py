@@ -11,6 +11,7 @@ from memplan.sources.setup_file import read_setup_file
 from memplan.sources.stacks import STACKS, read_preset, read_stack, stack_of
 from memplan.sources.stacks.presets import load_preset, preset_names
 from memplan.sources.trainer_keys import known_arguments
+from memplan.sources.training_arguments import EngineFile, Launch
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import SETUP_FIELDS
@@ -93,12 +94,18 @@ FACTORY_V1: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B", "model_class": "llm", "dist_config": {"name": "fsdp2"},
     "train_dataset": "a.yaml", "micro_batch_size": 2, "cutoff_len": 1024,
 }  # fmt: skip
+UNSLOTH: dict[str, Any] = {
+    "model": "unsloth/Llama-3.2-1B-Instruct", "data": {"dataset": "a"},
+    "training": {"max_seq_length": 1024, "batch_size": 1}, "lora": {"lora_r": 16},
+}  # fmt: skip
 EXAMPLES = {
+    "unsloth": UNSLOTH,
     "litgpt": LITGPT, "nanotron": NANOTRON, "llama_factory_v1": FACTORY_V1,
     "axolotl": AXOLOTL, "llama_factory": FACTORY, "hf_trainer": TRL, "torchtune": TORCHTUNE,
     "torchtitan": TORCHTITAN, "nemo": NEMO, "prime_rl": PRIME, "verl": VERL, "lightning": LIGHTNING,
 }  # fmt: skip
 SLIPS = {
+    "unsloth": "training.max_seq_length",
     "litgpt": "train.micro_batch_size", "nanotron": "tokens.sequence_length",
     "llama_factory_v1": "batching_strategy",
     "axolotl": "sequence_len", "llama_factory": "finetuning_type", "hf_trainer": "dataset_name",
@@ -486,3 +493,18 @@ def test_activations_that_go_to_cpu_ram(values: dict[str, Any], how: str) -> Non
     found = read(values)
     assert found.setup.offload_activations.value == how
     assert not any("upper bound" in note and "offload" in note for note in found.notes)
+
+
+def test_a_trainers_file_is_read_with_what_it_is_launched_with() -> None:
+    launcher = {"distributed_type": "MULTI_GPU", "num_processes": 8, "mixed_precision": "bf16"}
+    launch = Launch(accelerate=EngineFile(values=launcher, source="ddp.yaml"))
+    values = {**TRL, "dtype": "bfloat16", "per_device_train_batch_size": 4}
+    setup = read_stack(values, "hf_trainer", source="file.yaml", launch=launch).setup
+    assert setup.num_gpus == 8
+    assert setup.precision is Precision.BF16_AUTOCAST
+    assert setup.micro_batch_size == 4
+    zero: dict[str, Any] = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}
+    launch = Launch(deepspeed=EngineFile(values=zero, source="zero3.json"))
+    setup = read_stack(values, "hf_trainer", source="file.yaml", launch=launch).setup
+    assert setup.chosen_engine is Engine.DEEPSPEED
+    assert setup.precision is Precision.BF16_MASTER

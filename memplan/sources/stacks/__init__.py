@@ -17,6 +17,7 @@ from memplan.sources.stacks.found import Found, StackSetup
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.making import make_setup
 from memplan.sources.stacks.presets import Preset, load_preset
+from memplan.sources.training_arguments import Launch
 
 __all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
 
@@ -31,6 +32,7 @@ STACKS = (
     "verl",
     "litgpt",
     "nanotron",
+    "unsloth",
     "lightning",
     "hf_trainer",
 )
@@ -78,9 +80,11 @@ def read_stack(
     folder: Path = Path(),
     given: Mapping[str, object] | None = None,
     preset: str | None = None,
+    launch: Launch | None = None,
 ) -> StackSetup:
     """Read a stack's file.
 
+    ``launch`` are the engine's own files; a stack that runs transformers' Trainer fills them in as the Trainer does.
     ``given`` are fields of ``TrainingSetup`` that were given beside it, which go first; ``preset`` names
     the defaults where the stack has several. Raises ``ConfigError`` for a key that the stack does not
     have or that is not modelled.
@@ -90,7 +94,9 @@ def read_stack(
     if chosen.stack != stack:
         msg = f"{source}: is a file of {reader.NAME}, and preset {chosen.name} is another stack's"
         raise ConfigError(msg)
-    return _read(values, chosen, source=source, folder=folder, given=given or {})
+    return _read(
+        values, chosen, source=source, folder=folder, given=given or {}, launch=launch or Launch()
+    )
 
 
 def read_preset(name: str, given: Mapping[str, object] | None = None) -> StackSetup:
@@ -99,7 +105,10 @@ def read_preset(name: str, given: Mapping[str, object] | None = None) -> StackSe
     >>> read_preset("axolotl").setup.micro_batch_size
     1
     """
-    return _read({}, load_preset(name), source=f"preset {name}", folder=Path(), given=given or {})
+    source = f"preset {name}"
+    return _read(
+        {}, load_preset(name), source=source, folder=Path(), given=given or {}, launch=Launch()
+    )
 
 
 def _read(
@@ -109,10 +118,11 @@ def _read(
     source: str,
     folder: Path,
     given: Mapping[str, object],
+    launch: Launch,
 ) -> StackSetup:
     keys = Keys(values, key_table(preset.stack), preset, source=source, folder=folder)
     beside = {name: value for name, value in given.items() if value is not None}
-    found = Found(fields=preset.fields())
+    found = Found(fields=preset.fields(), launch=launch)
     found.quantization |= _options(found.fields.pop("quantization", None))
     _reader(preset.stack).read(keys, found, beside)
     leftovers = keys.finish(found.quiet)
@@ -122,7 +132,10 @@ def _read(
     from memplan.sources.job_models import looked_up
 
     setup = looked_up(make_setup(found, beside, source=source, folder=folder))
-    return StackSetup(setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)))
+    return StackSetup(
+        setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)),
+        is_launched=bool(found.arguments),
+    )  # fmt: skip
 
 
 def _options(value: object) -> dict[str, object]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from memplan.fast_dataclass import dataclass
-from memplan.sources.training_arguments import Loading
+from memplan.sources.training_arguments import Launch, Loading
 from memplan.training.setup import TrainingSetup
 
 
@@ -17,6 +17,8 @@ class StackSetup:
     """The model that it names, or its config: what ``load_model`` takes."""
     notes: tuple[str, ...] = ()
     """What the answer should say of it."""
+    is_launched: bool = False
+    """The files that the job is launched with are in it."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Found:
     model: str | Mapping[str, object] | None = None
     arguments: dict[str, object] = field(default_factory=dict)
     """transformers' training arguments that the stack makes of its file."""
+    launch: Launch = field(default_factory=Launch)
+    """The engine's own file, given beside the stack's."""
     loading: Loading = field(default_factory=Loading)
     """What the Trainer is handed beside them."""
 

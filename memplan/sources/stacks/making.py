@@ -66,6 +66,7 @@ def _of_arguments(
     beside = {"num_gpus": counted, **given} if counted is not None else given
     read = arguments_file(
         found.arguments, source=source, folder=folder, given=beside,
+        deepspeed=found.launch.deepspeed, accelerate=found.launch.accelerate,
         loading=found.loading,
     )  # fmt: skip
     notes, missing = read.notes, _texts(read.setup.left_out)

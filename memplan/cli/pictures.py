@@ -1,0 +1,140 @@
+"""``--report`` and ``--chart``: an answer as a page, and as a picture of characters."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memplan.cli.terminal import say, write_file
+from memplan.options.panels import OUTPUT_PANEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
+    from memplan.estimator import Estimate
+    from memplan.report.pictures.picture import Picture
+
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a page with pictures too: report.html, one file that needs no network.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+ChartOption = Annotated[
+    bool,
+    typer.Option(
+        "--chart",
+        help="Draw the answer below the table, in characters.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+
+
+def check_pictures(report: Path | None, *, chart: bool, is_table: bool) -> None:
+    """Raise ``UsageError`` for a report that is no page, and for pictures among rows for scripts."""
+    from memplan.cli.unused import refuse
+
+    if not is_table:
+        named = {"--report": report is not None, "--chart": chart}
+        refuse("--format", [name for name, given in named.items() if given])
+    if report is not None and report.suffix.lower() not in (".html", ".htm"):
+        from memplan.errors import UsageError
+
+        msg = f"--report: {report.name!r} must end in .html"
+        raise UsageError(msg)
+
+
+def write_report(text: str, report: Path) -> None:
+    """Write the page, and say so."""
+    write_file(report, text, option="--report")
+    say(f"Wrote {report}: {len(text.encode()) // 1024} KiB")
+
+
+def estimate_report(rows: "Sequence[Sequence[Estimate]]") -> str:
+    """The page of one setup whole, or of several with the bytes of each."""
+    from memplan import __version__
+
+    if len(rows) == 1:
+        from memplan.report.html import html_report
+
+        return html_report(rows[0], version=__version__)
+    from memplan.report.answer import needed_text
+    from memplan.report.changes import setup_label
+    from memplan.report.pictures.picture import page
+
+    lines = [
+        f"{setup_label(each.setup)} on {each.gpu.short_name}: {each.verdict}, needs "
+        f"{needed_text(each.total_bytes)} GiB"
+        for row in rows
+        for each in row
+        if each.gpu is not None
+    ]
+    name = rows[0][0].model.name
+    title = f"{name}: {len(rows)} setups"
+    return page(
+        estimate_pictures(rows), title=title, lines=[*lines, f"Made by memplan {__version__}."]
+    )
+
+
+def estimate_pictures(rows: "Sequence[Sequence[Estimate]]") -> "list[Picture]":
+    """Each setup by component and phase."""
+    from dataclasses import replace
+
+    from memplan.report.changes import setup_label
+    from memplan.report.pictures.bars import phases_picture
+
+    if len(rows) == 1:
+        return [phases_picture(rows[0][0])]
+    return [replace(phases_picture(row[0]), title=setup_label(row[0].setup)) for row in rows]
+
+
+def sweep_report(pictures: "Sequence[Picture]", model: str) -> str:
+    """The page of a sweep."""
+    from memplan import __version__
+    from memplan.report.pictures.picture import page
+
+    lines = [f"{each.title}: {each.words}" for each in pictures]
+    return page(
+        pictures, title=f"{model}: a sweep", lines=[*lines, f"Made by memplan {__version__}."]
+    )
+
+
+def print_charts(pictures: "Sequence[Picture]") -> None:
+    """Print pictures with characters, components in their colours where there are any."""
+    from rich.text import Text
+
+    from memplan.report.console import TerminalConsole
+
+    console = TerminalConsole()
+    for each in pictures:
+        console.print()
+        console.print(Text(each.title, style="bold"))
+        for line in each.chart:
+            console.print(_coloured(line), soft_wrap=True)
+
+
+def _coloured(line: str) -> "Text":
+    """A line of a chart, each component's character in its colour."""
+    from rich.text import Text
+
+    from memplan.memory.account import ComponentKind
+    from memplan.report.palette import colour_of
+    from memplan.report.pictures.bars import CHART_FILLS
+
+    scheme = int(not _is_light())
+    text = Text(line)
+    for kind, fill in zip(ComponentKind, CHART_FILLS, strict=True):
+        if fill * 2 in line or line.startswith(f"{fill} ") or f"  {fill} " in line:
+            text.highlight_words([fill], style=colour_of(kind.label, scheme=scheme))
+    return text
+
+
+def _is_light() -> bool:
+    """Whether the terminal says that it is light, as rxvt, Konsole and others do."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
