@@ -295,6 +295,17 @@ def _make_masks(t: Tape, model: ModelSpec, stack: StackSpec, context: StackConte
         context.mask, context.sliding_mask = attention_masks(t, model, stack, context)
 
 
+def _frequencies(t: Tape, rotary: RotarySpec) -> None:
+    """``inv_freq`` and ``original_inv_freq``, which the module keeps: as small as they are, they hold a
+    segment of the allocator's where ZeRO gives all weights around them back.
+
+    Left out beside a quantized base, whose loader brings them in an order of its own.
+    """
+    if not t.decomposed and t.options.quantizer is None:
+        for _ in range(2):
+            t.buffer(rotary.dim // 2, DType.FP32)
+
+
 def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext) -> None:
     """Position tables and masks, made once and read by every layer."""
     prompts = stack.embedding.prompts if stack.embedding is not None else None
@@ -330,9 +341,11 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             both_half_tables(t, context, rotary.dim // 2)
             return
         t.enter("rotary_emb")
+        _frequencies(t, rotary)
         context.cos, context.sin = tables(t, positions, width, dtype)
         local = _local_rotary(stack)
         if local is not None:
+            _frequencies(t, local)
             context.local_cos, context.local_sin = tables(
                 t, context.seq_len * rows, local.dim, dtype
             )

@@ -474,11 +474,22 @@ def deciding_text(answer: Estimate) -> str:
     return f"{answer.deciding_phase} {answer.worst_bytes / GIB:,.1f}"
 
 
+TOLD_BYTES = GIB // 200
+"""Buffers of less are no row of an account: it would be zeros."""
+
+
 def account_columns(estimate: Estimate, names: str = "") -> list[Column]:
     """Components down, phases across, each phase at its own peak; ``names``: of which GPUs."""
     phases = list(estimate.phases.values())
+    most = {
+        kind: max((phase.components.get(kind.label, 0) for phase in phases), default=0)
+        for kind in ComponentKind
+        if any(kind.label in phase.components for phase in phases)
+    }
     kinds = [
-        kind for kind in ComponentKind if any(kind.label in phase.components for phase in phases)
+        kind
+        for kind, size in most.items()
+        if kind is not ComponentKind.BUFFERS or size >= TOLD_BYTES
     ]
     labels = [kind.label.replace("_", " ") for kind in kinds]
     styles = ("",) * len(kinds) + ("bold",)

@@ -135,8 +135,8 @@ def differences(asked: TrainingSetup, found: TrainingSetup) -> dict[str, object]
         for name in SETUP_FIELDS
         if name not in _APART and getattr(first, name) != getattr(second, name)
     } | _other_kernels(first, second)
-    if "target_seq_len" in more and more["target_seq_len"] == first.seq_len:
-        del more["target_seq_len"]  # it follows
+    if more.get("target_seq_len") == first.seq_len:
+        more.pop("target_seq_len", None)  # it follows
     if first.chosen_engine is second.chosen_engine:
         options = _other_options(first, second)
         if options:
