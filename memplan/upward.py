@@ -30,6 +30,7 @@ PROVIDERS = {
     "timed_row": ("memplan.report.documents", "timed_row"),
     "rendered": ("memplan.report.display", "rendered"),
     "as_html": ("memplan.report.display", "as_html"),
+    "waiting": ("memplan.cli.progress", "waiting"),
 }
 """What is offered -> the module and the function of one argument (the value) that make it."""
 

@@ -61,8 +61,13 @@ def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[Swe
 
 @contextmanager
 def waiting(words: str) -> "Iterator[None]":
-    """Say what is waited for, once it takes its time and where stderr is a terminal; gone at the end."""
-    if not sys.stderr.isatty():
+    """Say what is waited for, once it takes its time and where stderr is a terminal; gone at the end.
+
+    Nothing is said where memplan is a library in somebody else's process.
+    """
+    from memplan import cli
+
+    if not cli.owns_process or not sys.stderr.isatty():
         yield
         return
     from threading import Timer

@@ -187,16 +187,13 @@ class Estimate(Displayed):
         """Least memory for the allocator's segments from which on every larger one is enough for loading
         and all steps [bytes].
 
-        What of this card is left for segments is looked at too: it may be between two that are enough, or
-        enough below what is.
+        What of this card is left for segments is looked at too, be it between two that are enough.
         """
         required = self.run.required_bytes
         if self.gpu is None:
             return required
         capacity, overhead = self.gpu.capacity_bytes, self.overhead_bytes
         for room in (capacity - overhead.high, capacity - overhead.low):
-            if room < required and self.worst_bytes <= room and self.run.is_enough(room):
-                required = self.run.on_card(room).reserved_bytes
             while required <= room:
                 found = self.run.on_card(room)
                 if found.died_at is None:

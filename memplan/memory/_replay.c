@@ -166,16 +166,28 @@ static void take(State *state, Block *block) {
     take_at(pool, place(pool, block));
 }
 
-/* A smaller block takes the place of a key: those between move by one. */
-static void put_below(Pool *pool, Py_ssize_t at, Block *block) {
+enum { NEAR = 256 }; /* keys that move faster than two places are made anew */
+
+/* A smaller block takes the place of a key: those between move by one, where they are few. */
+static void put_below(State *state, Pool *pool, Py_ssize_t at, Block *block) {
     Py_ssize_t to = between(pool, 0, at, block->size, block->address);
+    if (at - to > NEAR) {
+        take_at(pool, at);
+        put(state, block);
+        return;
+    }
     memmove(pool->keys + to + 1, pool->keys + to, (size_t)(at - to) * sizeof(Key));
     pool->keys[to] = (Key){block->size, block->address, block};
 }
 
 /* The same with a larger one. */
-static void put_above(Pool *pool, Py_ssize_t at, Block *block) {
+static void put_above(State *state, Pool *pool, Py_ssize_t at, Block *block) {
     Py_ssize_t to = between(pool, at + 1, pool->count, block->size, block->address) - 1;
+    if (to - at > NEAR) {
+        take_at(pool, at);
+        put(state, block);
+        return;
+    }
     memmove(pool->keys + at, pool->keys + at + 1, (size_t)(to - at) * sizeof(Key));
     pool->keys[to] = (Key){block->size, block->address, block};
 }
@@ -275,7 +287,7 @@ static Block *allocate_cached(State *state, int64_t request, int32_t number) {
         other->pool = (int16_t)number;
         link_after(block, other);
         block->size = request;
-        if (is_new) put(state, other); else put_below(pool, at, other);
+        if (is_new) put(state, other); else put_below(state, pool, at, other);
     } else if (!is_new) {
         take_at(pool, at);
     }
@@ -300,7 +312,7 @@ static void free_cached(State *state, Block *block) {
         absorb(state, before, block);
         block = before;
     }
-    if (at >= 0) put_above(pool, at, block); else put(state, block);
+    if (at >= 0) put_above(state, pool, at, block); else put(state, block);
 }
 
 /* -- expandable segments --------------------------------------------------------------------- */

@@ -327,26 +327,22 @@ def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
     card with room downwards, one range after the other that are answered alike, to the first with which
     the run dies within a few steps. Where such ranges are narrow, one part in ``caution`` of what the
     run has more than it was pressed for is passed over at a time. With what is found the run is then
-    played until it settles; should it die of that, so is it with what was tried before, and between
-    what it dies and what it lives with the border is looked for once more.
+    played until it settles; should it die of that, the next larger capacity that makes a difference is
+    tried.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
     >>> floor_bytes(run.on_card) >> 20
     30
     """
-    lived = _walked_down(on_card, caution=caution, down_to_bytes=0)
-    dies: int | None = None
-    for lives in sorted(lived):
-        found = on_card(lives)
-        if found.died_at is None:
-            return lives if dies is None else _between(on_card, dies, found.reserved_bytes)
+    floor = _walked_down(on_card, caution=caution, down_to_bytes=0)
+    while (found := on_card(floor)).died_at is not None:
         assert found.lacked_bytes is not None, "a run dies for want of something"
-        dies = found.lacked_bytes - _UNIT
-    raise AssertionError("a run lives with all that it reserves")
+        floor = found.lacked_bytes
+    return floor
 
 
 def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
-    """Whether a capacity is enough, and every larger one of those that ``floor_bytes`` tries in a few steps.
+    """Whether a capacity is enough, and every larger one: what ``floor_bytes`` says, but sooner.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
     >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
@@ -357,15 +353,14 @@ def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTI
         return False
     if found.lacked_bytes is None:
         return True
-    lived = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
-    return min(lived) <= capacity_bytes
+    down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
+    return down <= capacity_bytes
 
 
-def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> list[int]:
-    """Capacities that a few steps live with, from what is reserved with room down to the first that they die
-    with, or to one that is low enough."""
+def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
+    """From what is reserved with room to the first capacity that a few steps die with, or to one that is
+    low enough."""
     floor = on_card(None).reserved_bytes
-    lived = [floor]
     while floor > down_to_bytes:
         found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
         if found.died_at is not None:
@@ -376,11 +371,8 @@ def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> list[i
         elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
             floor = further
         else:
-            lived.append(found.reserved_bytes)
-            floor = _between(on_card, further, found.reserved_bytes, max_cycles=FEW_CYCLES)
-            down_to_bytes = floor
-        lived.append(floor)
-    return lived
+            return _between(on_card, further, found.reserved_bytes)
+    return floor
 
 
 def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
@@ -389,15 +381,13 @@ def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
     return _rounded(floor_bytes - max(surplus, floor_bytes // caution**2))
 
 
-def _between(
-    on_card: OnCard, dies_bytes: int, lives_bytes: int, *, max_cycles: int = MAX_CYCLES
-) -> int:
+def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int) -> int:
     """The least capacity with which a run lives, above one with which it dies, by bisection [bytes]."""
     while True:
         middle = _rounded((dies_bytes + lives_bytes) // 2)
         if not dies_bytes < middle < lives_bytes:
             return lives_bytes
-        found = on_card(middle, max_cycles=max_cycles)
+        found = on_card(middle, max_cycles=FEW_CYCLES)
         if found.died_at is None:
             lives_bytes = found.reserved_bytes
         else:

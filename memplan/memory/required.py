@@ -93,7 +93,7 @@ def _replayer(
     likeness: "Hashable",
 ) -> "Replayer":
     """Play loading and steps, up to one that all later ones are like."""
-    from memplan.memory.replay import Replayer
+    from memplan.memory.replay import MANY_EVENTS, Replayer
 
     given, sizes = replace(walked.given, setup=setup), list[int]()
     if likeness is None:
@@ -104,6 +104,8 @@ def _replayer(
         shape, sizes = shape_of(given, workspace_bytes=workspace_bytes)
         key = (likeness, shape, rank, capacity_bytes, given.device)
         ledger = _numbered_ledger(_Run(key, given, rank, workspace_bytes, capacity_bytes))
+        if len(ledger.events) > MANY_EVENTS:
+            _numbered_ledger.cache_clear()  # what is as long is kept in the compiled code alone
     expandable = setup.allocator is AllocatorKind.EXPANDABLE
     return Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable, sizes=sizes)
 
@@ -182,13 +184,13 @@ class Replays:
             return True
         if self.least_bytes is None:
             return self.source.played.is_enough(capacity_bytes)
-        if self.on_card(capacity_bytes).died_at is not None:
-            return False
-        return self.least_bytes <= capacity_bytes or self.source.played.is_enough(capacity_bytes)
+        return self.least_bytes <= capacity_bytes and self.on_card(capacity_bytes).died_at is None
 
     def may_be_enough(self, capacity_bytes: int) -> bool:
         """Whether a first look does not deny that."""
-        return self.on_card(capacity_bytes).died_at is None
+        if self.least_bytes is not None:
+            return self.least_bytes <= capacity_bytes
+        return self.source.played.may_be_enough(capacity_bytes)
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
@@ -235,8 +237,9 @@ class PlayedRun:
 
     def is_enough(self, capacity_bytes: int) -> bool:
         """Whether so much room for segments is enough, and all that is more."""
-        if self._required is not None and self._required <= capacity_bytes:
-            return self.on_card(capacity_bytes).died_at is None
+        if self._required is not None:
+            died_at = self.on_card(capacity_bytes).died_at
+            return self._required <= capacity_bytes and died_at is None
         from memplan.memory.replay import is_enough
 
         return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)

@@ -67,7 +67,9 @@ def fetch_config(
         )
         raise HubOfflineError(msg)
     request = _Request(repo_id=repo_id, revision=revision, token=token, file_name=file_name)
-    with _silence():
+    from memplan.upward import provided
+
+    with _silence(), provided("waiting", f"asking the Hugging Face hub for {repo_id}"):
         path = Path(_download_in_time(request))
     config = read_json_mapping(path, label=f"{file_name} of {repo_id}")
     commit = path.parents[file_name.count("/")].name

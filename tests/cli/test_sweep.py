@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import memplan.cli
 from memplan.cli import progress
 
 SWEEP = (
@@ -468,6 +469,10 @@ def test_what_is_waited_for_is_said_on_a_terminal_alone(
     monkeypatch.setattr(written, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", written)
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    with progress.waiting("in somebody else's process"):
+        time.sleep(0.1)
+    assert not written.getvalue()
+    monkeypatch.setattr(memplan.cli, "owns_process", True)
     with progress.waiting("waiting"):
         time.sleep(0.3)
     text = "waiting ..."
