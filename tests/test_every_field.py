@@ -275,6 +275,8 @@ TRAINED: dict[str, Entry] = {
 OPTIONS: dict[str, dict[str, Entry]] = {
     "estimate": {
         **TRAINED,
+        "report": (JOB, ("--report", "page.html")),
+        "chart": (JOB, ("--chart",)),
         "deepspeed": (JOB, ("--deepspeed",)),
         "deepspeed_formula": (JOB, ("--deepspeed-formula", "current")),
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
@@ -305,6 +307,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     },
     "sweep": {
         **TRAINED,
+        "report": (JOB, ("--report", "page.html")),
+        "chart": (JOB, ("--chart",)),
         "model": (("gpt2-medium",), ("gpt2",)),
         "legend": (JOB, ("--legend",)),
         "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
@@ -315,6 +319,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     },
     "plan": {
         **TRAINED,
+        "report": (JOB, ("--report", "page.html")),
+        "chart": (JOB, ("--chart",)),
         "model": (("gpt2-medium",), ("gpt2",)),
         "num_gpus": (MODEL, ("--gpus", "16")),
         "objective": (JOB, ("--objective", "batch")),
@@ -386,6 +392,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
 }
 READ_AS_TEXT = (
+    "chart",
+    "report",
     "assumptions",
     "output_format",
     "emit",
