@@ -9,13 +9,18 @@ the build. mkdocs.yml names this file as a hook.
 import importlib
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 _PLACE = re.compile(r"^\{\{ (readme|file|notebook|accuracy): (.+) \}\}$", flags=re.MULTILINE)
 _DRAWING = re.compile(r"<p>\{% drawing: (.+?) %\}</p>")
+_ANSWER = re.compile(r"\{% answer: (.+?) %\}")
 _PICTURE = re.compile(r"<p>\{% picture: (.+?) %\}</p>")
 _COG = re.compile(r"<!-- \[\[\[(cog.*?\]\]\]|end\]\]\]) -->\n?", flags=re.DOTALL)
 _SOURCE = "https://github.com/memplan/memplan/blob/main/"
@@ -29,8 +34,19 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Put drawings where they belong: Markdown would take them apart. Called by mkdocs."""
+    html = _ANSWER.sub(lambda found: answer(found[1].strip()), html)
     html = _PICTURE.sub(lambda found: picture(found[1].strip()), html)
     return _DRAWING.sub(lambda found: accuracy(found[1].strip()), html)
+
+
+def answer(words: str) -> str:
+    """What a command prints, as text in a page."""
+    done = subprocess.run(
+        [sys.executable, "-m", "memplan", *words.split()],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    return escape(done.stdout.rstrip("\n"))
 
 
 PICTURES = {

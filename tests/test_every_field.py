@@ -275,17 +275,22 @@ TRAINED: dict[str, Entry] = {
 OPTIONS: dict[str, dict[str, Entry]] = {
     "estimate": {
         **TRAINED,
+        "report": (JOB, ("--report", "page.html")),
+        "chart": (JOB, ("--chart",)),
         "deepspeed": (JOB, ("--deepspeed",)),
         "deepspeed_formula": (JOB, ("--deepspeed-formula", "current")),
         "additional_buffer_factor": (JOB, ("--additional-buffer-factor", "2")),
         "params": ((), ("--params", "1e9", "--largest-layer", "1e8")),
+        "num_layers": (MODEL, ("--num-layers", "1")),
         "legend": (JOB, ("--legend",)),
         "assumptions": (JOB, ("--assumptions",)),
         "reserved": ((*JOB, "--zero", "2"), ("--reserved",)),
         "lifetimes": (JOB, ("--lifetimes",)),
         "largest_layer": (MODEL, ("--largest-layer", "1e8")),
-        "num_layers": (MODEL, ("--num-layers", "3")),
-        "allow": (("gpt2", "--gpu-memory", "3GiB", "--checkpointing", "full"), ("--allow", "lora")),
+        "allow": (
+            ("gpt2", "--gpu-memory", "3GiB", "--engine", "ddp", "--checkpointing", "full"),
+            ("--allow", "lora"),
+        ),
     },
     "explain": {
         **TRAINED,
@@ -302,6 +307,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     },
     "sweep": {
         **TRAINED,
+        "report": (JOB, ("--report", "page.html")),
+        "chart": (JOB, ("--chart",)),
         "model": (("gpt2-medium",), ("gpt2",)),
         "legend": (JOB, ("--legend",)),
         "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
@@ -312,6 +319,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     },
     "plan": {
         **TRAINED,
+        "report": (JOB, ("--report", "page.html")),
+        "chart": (JOB, ("--chart",)),
         "model": (("gpt2-medium",), ("gpt2",)),
         "num_gpus": (MODEL, ("--gpus", "16")),
         "objective": (JOB, ("--objective", "batch")),
@@ -383,6 +392,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
     "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
 }
 READ_AS_TEXT = (
+    "chart",
+    "report",
     "assumptions",
     "output_format",
     "emit",
@@ -395,10 +406,16 @@ READ_AS_TEXT = (
 """Options beside which there are no rows for scripts, or that show people what these always have."""
 EXPLAINED_BESIDE = ("num_nodes", "gpu", "gpu_memory")
 """What stands beside the arithmetic that ``explain`` hands to scripts: only its text tells of them."""
-NARROWED = ("--checkpointing", "none")
-"""With this a plan has a sixth of the ways to try; of most options one way is enough to see them count."""
-FULLY_PLANNED = ("checkpointing",)
-"""Options that count with all ways."""
+NARROWED: dict[str, tuple[Words, ...]] = {
+    "plan": (("--engine", "fsdp"), ("--checkpointing", "none")),
+    "estimate": (("--engine", "deepspeed", "--zero", "2", "--offload", "none"),),
+}
+"""With these there is one setup where there would be ten; of most options one is enough to see them count."""
+NAMES_AN_ENGINE = (
+    "--engine", "--zero", "--offload", "--offload-param", "--fsdp-strategy", "--setup", "--preset", "--training-args",
+    "--deepspeed-config", "--accelerate-config", "--deepspeed", "--params",
+)  # fmt: skip
+"""Words beside which an engine is not named again."""
 NO_GPU = ("compare", "flops")
 """Commands without a card."""
 
@@ -429,8 +446,7 @@ def test_every_option_counts(
     monkeypatch.setattr("memplan.cli.verify.measure_here", not_measured)
     write_files(tmp_path)
     base, added = (called(words, command) for words in OPTIONS[command][name])
-    if command == "plan" and base and name not in FULLY_PLANNED:
-        base = (*base, *NARROWED)
+    base = narrowed(command, base, added)
     as_text = name in READ_AS_TEXT or (command == "explain" and name in EXPLAINED_BESIDE)
     whole = () if as_text else ("--format", "json")
     asked = (command, *base, *whole)
@@ -463,6 +479,16 @@ def called(words: Words, command: str) -> Words:
         place = found.index("--gpu")
         del found[place : place + 2]
     return tuple(found)
+
+
+def narrowed(command: str, base: Words, added: Words) -> Words:
+    """The words with what leaves fewer setups to look at, where they leave that open."""
+    said = (*base, *added)
+    for words in NARROWED.get(command, ()) if base else ():
+        taken = NAMES_AN_ENGINE if words[0] == "--engine" else words[:1]
+        if not any(each in said for each in taken):
+            base = (*base, *words)
+    return base
 
 
 def drop_repeated(base: Words, added: Words) -> Words:

@@ -24,13 +24,28 @@ let settle;
 const loaded = new Promise((resolve, reject) => (settle = { resolve, reject }));
 worker.onerror = (event) => settle.reject(new Error(event.message || "the worker could not be started"));
 worker.onmessage = ({ data }) => {
-  if (data.kind === "ready") settle.resolve();
+  if (data.kind === "ready") settle.resolve(data.needed);
   else if (data.kind === "broken") settle.reject(new Error(data.text));
   else {
     waiting.get(data.id)(data);
     waiting.delete(data.id);
   }
 };
+
+// The second time it works without a network: what was needed to come up is kept.
+async function stay(needed) {
+  if (!("serviceWorker" in navigator)) return;
+  await navigator.serviceWorker.register(new URL("../offline.js", import.meta.url));
+  const { active } = await navigator.serviceWorker.ready;
+  const own = performance.getEntriesByType("resource").map((each) => each.name);
+  const channel = new MessageChannel();
+  channel.port1.onmessage = ({ data }) => (document.documentElement.dataset.offline = data.kind);
+  // Modules that scripts import are no resources of the page's in every browser.
+  const modules = ["page.js", "worker.js", "words.js", "terminal.js", "runtime/pyodide.mjs", "runtime/pyodide.asm.mjs"];
+  const imported = modules.map((name) => new URL(name, import.meta.url).href);
+  const addresses = [location.href, ...imported, ...own, ...needed];
+  active.postMessage({ kind: "keep", addresses }, [channel.port2]);
+}
 
 export async function ask(args, { columns = 100, colour = false, beside = files } = {}) {
   await loaded;
@@ -211,14 +226,39 @@ form.addEventListener("input", (event) => {
   } else if (name !== "files") setLine(composed());
 });
 field.files.addEventListener("change", async () => {
-  for (const each of field.files.files) files[each.name] = await each.text();
+  await add(field.files.files);
+  field.files.value = "";
+});
+
+// Files stay on this machine: they are read here, and go into the question.
+async function add(chosen) {
+  for (const each of chosen) files[each.name] = await each.text();
   if (files["config.json"]) {
     field.config.value = files["config.json"];
     field.model.value = "config.json";
     setLine(composed());
   }
-  field.files.value = "";
   keep();
+}
+
+for (const kind of ["dragenter", "dragover"]) {
+  form.addEventListener(kind, (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    form.classList.add("over");
+  });
+}
+form.addEventListener("dragleave", (event) => {
+  if (!form.contains(event.relatedTarget)) form.classList.remove("over");
+});
+form.addEventListener("drop", async (event) => {
+  if (!event.dataTransfer?.files.length) return;
+  event.preventDefault();
+  form.classList.remove("over");
+  document.querySelector("#own").open = true;
+  await add(event.dataTransfer.files);
+  await loaded;
+  form.requestSubmit();
 });
 field.line.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey) {
@@ -232,6 +272,15 @@ form.querySelector(".plan").onclick = () => {
   const named = kept.some((word) => word.startsWith("--gpu") && !word.startsWith("--gpus"));
   setLine(join(["memplan", "plan", ...kept, ...(named ? [] : ["--gpu", "h100"])]));
   form.requestSubmit();
+};
+form.querySelector(".copy-command").onclick = async (event) => {
+  try {
+    await navigator.clipboard.writeText(field.line.value);
+    event.target.textContent = "Copied";
+    setTimeout(() => (event.target.textContent = "Copy the command"), 2000);
+  } catch {
+    field.line.select();
+  }
 };
 form.querySelector(".copy").onclick = async (event) => {
   const link = new URL(await toHash(field.line.value, files), location.href).href;
@@ -278,8 +327,10 @@ for (const [id, owner] of [["models", field.model], ["cards", field.gpu]]) {
   owner.after(Object.assign(document.createElement("datalist"), { id }));
 }
 setLine(composed());
+// What stands there beforehand answers the usual question alone.
+if (location.hash.length > 1) screen.parentElement.hidden = true;
 loaded.then(
-  async () => {
+  async (needed) => {
     const button = form.querySelector(".ask");
     button.textContent = "Estimate";
     button.disabled = form.querySelector(".plan").disabled = false;
@@ -287,6 +338,7 @@ loaded.then(
     window.addEventListener("hashchange", take);
     await names("#models", ["models", "--format", "json"], "name");
     await names("#cards", ["gpus", "--format", "json"], "name");
+    await stay(needed);
   },
   (error) => {
     form.querySelector(".ask").textContent = "Python could not be loaded";

@@ -18,7 +18,7 @@ const ready = (async () => {
 
 // One question after another: a command has the process to itself.
 let queue = ready.then(
-  () => postMessage({ kind: "ready" }),
+  () => postMessage({ kind: "ready", needed: performance.getEntriesByType("resource").map((each) => each.name) }),
   (error) => postMessage({ kind: "broken", text: String(error) }),
 );
 

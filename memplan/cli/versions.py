@@ -36,12 +36,15 @@ def _replay() -> str:
     """Whether runs are replayed by compiled code, and why not."""
     from os import environ
 
-    from memplan.memory.replay import COMPILED, PURE_PYTHON
+    from memplan.memory.replay import COMPILED, PURE_PYTHON, is_outdated
 
     if COMPILED is not None:
         return "compiled"
-    why = f"{PURE_PYTHON} is set" if environ.get(PURE_PYTHON) else "nothing was compiled"
-    return f"in Python ({why})"
+    if environ.get(PURE_PYTHON):
+        return f"in Python ({PURE_PYTHON} is set)"
+    if is_outdated():
+        return "in Python (what was compiled is of another version: install memplan again)"
+    return "in Python (nothing was compiled)"
 
 
 def _dependencies() -> dict[str, str]:

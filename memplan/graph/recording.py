@@ -160,6 +160,8 @@ class Recording:
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
         self.segment.input, self.segment.further_inputs = x, tuple(further)
+        if part is ModelPart.HEAD and x is not None and self._is_of_head(x):
+            self.segment.logits = x.storage
         if checkpointed and self.hooks is not None and x is not None:
             self.segment.input_away = self.hooks.take_input(x)
         if self.adaptation is not None:
@@ -168,6 +170,10 @@ class Recording:
             if again is None:
                 self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
+
+    def _is_of_head(self, x: Tensor) -> bool:
+        made = x.storage.segment
+        return made >= 0 and self.segments[made].part is ModelPart.HEAD
 
     def end(self, output: Tensor, further: Sequence[Tensor] = ()) -> None:
         """Finish the segment; ``output`` and ``further`` streams are what the next one reads."""

@@ -286,7 +286,7 @@ class Segment:
 
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
-        "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "name",
+        "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "logits", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
         "tied", "unmade",
     )  # fmt: skip
@@ -322,6 +322,8 @@ class Segment:
         self.operations: list[Operation] = []
         self.parameters: list[Parameter] = []
         self.input: Tensor | None = None
+        self.logits: Storage | None = None
+        """Of a part of the head behind another: its input, which counts as the head's all along."""
         self.output: Tensor | None = None
         self.further_inputs: tuple[Tensor, ...] = ()
         """Streams that it is given beside its input, and that nothing but it reads: a prompt's."""

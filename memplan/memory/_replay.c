@@ -882,7 +882,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+#define INTERFACE 2  /* as replay.py has it: one that was built before is left aside */
+
+static int add_interface(PyObject *module) {
+    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_interface}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_replay", "torch's caching allocator, replayed.", 0, methods, slots,

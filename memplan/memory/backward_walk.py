@@ -202,7 +202,7 @@ class BackwardWalk(GradientFlow):
     def _free_kept(self, storage: Storage, *, is_own: bool) -> None:
         size = storage.num_bytes
         self.saved -= size
-        if not is_own:
+        if not is_own and storage is not self.segment.logits:
             self.earlier -= size
         self._free(storage, size)
 

@@ -66,6 +66,11 @@ class AllocatorPeaks:
         return self.lacked_bytes is None or capacity_bytes < self.lacked_bytes
 
 
+INTERFACE = 2
+"""Of the compiled code: raised with every change of what it is given or gives back. An editable installation may have
+an older one lying there."""
+
+
 class _Compiled(Protocol):
     """The compiled code."""
 
@@ -91,7 +96,7 @@ PURE_PYTHON = "MEMPLAN_PURE_PYTHON"
 """Set in the environment to anything: the compiled code is neither built nor used."""
 
 
-def _compiled() -> _Compiled | None:
+def compiled_code() -> _Compiled | None:
     """The compiled code, where it was built and is wanted."""
     from os import environ  # asked for once
 
@@ -102,10 +107,27 @@ def _compiled() -> _Compiled | None:
     except ImportError:
         return None
     found: _Compiled = _replay
-    return found
+    return None if _is_old(found) else found
 
 
-COMPILED = _compiled()
+def _is_old(compiled: object) -> bool:
+    return getattr(compiled, "INTERFACE", None) != INTERFACE
+
+
+def is_outdated() -> bool:
+    """Whether compiled code lies there that is of another version, and so is not used.
+
+    >>> is_outdated()
+    False
+    """
+    try:
+        from memplan.memory import _replay  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return False
+    return _is_old(_replay)
+
+
+COMPILED = compiled_code()
 """None: replays are made in Python."""
 _ENDLESS = (1 << 63) // 8
 """Of the compiled code: with this capacity something else would not have happened."""

@@ -231,7 +231,7 @@ class Folding:
         if isinstance(key, InTransit):
             self.earlier += size
         elif isinstance(key, Storage) and key in self.kept:
-            if key.segment == self.segment.index:
+            if key.segment == self.segment.index or key is self.segment.logits:
                 self.saved += size
             else:
                 self.earlier += size

@@ -208,7 +208,8 @@ SETTING_OPTIONS: tuple[SettingOption, ...] = (
     ),
     SettingOption(
         flag="--loss-tiles", panel=KERNELS_PANEL, field="loss_tiles", kind=int, default=0, metavar="N",
-        help_text="Tiles of the losses tiled and tiled_gradients; 0: a GiB of fp32 logits in each.",
+        help_text="Tiles of the losses tiled, tiled_gradients (0: a GiB of fp32 logits in each) and "
+        "chunked (0: eighths).",
     ),
     SettingOption(
         flag="--packing", panel=DATA_PANEL, field="packing", default="none", metavar="HOW",

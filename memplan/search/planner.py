@@ -98,7 +98,6 @@ class Planner:
             if not self.failed:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
-        num_fitting = len(self.found)
         self._add_lean_kernels()
         ranked = self._settled()
         front: list[PlannedSetup] = []
@@ -110,7 +109,7 @@ class Planner:
             goal=self.goal,
             gpu=self.gpu,
             setups=tuple(self._told(each) for each in self._shown_of(ranked)),
-            num_fitting=num_fitting,
+            num_fitting=len(self.found),
             front=tuple(front),
             shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
             overfilling=tuple(self.overfilling),

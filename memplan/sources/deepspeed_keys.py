@@ -263,7 +263,7 @@ TOP: Section = {
     "weight_quantization": FREE,
     "msamp": FREE,
     # Of scripts and launchers, which DeepSpeed passes over: it looks for single keys.
-    "cuda_visible_devices": FREE, "comms_config": FREE, "local_rank": FREE,
+    "cuda_visible_devices": FREE, "comms_config": FREE, "monitor_config": FREE, "local_rank": FREE,
 }  # fmt: skip
 """The whole file."""
 

@@ -1,5 +1,6 @@
 """The page that runs memplan in a browser: the same bytes as the command line, and nothing sent away."""
 
+import html
 import json
 import os
 import shutil
@@ -72,7 +73,28 @@ try {
     const {code, out, err} = await memplan.ask(args, {columns: given.columns, beside: given.files});
     answers.push({code, out, err});
   }
+  delete root.dataset.answered;
+  const carried = new view.DataTransfer();
+  carried.items.add(new view.File([given.files["config.json"]], "config.json"));
+  doc.querySelector("#question").dispatchEvent(
+    new view.DragEvent("drop", {bubbles: true, cancelable: true, dataTransfer: carried}));
+  await until(() => root.dataset.answered);
+  seen.dropped = doc.querySelector("[name=line]").value;
+  doc.querySelector("[data-view=answer]").click();
+  await until(() => root.dataset.answered?.startsWith("answer"));
+  seen.droppedAnswer = doc.querySelector("#screen").innerText;
+  await until(() => root.dataset.offline);
+  seen.offline = root.dataset.offline;
   const fetched = [...view.performance.getEntriesByType("resource")].map((each) => each.name);
+  await fetch("/down", {method: "POST", body: ""});
+  const began = performance.now();
+  frame.src = "/in-the-browser/";
+  await until(() => frame.contentDocument !== doc && frame.contentDocument?.querySelector("#screen"));
+  seen.first = frame.contentDocument.querySelector("#screen").innerText;
+  seen.firstSeconds = (performance.now() - began) / 1000;
+  const ask = await until(() => frame.contentDocument.querySelector(".ask"));
+  await until(() => ask.textContent !== "Loading Python …");
+  seen.second = ask.textContent;
   await told({seen, answers, fetched});
 } catch (error) {
   await told({error: String(error), stack: error.stack});
@@ -90,6 +112,8 @@ class Told:
     answer: dict[str, Any] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
+    is_down: bool = False
+    """From here on there is no network but for what is told."""
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -118,11 +142,16 @@ class Handler(SimpleHTTPRequestHandler):
             }
             return self.say(json.dumps(given), "application/json")
         self.told.requests.append(f"GET {self.path}")
+        if self.told.is_down:
+            self.close_connection = True
+            return None
         return super().do_GET()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/told":
+        if self.path == "/down":
+            self.told.is_down = True
+        elif self.path == "/told":
             self.told.answer = json.loads(body)
             self.told.done.set()
         else:
@@ -171,7 +200,7 @@ def told(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            assert told.done.wait(150), told.requests
+            assert told.done.wait(300), told.requests
         finally:
             process.kill()
             server.shutdown()
@@ -205,7 +234,7 @@ def test_the_link_holds_the_question(told: Told) -> None:
     seen = told.answer["seen"]
     assert seen["line"] == "memplan estimate gpt2 --gpu h100"
     assert seen["model"] == "gpt2"
-    assert seen["screen"].startswith("gpt2 (causal-lm)")
+    assert "gpt2 (causal-lm)" in seen["screen"]
     assert "fits" in seen["screen"]
     assert seen["coloured"]
     assert seen["composed"] == "memplan estimate gpt2 --gpu h100 --zero 2"
@@ -222,3 +251,30 @@ def test_it_fits_a_phone(told: Told) -> None:
 def test_nothing_is_sent_away(told: Told) -> None:
     assert all(each.startswith("GET /") and "?" not in each for each in told.requests)
     assert [each for each in told.answer["fetched"] if "//127.0.0.1:" not in each] == []
+
+
+def test_a_config_is_dropped_on_it(told: Told) -> None:
+    seen = told.answer["seen"]
+    assert seen["dropped"].startswith("memplan estimate config.json")
+    assert "question (causal-lm) · 45.42M" in seen["droppedAnswer"]
+    assert "fits" in seen["droppedAnswer"]
+
+
+def test_the_second_time_it_needs_no_network(told: Told) -> None:
+    seen = told.answer["seen"]
+    assert seen["offline"] == "kept"
+    assert seen["second"] == "Estimate", "Python came up without a network"
+
+
+def test_the_first_answer_is_there_beforehand(told: Told, site: Path) -> None:
+    seen = told.answer["seen"]
+    assert "t5-3b (seq2seq-lm)" in seen["first"]
+    assert seen["firstSeconds"] < 2
+    page = (site / "in-the-browser" / "index.html").read_text(encoding="utf-8")
+    assert "{%" not in page
+    held = html.unescape(page.partition('<pre id="screen" tabindex="0">')[2].partition("</pre>")[0])
+    printed = subprocess.run(
+        [sys.executable, "-m", "memplan", "estimate", "t5-3b", "--gpus", "8"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+    ).stdout  # fmt: skip
+    assert held == printed.rstrip("\n")

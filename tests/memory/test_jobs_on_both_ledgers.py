@@ -80,3 +80,14 @@ def test_what_is_added_up_is_what_is_played_out(job: str, engine: str) -> None:
         assert shown is None or shown <= first * NOT_FULLER
         num_compared += 1
     assert num_compared
+
+
+@pytest.mark.parametrize("job", ["dpo", "orpo", "grpo:rollout=server"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_logits_that_leave_a_compiled_graph_stay_the_heads(job: str, engine: str) -> None:
+    """They count there until the log-probabilities' backward pass lets them go, so nothing falls below 0."""
+    given = given_for(
+        {"job": job, "compile": "model", "precision": "fp32", "num_gpus": 2, "engine": engine}
+    )
+    account = rank_account(given, rank=0)
+    assert all(entry.num_bytes >= 0 for phase in account.phases for entry in phase.entries)

@@ -1,6 +1,8 @@
 """Replays: compiled and in Python alike, until a step changes nothing, and the least capacity of all."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,18 @@ from tests.memory.test_repeated_steps import again
 
 KINDS = pytest.mark.parametrize("expandable", [False, True], ids=["default", "expandable"])
 COMPILED = pytest.mark.skipif(replays.COMPILED is None, reason="no compiled code was built")
+
+
+@COMPILED
+def test_what_was_compiled_for_another_version_is_left_aside(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
+) -> None:
+    monkeypatch.delenv(replays.PURE_PYTHON, raising=False)
+    assert replays.compiled_code() is not None
+    monkeypatch.setattr(replays, "INTERFACE", replays.INTERFACE + 1)
+    assert replays.compiled_code() is None
+    monkeypatch.setattr(replays, "COMPILED", None)
+    assert "of another version: install memplan again" in run("--version", "--verbose").stdout
 
 
 def drawn(chance: random.Random, *, num_events: int) -> Ledger:

@@ -140,7 +140,7 @@ def test_a_heat_map_says_verdicts_and_needs() -> None:
     assert picture.head[1:] == ("1", "64")
     for length, *cells in picture.rows:
         for batch, cell in zip(picture.head[1:], cells, strict=True):
-            row = needs[length.replace(",", ""), batch]
+            row = needs[length, batch]
             mark = {"fits": "✓", "OOM": "✗", "tight": "~"}[str(row["verdict"])]
             assert cell == f"{int(str(row['total_high_bytes'])) / 2**30:,.1f} {mark}"
     with pytest.raises(memplan.MemplanError, match="Did you mean 'batch'"):

@@ -268,7 +268,7 @@ def test_a_base_in_four_bits_is_given_up_last() -> None:
     found = plan(MODEL, Goal(num_gpus=1, engines="ddp", base=narrow, allow=("qlora", "lora")), card)
     assert {each.given_up for each in found.setups} == {Concession.QLORA}
     assert "a base in nf4" in "".join(shortfall_lines(found))
-    assert job_text(found).startswith("1.25B")  # as an estimate counts it: with the adapters
+    assert job_text(found).startswith("1.24B parameters, 11.27M trained")  # as an estimate says it
 
 
 def test_degrees_that_a_plan_may_split_layers_by() -> None:
