@@ -136,7 +136,7 @@ def test_a_moment_tells_its_tensors() -> None:
 def test_a_heat_map_says_verdicts_and_needs() -> None:
     sweep = memplan.sweep("gpt2", batch_size=[1, 64], seq_len=[256, 1024], gpu="t4")
     picture: Any = sweep.plot("seq-len", "batch")
-    needs = {(str(row["seq_len"]), str(row["micro_batch_size"])): row for row in sweep.rows()}
+    needs = {(f"{row['seq_len']:,}", str(row["micro_batch_size"])): row for row in sweep.rows()}
     assert picture.head[1:] == ("1", "64")
     for length, *cells in picture.rows:
         for batch, cell in zip(picture.head[1:], cells, strict=True):
