@@ -155,14 +155,17 @@ def test_a_goal_takes_words_and_single_values() -> None:
 
 # -- errors ----------------------------------------------------------------------------------------
 
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
 
 
 FACES = ("cli", "options", "report")
 """Rooms that know what is typed; ``memplan.api`` puts it in Python's words."""
 
-OF_OTHERS = {"--nproc-per-node", "--query-gpu", "--format"}
-"""Of torchrun and nvidia-smi, which ``memplan.verify`` calls or names."""
+OF_OTHERS = {
+    "--nproc-per-node", "--nproc_per_node", "--num_processes", "--num_machines", "--config", "--config_file",
+    "--query-gpu", "--format",
+}  # fmt: skip
+"""Of torchrun, accelerate, their trainers and nvidia-smi, which ``memplan.verify`` calls or names."""
 
 
 def texts(path: Path) -> list[str]:

@@ -235,7 +235,8 @@ def _print_lines(console: "Console", line: str, style: str) -> None:
 def assumed_lines(rows: Rows, width: int) -> list[str]:
     """What was assumed, in at most three lines: training, precision, kernels.
 
-    What a line has no room for is counted; what the line of the job says is not said again.
+    What a line has no room for is counted; what the line of the job says is not said again. What was assumed of the
+    model itself stands above them, whole: a key that was not read is no default.
     """
     answers = [each for row in rows for each in row]
     of_model = answers[0].model.assumptions
@@ -249,13 +250,18 @@ def assumed_lines(rows: Rows, width: int) -> list[str]:
         topics[Topic.PRECISION] = [short_precision(rows)] if len(lines) > 1 else [
             lines[0].removeprefix("Precision, ")
         ]  # fmt: skip
-    told = {"Model": list(of_model)} if of_model else {}
-    told |= {"Training": topics[Topic.TRAINING]} if topics[Topic.TRAINING] else {}
-    if len(told) == 2:
-        told["Precision, kernels"] = topics[Topic.PRECISION] + topics[Topic.KERNELS]
-    else:
-        told |= {"Precision": topics[Topic.PRECISION], "Kernels": topics[Topic.KERNELS]}
-    return [_cut(f"{name}: ", texts, width) for name, texts in told.items() if texts]
+    told = {
+        "Training": topics[Topic.TRAINING],
+        "Precision": topics[Topic.PRECISION],
+        "Kernels": topics[Topic.KERNELS],
+    }
+    lines = [_cut(f"{name}: ", texts, width) for name, texts in told.items() if texts]
+    return [*model_lines(answers[0]), *lines]
+
+
+def model_lines(answer: Estimate) -> list[str]:
+    """What was assumed of the model, a line each."""
+    return [f"Model: {text}" for text in answer.model.assumptions]
 
 
 def _kernel_words(texts: Sequence[str], answers: Sequence[Estimate]) -> list[str]:

@@ -10,7 +10,7 @@ from memplan.memory.account import ComponentKind
 from memplan.report.answer import needed_text, print_answer
 from memplan.report.blocks import hanging
 from memplan.report.columns import plain_gib
-from memplan.report.estimate import assumed_lines
+from memplan.report.estimate import model_lines
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.palette import COMPONENTS
 from memplan.units import GIB, format_count
@@ -102,9 +102,7 @@ def print_overview(
     for line in bar_lines(found, explained, console.width):
         console.print(line, soft_wrap=True)
     console.print()
-    if found.model.assumptions:
-        console.print(Text(assumed_lines([[found]], console.width)[0], style="dim"))
-    for text in (phases_line(found), *closing_lines(found)):
+    for text in (*model_lines(found), phases_line(found), *closing_lines(found)):
         for each in hanging(text, console.width):
             console.print(Text(each, style="dim"))
 

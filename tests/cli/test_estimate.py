@@ -218,7 +218,7 @@ def test_json(run: Run) -> None:
         for name in (
             "parameters_bytes", "gradients_bytes", "optimizer_states_bytes", "inputs_bytes",
             "activations_bytes", "logits_and_loss_bytes", "temporaries_bytes",
-            "kernel_scratch_bytes",
+            "kernel_scratch_bytes", "buffers_bytes",
         )
     )  # fmt: skip
     assert parts == row["peak_bytes"]

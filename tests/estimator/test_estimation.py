@@ -115,13 +115,20 @@ def test_a_class_with_eager_attention_only_says_so() -> None:
 
 def test_defaults_are_told() -> None:
     told = " ".join(memplan.estimate("llama-3.1-8b").assumptions)
-    for word in ("2048 tokens", "131072", "bf16-amp", "adamw-fused", "sdpa", "checkpointing none"):
+    for word in (
+        "2,048 tokens",
+        "131,072",
+        "bf16-amp",
+        "adamw-fused",
+        "sdpa",
+        "checkpointing none",
+    ):
         assert word in told
 
 
 def test_more_tokens_than_positions() -> None:
     answer = memplan.estimate("gpt2", TrainingSetup(seq_len=4096))
-    assert any("1024 positions" in note for note in answer.notes)
+    assert any("1,024 positions" in note for note in answer.notes)
     assert not memplan.estimate("gpt2").notes
 
 

@@ -41,7 +41,7 @@ def test_nothing_is_locked_where_nothing_is_offloaded() -> None:
 def test_the_share_stands_beside_the_arithmetic(run: Any) -> None:
     told = run(
         "explain", "gpt2", "--engine", "deepspeed", "--zero", "2", "--gpus", "8", "--offload", "cpu",
-        "--gpu", "t4",
+        "--gpu", "t4", "--full",
     ).stdout  # fmt: skip
     assert "page-locked (pin_memory)" in told
     assert "of what is held between steps" in told

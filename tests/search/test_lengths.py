@@ -60,7 +60,7 @@ def test_what_is_probable_is_noted() -> None:
         estimate(GPT2, setup_of("128:99%,1024:1%", micro_batch_size=16), load_gpu("t4"))
     )
     text = " ".join(found.notes)
-    assert "Worst batch: 1024 tokens" in text
+    assert "Worst batch: 1,024 tokens" in text
     assert "p99" in text
 
 

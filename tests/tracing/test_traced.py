@@ -68,9 +68,14 @@ def test_every_phase_is_the_built_in_model_s(pair: tuple[ModelSpec, ModelSpec]) 
     for fields in ALIKE + (DECODERS if built.family != "t5" else ()):
         setup = TrainingSetup(seq_len=192, **fields)
         found, known = (estimate(model, setup, gpu="a100-80gb") for model in pair)
-        assert found.peak_bytes == known.peak_bytes, fields
-        assert found.held_bytes == known.held_bytes, fields
-        assert found.phases["backward"].peak_bytes == known.phases["backward"].peak_bytes, fields
+        # Tables of positions that a module registers beside its weights: a tape does not have them.
+        tables = known.phases["backward"].components.get("buffers", 0)
+        assert tables in (0, 1024), fields
+        assert found.peak_bytes == known.peak_bytes - tables, fields
+        assert found.held_bytes == known.held_bytes - tables, fields
+        assert (
+            found.phases["backward"].peak_bytes == known.phases["backward"].peak_bytes - tables
+        ), fields
 
 
 def test_t5_under_autocast(checkout: Path) -> None:

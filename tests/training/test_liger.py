@@ -122,7 +122,7 @@ def test_flash_attention_needs_no_mask() -> None:
     head_dim = SMALL["hidden_size"] // SMALL["num_attention_heads"]
     tables = 2 * (4 - 1) * 512 * head_dim * 2
     assert flat.activations_bytes - padded.activations_bytes == pytest.approx(tables, abs=4096)
-    assert any("one row of 2048 tokens" in each for each in flat.assumptions)
+    assert any("one row of 2,048 tokens" in each for each in flat.assumptions)
 
 
 def test_a_mask_of_every_pair_grows_with_the_square() -> None:

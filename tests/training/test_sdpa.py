@@ -92,7 +92,7 @@ def test_the_kernel_and_its_bytes(case: dict[str, Any], card: str) -> None:
     forward = walk.run()
     segment.output = None
     backward = BackwardWalk(
-        segment, walk.saves, in_place_sums=True, accumulated=set(), shared={out: 0}
+        segment, walk.saves, in_place_sums=True, accumulated=set(), shared={out: (0, False)}
     ).run()
     unit = (
         case["batch"] * case["heads"] * case["length"] * case["head_dim"]

@@ -201,7 +201,7 @@ def _turned(t: Tape, query: Tensor, shape: Shape) -> Tensor:
     """Queries as a batched product takes them; their gradient stays as it comes, since it is only scaled."""
     if t.decomposed or query.by_head or shape.heads_split:
         return merged_heads(t, query, shape)
-    return query if shape.batch == 1 else t.contiguous(query)
+    return query if 1 in (shape.batch, shape.queries) else t.contiguous(query)
 
 
 def _scaled(t: Tape, x: Tensor) -> Tensor:
