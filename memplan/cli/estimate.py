@@ -32,7 +32,7 @@ from memplan.cli.pictures import (
     estimate_pictures,
     estimate_report,
     print_charts,
-    write_report,
+    write_page,
 )
 from memplan.cli.sweep_options import (
     AllowOption,
@@ -47,7 +47,7 @@ from memplan.cli.sweep_options import (
     UnmatchedOption,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_settings, takes_times
-from memplan.cli.terminal import remark
+from memplan.cli.terminal import remark, say
 from memplan.cli.training_options import (
     AccelerateConfigOption,
     DeepSpeedConfigOption,
@@ -246,6 +246,7 @@ def estimate(
         from memplan.search.lengths import with_batches
 
         rows = [[with_batches(each) for each in row] for row in rows]
+    written = write_page(estimate_report(rows), report) if report is not None else None
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
@@ -266,8 +267,8 @@ def estimate(
         )
     if chart:
         print_charts(estimate_pictures(rows))
-    if report is not None:
-        write_report(estimate_report(rows), report)
+    if written is not None:
+        say(written)
     if checks is not None:
         from memplan.cli.checking import check_rows
 
@@ -293,6 +294,15 @@ COUNTED_FROM_MODEL = frozenset(
 )
 """What they make use of, beside those, where a model is counted."""
 EMIT_IGNORES = frozenset(
-    {"allow", "assumptions", "legend", "lifetimes", "output_format", "reserved"}
+    {
+        "allow",
+        "assumptions",
+        "chart",
+        "legend",
+        "lifetimes",
+        "output_format",
+        "report",
+        "reserved",
+    }
 )
 """What is not looked at where a setup is written down instead."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.terminal import say, write_file
+from memplan.cli.terminal import write_file
 from memplan.options.panels import OUTPUT_PANEL
 
 if TYPE_CHECKING:
@@ -50,10 +50,13 @@ def check_pictures(report: Path | None, *, chart: bool, is_table: bool) -> None:
         raise UsageError(msg)
 
 
-def write_report(text: str, report: Path) -> None:
-    """Write the page, and say so."""
-    write_file(report, text, option="--report")
-    say(f"Wrote {report}: {len(text.encode()) // 1024} KiB")
+def write_page(text: str, page: Path, *, option: str = "--report") -> str:
+    """Write a page or a drawing; returns what is to be said of it below the answer.
+
+    It is written before anything is printed: whoever reads no further (``| head -3``) has it all the same.
+    """
+    write_file(page, text, option=option)
+    return f"Wrote {page}: {len(text.encode()) // 1024} KiB"
 
 
 def estimate_report(rows: "Sequence[Sequence[Estimate]]") -> str:

@@ -1,7 +1,7 @@
 """``memplan plan``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Never
 
 import typer
 
@@ -23,7 +23,7 @@ from memplan.cli.pictures import (
     ReportOption,
     check_pictures,
     print_charts,
-    write_report,
+    write_page,
 )
 from memplan.cli.sweep_options import (
     AllowOption,
@@ -40,7 +40,7 @@ from memplan.cli.sweep_options import (
     axis_option,
 )
 from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
-from memplan.cli.terminal import remark, say, say_legend, write_file
+from memplan.cli.terminal import remark, say, say_legend
 from memplan.cli.training_options import (
     PresetOption,
     SetupFileOption,
@@ -53,8 +53,6 @@ from memplan.options.settings import read_tokens
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
     from memplan.search.goal import Plan, PlannedSetup
@@ -187,7 +185,7 @@ def plan(
     from memplan.cli.unused import refuse_unused, refuse_without
 
     if emit is not None:
-        refuse_unused(ctx, "--emit", ctx.params.keys() - {"output_format", "limit", "legend"})
+        refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     elif not (output or "").lower().endswith(DRAWN):
         refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
     check_pictures(report, chart=chart, is_table=output_format is RowFormat.TABLE)
@@ -195,7 +193,13 @@ def plan(
     from memplan.options.planning import plan_question
     from memplan.search.planner import plan as make_plan
 
+    if output is not None and emit is None:
+        refuse_unused(ctx, "--output", ctx.params.keys() - DRAWING_IGNORES)
     asked = plan_question(asked_of(ctx), remark=remark)
+    if len(asked.gpus) > 1 and (report is not None or (output is not None and emit is None)):
+        what = "--output: a drawing" if report is None else "--report: a page"
+        msg = f"{what} is of one GPU: name one"
+        raise UsageError(msg)
     from memplan.cli.progress import waiting
 
     with waiting("looking through engines, stages, checkpointing and batches"):
@@ -206,8 +210,11 @@ def plan(
         emit_setup(_chosen(plans, emit).setup, asked.model, emit, output)
         return
     if output is not None:
-        _draw(plans, Path(output), asked.times)
+        say(_draw(plans[0], Path(output), asked.times, option="--output"))
         return
+    written = ""
+    if report is not None and plans[0].front:
+        written = _draw(plans[0], report, asked.times, option="--report")
     known = any(each.time is not None for found in plans for each in found.setups)
     _show(plans, asked.model, output_format, asked.times if asked.shows_times or known else None)
     say_legend(legend, is_table=output_format is RowFormat.TABLE)
@@ -215,56 +222,45 @@ def plan(
         from memplan.report.pictures.scatter import front_picture
 
         print_charts([front_picture(each) for each in plans])
-    if report is not None:
-        write_report(_page(plans, asked.times), report)
+    if written:
+        say(written)
+    elif report is not None:
+        _refuse_to_draw("--report")
 
 
+DRAWING_IGNORES = frozenset({"chart", "legend", "output_format", "report"})
+"""What is not looked at where a drawing is written instead."""
+EMIT_IGNORES = DRAWING_IGNORES | {"limit"}
+"""What is not looked at where a setup is written down instead."""
 DRAWN = (".svg", ".html", ".htm")
 """Endings of files that memory against time is drawn in."""
 
 
-def _page(plans: "Sequence[Plan]", question: "TimeQuestion | None") -> str:
-    """Memory against time as a page.
+def _draw(found: "Plan", file: Path, question: "TimeQuestion | None", *, option: str) -> str:
+    """Write memory against time as a page, or as a drawing, by what the file's name ends in; returns what is to be said.
 
-    Raises ``UsageError`` for several kinds of GPUs, and ``InputError`` where no setup has a time.
+    Raises ``InputError`` where no setup has a time.
     """
     from memplan import __version__
-    from memplan.errors import InputError
-    from memplan.report.front import front_page
-
-    if len(plans) > 1:
-        msg = "--report: a page is of one GPU: name one"
-        raise UsageError(msg)
-    if not plans[0].front:
-        msg = "--report: nothing fits whose time is known, so there is nothing to draw"
-        raise InputError(msg)
-    return front_page(plans[0], version=__version__, question=question)
-
-
-def _draw(plans: "Sequence[Plan]", output: Path, question: "TimeQuestion | None") -> None:
-    """Write the drawing of memory against time, and say so.
-
-    Raises ``UsageError`` for several kinds of GPUs, and ``InputError`` where no setup has a time.
-    """
-    from memplan import __version__
-    from memplan.errors import InputError
     from memplan.report.front import front_page
     from memplan.report.pictures.scatter import front_picture
 
-    if len(plans) > 1:
-        msg = "--output: a drawing is of one GPU: name one"
-        raise UsageError(msg)
-    if not plans[0].front:
-        msg = "--output: nothing fits whose time is known, so there is nothing to draw"
-        raise InputError(msg)
-    is_drawing = output.suffix.lower() == ".svg"
+    if not found.front:
+        _refuse_to_draw(option)
+    is_drawing = file.suffix.lower() == ".svg"
     text = (
-        front_picture(plans[0]).svg
+        front_picture(found).svg
         if is_drawing
-        else front_page(plans[0], version=__version__, question=question)
+        else front_page(found, version=__version__, question=question)
     )
-    write_file(output, text, option="--output")
-    say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
+    return write_page(text, file, option=option)
+
+
+def _refuse_to_draw(option: str) -> Never:
+    from memplan.errors import InputError
+
+    msg = f"{option}: nothing fits whose time is known, so there is nothing to draw"
+    raise InputError(msg)
 
 
 OWN_KERNELS = ("torchtitan", "megatron", "deepspeed+megatron")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ from memplan.cli.pictures import (
     check_pictures,
     print_charts,
     sweep_report,
-    write_report,
+    write_page,
 )
 from memplan.cli.sweep_options import (
     AnnotateOption,
@@ -203,17 +204,23 @@ class Pictured:
     report: Path | None
     chart: bool
 
-    def draw(self, sweep: "Sweep", results: "Sequence[SweepResult]") -> None:
-        """Print the charts and write the page that are asked for."""
+    @contextmanager
+    def beside(self, sweep: "Sweep", results: "Sequence[SweepResult]") -> "Iterator[None]":
+        """Write the page that is asked for, then print the charts below what is printed inside."""
         if not self.chart and self.report is None:
+            yield
             return
         from memplan.report.pictures.heat import heat_picture
 
         pictures = heat_picture(sweep, results=results)
+        written = ""
+        if self.report is not None:
+            written = write_page(sweep_report(pictures, sweep.model.name), self.report)
+        yield
         if self.chart:
             print_charts(pictures)
-        if self.report is not None:
-            write_report(sweep_report(pictures, sweep.model.name), self.report)
+        if written:
+            say(written)
 
 
 def _show(
@@ -273,15 +280,15 @@ def _write(
         console, kept = TerminalConsole(), list(results)
         if not kept:
             return
-        if pivot is None:
-            from memplan.report.sweep import print_sweep
+        with pictured.beside(sweep, kept):
+            if pivot is None:
+                from memplan.report.sweep import print_sweep
 
-            print_sweep(console, sweep, kept, question=question)
-        else:
-            from memplan.report.pivot import print_pivot
+                print_sweep(console, sweep, kept, question=question)
+            else:
+                from memplan.report.pivot import print_pivot
 
-            print_pivot(console, sweep, kept, pivot)
-        pictured.draw(sweep, kept)
+                print_pivot(console, sweep, kept, pivot)
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
 
