@@ -4,12 +4,11 @@ from typing import Annotated
 
 import typer
 
+from memplan.cli.compare_sides import ASKED
 from memplan.cli.taking import NO_VALUES, complete_models, takes
-from memplan.cli.terminal import remark, say_legend
-from memplan.options.panels import FILES_PANEL
-from memplan.options.questions import ESTIMATE
+from memplan.cli.terminal import remark, say_legend, say_rows
 from memplan.options.run_times import TIME_OPTIONS
-from memplan.options.shared import ALLOW, FORMAT, LEGEND, MODEL, OutputFormat
+from memplan.options.shared import FORMAT, LEGEND, MODEL, OutputFormat
 from memplan.options.table import Option, Values
 
 PAIR_PANEL = "What is compared"
@@ -45,8 +44,6 @@ SIZES = tuple(
     )
 )
 """What a layer is, where no model is named."""
-ASKED = tuple(option for option in ESTIMATE if option is not ALLOW and option.panel != FILES_PANEL)
-"""What both of a pair share."""
 
 
 @takes(*PAIR, FORMULAS, *ASKED, PARAMS, *SIZES, *TIME_OPTIONS, LEGEND, FORMAT)
@@ -135,8 +132,6 @@ def _show_pair(ctx: typer.Context, words: list[str], values: Values) -> None:
 
         print_versus(TerminalConsole(), (first, second), question)
         return
-    from memplan.cli.explain import say_rows
-
     answers = (first.answer, second.answer)
     said = dict.fromkeys(text for each in answers for text in (*each.assumptions, *each.notes))
     rows = versus_rows((first, second), question)

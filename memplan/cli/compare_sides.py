@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass, replace
-from memplan.options.shared import FILES, LAUNCH_FILES
+from memplan.options.panels import FILES_PANEL
+from memplan.options.questions import ESTIMATE
+from memplan.options.shared import ALLOW, FILES, LAUNCH_FILES, MODEL
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
 
 DEFAULT_GPU = "a100-80gb"
 AS_GIVEN = "as given"
+ASKED = tuple(option for option in ESTIMATE if option is not ALLOW and option.panel != FILES_PANEL)
+"""What both of a pair share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,9 +156,6 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
 
 def vs_takes() -> frozenset[str]:
     """Parameters that the other setup may differ in; the model is the same."""
-    from memplan.cli.compare import ASKED
-    from memplan.options.shared import MODEL
-
     return frozenset(option.parameter for option in ASKED if option not in MODEL)
 
 

@@ -62,12 +62,7 @@ SHOWN = (
         help_text="Show what PyTorch's allocator reserves too (nvidia-smi's figure without the context).",
     ),
     FORMAT,
-    EMIT,
-    Option(
-        flag="--output", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
-        help_text="Where --emit writes; TrainingArguments become YAML in a .yaml file, torchtitan's "
-        "flags TOML in a .toml file.",
-    ),
+    *EMIT,
     *PICTURES,
 )  # fmt: skip
 """How the answer is written."""

@@ -7,7 +7,7 @@ import typer
 
 from memplan.cli.pictures import PAGES, check_pictures
 from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
-from memplan.cli.terminal import remark, say, say_legend, write_bytes
+from memplan.cli.terminal import remark, say, say_legend, say_rows, write_bytes
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
 from memplan.options.shared import ALLOW, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.estimator import Estimate
-    from memplan.report.rows import Row
 
 LESSON = (
     Option(
@@ -118,7 +117,7 @@ def _check_use(values: Values) -> None:
     given = [option.flag for option in IN_PLACE if values[option.parameter]]
     refuse(given[0] if given else "", given[1:])
     if values["format"] is not OutputFormat.TABLE and given != ["--against"]:
-        refuse("--format", given)
+        refuse(given[0] if given else "", ["--format"] if given else [])
 
 
 LESSON_USES = frozenset({
@@ -235,23 +234,6 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
         found.assumptions,
         schema_version=PARTING_SCHEMA_VERSION,
     )
-
-
-def say_rows(
-    rows: "Sequence[Row]",
-    output_format: OutputFormat,
-    assumptions: "Sequence[str]",
-    *,
-    schema_version: int,
-) -> None:
-    """Write rows in a format for scripts."""
-    from memplan.report.rows import rows_csv, rows_json, rows_markdown
-
-    if output_format is OutputFormat.JSON:
-        text = rows_json(rows, schema_version=schema_version, assumptions=assumptions)
-    else:
-        text = rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows)
-    say(text)
 
 
 def _write(answers: "Sequence[Estimate]", file: str) -> str:

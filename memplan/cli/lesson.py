@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memplan.cli.explain import say_rows
+from memplan.cli.terminal import say_rows
 from memplan.options.shared import OutputFormat
 
 if TYPE_CHECKING:

@@ -35,12 +35,12 @@ def check_pictures(values: Values, *, endings: tuple[str, ...] = PAGES) -> None:
         raise UsageError(msg)
 
 
-def write_page(text: str, page: str, *, option: str = "--report") -> str:
+def write_page(text: str, page: str) -> str:
     """Write a page or a drawing; returns what is to be said of it below the answer.
 
     It is written before anything is printed: whoever reads no further (``| head -3``) has it all the same.
     """
-    write_file(Path(page), text, option=option)
+    write_file(Path(page), text, option="--report")
     return f"Wrote {page}: {len(text.encode()) // 1024} KiB"
 
 

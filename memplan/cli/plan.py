@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Never
 
 import typer
 
-from memplan.cli.pictures import check_pictures, print_charts, write_page
+from memplan.cli.pictures import PAGES, check_pictures, print_charts, write_page
 from memplan.cli.taking import NO_VALUES, ModelArgument, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import UsageError
-from memplan.options.panels import OUTPUT_PANEL
+from memplan.fast_dataclass import replace
 from memplan.options.questions import PLAN
 from memplan.options.run_times import TIME_OPTIONS
 from memplan.options.shared import EMIT, LEGEND, PICTURES, ROW_FORMAT, RowFormat
-from memplan.options.table import Option, Values
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
@@ -21,52 +21,61 @@ if TYPE_CHECKING:
     from memplan.options.planning import PlanQuestion
     from memplan.search.goal import Plan, PlannedSetup
 
-OUTPUT = Option(
-    flag="--output", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
-    help_text="Where --emit writes; without it front.svg or front.html, in which memory is drawn "
-    "against time.",
-)  # fmt: skip
 
-
-@takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, EMIT, OUTPUT, *TIME_OPTIONS)
+@takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, *EMIT, *TIME_OPTIONS)
 def plan(ctx: typer.Context, model: ModelArgument, values: Values = NO_VALUES) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
     _check_use(ctx, values)
     from memplan.cli.asked import asked_of
     from memplan.cli.progress import waiting
     from memplan.options.planning import plan_question
-    from memplan.search.planner import plan as make_plan
 
-    emit, output, report = values["emit"], values["output"], values["report"]
+    emit = values["emit"]
     asked = plan_question(asked_of(ctx), remark=remark)
-    if len(asked.gpus) > 1 and (report is not None or (output is not None and emit is None)):
-        what = "--output: a drawing" if report is None else "--report: a page"
-        msg = f"{what} is of one GPU: name one"
+    if len(asked.gpus) > 1 and values["report"] is not None:
+        msg = "--report: a page is of one GPU: name one"
         raise UsageError(msg)
     with waiting("looking through engines, stages, checkpointing and batches"):
-        plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
+        plans = _plans(asked)
     if emit is not None:
         from memplan.cli.emitting import emit_setup
 
-        emit_setup(_chosen(plans, emit).setup, asked.model, emit, output)
-    elif output is not None:
-        say(_draw(plans[0], output, asked.times, option="--output"))
+        emit_setup(_chosen(plans, emit).setup, asked.model, emit, values["output"])
     else:
         _answer(plans, asked, values)
+    if plans[-1].is_interrupted:
+        remark("interrupted: of what was found by then")
+        raise KeyboardInterrupt
+
+
+def _plans(asked: "PlanQuestion") -> "list[Plan]":
+    """A plan for each card, up to one that is interrupted."""
+    from memplan.search.planner import plan as make_plan
+
+    found: list[Plan] = []
+    for each in asked.gpus:
+        try:
+            found.append(
+                make_plan(asked.model, asked.goal, each, times=asked.times, stoppable=True)
+            )
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            found[-1] = replace(found[-1], is_interrupted=True)
+        if found[-1].is_interrupted:
+            break
+    return found
 
 
 def _check_use(ctx: typer.Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
     from memplan.cli.unused import refuse_unused, refuse_without
 
-    emit, output = values["emit"], values["output"]
-    if emit is not None:
+    if values["emit"] is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
-    elif not (output or "").lower().endswith(DRAWN):
-        refuse_without(ctx, {"output"}, "--emit (front.svg and front.html go without)")
-    check_pictures(values)
-    if output is not None and emit is None:
-        refuse_unused(ctx, "--output", ctx.params.keys() - DRAWING_IGNORES)
+    else:
+        refuse_without(ctx, {"output"}, "--emit")
+    check_pictures(values, endings=(*PAGES, ".svg"))
 
 
 def _answer(plans: "list[Plan]", asked: "PlanQuestion", values: Values) -> None:
@@ -74,7 +83,7 @@ def _answer(plans: "list[Plan]", asked: "PlanQuestion", values: Values) -> None:
     report, output_format = values["report"], values["format"]
     written = ""
     if report is not None and plans[0].front:
-        written = _draw(plans[0], report, asked.times, option="--report")
+        written = _draw(plans[0], report, asked.times)
     known = any(each.time is not None for found in plans for each in found.setups)
     _show(plans, asked.model, output_format, asked.times if asked.shows_times or known else None)
     say_legend(values["legend"], is_table=output_format is RowFormat.TABLE)
@@ -85,18 +94,14 @@ def _answer(plans: "list[Plan]", asked: "PlanQuestion", values: Values) -> None:
     if written:
         say(written)
     elif report is not None:
-        _refuse_to_draw("--report")
+        _refuse_to_draw()
 
 
-DRAWING_IGNORES = frozenset({"chart", "legend", "format", "report"})
-"""What is not looked at where a drawing is written instead."""
-EMIT_IGNORES = DRAWING_IGNORES | {"limit"}
+EMIT_IGNORES = frozenset({"chart", "legend", "format", "limit", "report"})
 """What is not looked at where a setup is written down instead."""
-DRAWN = (".svg", ".html", ".htm")
-"""Endings of files that memory against time is drawn in."""
 
 
-def _draw(found: "Plan", file: str, question: "TimeQuestion | None", *, option: str) -> str:
+def _draw(found: "Plan", file: str, question: "TimeQuestion | None") -> str:
     """Write memory against time as a page, or as a drawing, by what the file's name ends in; returns what is to be said.
 
     Raises ``InputError`` where no setup has a time.
@@ -106,20 +111,20 @@ def _draw(found: "Plan", file: str, question: "TimeQuestion | None", *, option: 
     from memplan.report.pictures.scatter import front_picture
 
     if not found.front:
-        _refuse_to_draw(option)
+        _refuse_to_draw()
     is_drawing = Path(file).suffix.lower() == ".svg"
     text = (
         front_picture(found).svg
         if is_drawing
         else front_page(found, version=__version__, question=question)
     )
-    return write_page(text, file, option=option)
+    return write_page(text, file)
 
 
-def _refuse_to_draw(option: str) -> Never:
+def _refuse_to_draw() -> Never:
     from memplan.errors import InputError
 
-    msg = f"{option}: nothing fits whose time is known, so there is nothing to draw"
+    msg = "--report: nothing fits whose time is known, so there is nothing to draw"
     raise InputError(msg)
 
 
@@ -150,11 +155,9 @@ def _show(
 ) -> None:
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
-        from memplan.report.plan import print_plan
+        from memplan.report.plan import print_plans
 
-        console = TerminalConsole()
-        for each in plans:
-            print_plan(console, each, question=question)
+        print_plans(TerminalConsole(), plans, question=question)
         return
     from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION

@@ -96,7 +96,7 @@ CARDS = (
     Option(
         flag="--gpu", kind=list[str] | None, metavar="NAMES", panel=HARDWARE_PANEL, show_default=False,
         completes="gpus",
-        help_text="GPUs to judge by, as `memplan gpus` lists them, 46GiB, or a YAML description: a100,h100. "
+        help_text="GPUs to judge by, as `memplan gpus` lists them, 46GiB, local (those here), or a YAML file: a100,h100. "
         "[default: v100-32gb, a100-80gb, h100-80gb]",
     ),
     Option(
@@ -210,17 +210,25 @@ LEGEND = Option(
 PICTURES = (
     Option(
         flag="--report", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
-        help_text="Write a page with pictures too: report.html, one file that needs no network.",
+        help_text="Write a page with pictures too: report.html, one file that needs no network; explain and "
+        "plan also write the drawing alone: step.svg.",
     ),
     Option(
         flag="--chart", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
         help_text="Draw the answer below the table, in characters.",
     ),
 )  # fmt: skip
-EMIT = Option(
-    flag="--emit", kind=str | None, metavar="KIND", panel=OUTPUT_PANEL,
-    help_text="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, "
-    "torchtune, torchtitan, megatron or deepspeed+megatron instead.",
+EMIT = (
+    Option(
+        flag="--emit", kind=str | None, metavar="KIND", panel=OUTPUT_PANEL,
+        help_text="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, "
+        "torchtune, torchtitan, megatron or deepspeed+megatron instead.",
+    ),
+    Option(
+        flag="--output", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Where --emit writes; TrainingArguments become YAML in a .yaml file, torchtitan's "
+        "flags TOML in a .toml file.",
+    ),
 )  # fmt: skip
 JOBS = Option(
     flag="--jobs", kind=int, default=1, metavar="N", minimum=0, panel=OUTPUT_PANEL,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.estimator.assumptions import Topic
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.replay import MAX_CYCLES
@@ -203,7 +203,7 @@ def times_by_card(
             told = dict(zip(held, each.cells, strict=True))
             cells = tuple(told.get(place, "") for place in range(num_lines))
             header = (f"{name} {each.header[0]}".strip(), *each.header[1:])
-            found.append(Column(header=header, cells=cells, is_figure=True))
+            found.append(replace(each, header=header, cells=cells))
     return found
 
 
