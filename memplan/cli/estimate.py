@@ -9,7 +9,7 @@ from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
 from memplan.cli.terminal import remark, say
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
-from memplan.options.run_times import TIME_OPTIONS
+from memplan.options.run_times import TIME_OPTIONS, time_question
 from memplan.options.shared import CHECKS, EMIT, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
 from memplan.options.table import Option, Values
 
@@ -103,7 +103,6 @@ def _check_use(ctx: typer.Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
     from memplan.cli.pictures import check_pictures
     from memplan.cli.unused import refuse_unused, refuse_without
-    from memplan.options.run_times import time_question
 
     if values["params"] is not None:
         refuse_unused(ctx, "--params", TABLES_USE)
@@ -172,7 +171,7 @@ def _show(
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
-        emit_only([row[0] for row in rows], emit, values["output"])
+        emit_only(rows, emit, values["output"], time_question(values))
     elif values["per_rank"]:
         show_ranks(rows, output_format)
     else:

@@ -38,9 +38,9 @@ def plan(ctx: typer.Context, model: ModelArgument, values: Values = NO_VALUES) -
     with waiting("looking through engines, stages, checkpointing and batches"):
         plans = _plans(asked)
     if emit is not None:
-        from memplan.cli.emitting import emit_setup
+        from memplan.cli.emitting import emit_answer
 
-        emit_setup(_chosen(plans, emit).setup, asked.model, emit, values["output"])
+        emit_answer(_chosen(plans, emit).estimate, emit, values["output"], asked.times)
     else:
         _answer(plans, asked, values)
     if plans[-1].is_interrupted:
