@@ -51,9 +51,9 @@ JOBS = {
 }
 PEAKS = (
     "peak", "requested_peak", "peak_fwd_bwd", "max_memory_allocated", "peak, fake tensors",
-    "peak, one GPU", "peak, DDP", "peak, FSDP2", "peak, DeepSpeed ZeRO 1-3",
+    "peak, one GPU", "peak, DDP", "peak, FSDP1", "peak, FSDP2", "peak, DeepSpeed ZeRO 1-3",
     "peak, DeepSpeed ZeRO 2-3",
-    "reserved, one GPU", "reserved, DDP", "reserved, FSDP2", "reserved, DeepSpeed ZeRO 1-3", "reserved",
+    "reserved, one GPU", "reserved, DDP", "reserved, FSDP1", "reserved, FSDP2", "reserved, DeepSpeed ZeRO 1-3", "reserved",
 )  # fmt: skip
 """The figures of a section that decide whether a job runs."""
 WORST_SHOWN = 20
