@@ -35,6 +35,8 @@ tens of thousands crash libyaml's."""
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 TOML_SUFFIX = ".toml"
 
+_LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
+"""What PyYAML 6.0.4's libyaml says from 1,000 levels on, which it reaches before it hands over the first."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 _KINDS: dict[type, str] = {
     type(None): "nothing", list: "a list", str: "one text", bool: "true or false",
@@ -233,6 +235,8 @@ def _parse_yaml(text: str, *, label: str) -> object:
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
+        if error.problem == _LIBYAML_TOO_DEEP:
+            _refuse(label, _TOO_DEEP)
         mark = error.problem_mark or error.context_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         _refuse(label, f"is not YAML: {error.problem or error.context}{place}")
