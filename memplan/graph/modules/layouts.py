@@ -1,0 +1,70 @@
+"""How gradients lie: whether what arrives at a view is seen as another view, or has to be copied.
+
+Each tensor behind a view is a node; each operation, view or permutation between two is an edge with a rule
+from the strides of the result's gradient to those of its input's. Once a segment's operations are all
+there the edges are walked from behind.
+"""
+
+from collections.abc import Callable
+from math import prod
+
+from memplan.graph.modules.strides import Shape, row_strides, view_strides
+from memplan.graph.segments import Gradient, Operation
+
+Rule = Callable[[Shape], Shape | None]
+"""From the strides of a result's gradient to those of its input's; None: it is copied into rows."""
+
+
+def unchanged(lies: Shape) -> Shape:
+    """The rule of what is done element by element."""
+    return lies
+
+
+def in_rows(shape: Shape) -> Rule:
+    """The rule of what makes a gradient anew, of this shape."""
+    rows = row_strides(shape)
+    return lambda _: rows
+
+
+class Node:
+    """A tensor as autograd sees it: it outlives every name that held it."""
+
+    __slots__ = ("flat", "lies", "shape")
+
+    def __init__(self, shape: Shape, lies: Shape, *, flat: bool) -> None:
+        self.shape = shape
+        self.lies = lies
+        """The strides of the tensor, which those of its gradient are where nothing says otherwise."""
+        self.flat = flat
+        """A linear layer made it, which flattens its gradient to rows of one dimension."""
+
+    def takes(self, lies: Shape | None) -> Shape | None:
+        """A gradient's strides, where what made the tensor needs no copy of it."""
+        if lies is None or not self.flat:
+            return lies
+        rows = prod(self.shape[:-1]), self.shape[-1]
+        return lies if view_strides(self.shape, lies, rows) is not None else None
+
+
+class Layouts:
+    """The graph of views of one segment."""
+
+    __slots__ = ("_edges",)
+
+    def __init__(self) -> None:
+        self._edges: list[tuple[Operation | None, Node, Node, Rule]] = []
+
+    def add(self, given: Node, made: Node, rule: Rule, settles: Operation | None = None) -> None:
+        """Note an edge; with ``settles`` it is that operation's, whose gradient is a view or a copy."""
+        self._edges.append((settles, given, made, rule))
+
+    def settle(self) -> None:
+        """Decide of each view whether its gradient is one too, and begin anew."""
+        arrived: dict[Node, Shape] = {}
+        for operation, given, made, rule in reversed(self._edges):
+            found = given.takes(rule(arrived.get(made) or made.lies))
+            if operation is not None and operation.gradients:
+                first = Gradient.SEEN if found else Gradient.FRESH
+                operation.gradients = (first, *operation.gradients[1:])
+            arrived.setdefault(given, found or row_strides(given.shape))
+        self._edges.clear()
