@@ -90,9 +90,7 @@ def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bo
     ]
 
 
-def checkpointed_layers(
-    layers: float | CheckpointedLayers, num_layers: int
-) -> CheckpointedLayers:
+def checkpointed_layers(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
     """Which of a stack's layers are recomputed; a share is of the first ones."""
     if isinstance(layers, CheckpointedLayers):
         return layers

@@ -40,7 +40,7 @@ class Tying(Enum):
 
 
 class Blueprint(Protocol):
-    """A model's class, which a layer above knows (``memplan.models``)."""
+    """A model's class, which a layer above knows (``memplan.classes``)."""
 
     def record(self, model: ModelSpec, options: Any) -> Any:
         """Write the class's training step on a new tape."""

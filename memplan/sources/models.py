@@ -144,8 +144,8 @@ def _read(found: FoundConfig, asked: _Asked) -> ModelSpec:
 def _read_with(
     found: FoundConfig, asked: _Asked, defaults: Mapping[str, Mapping[str, object]], log: "ReadLog"
 ) -> ModelSpec:
+    from memplan.classes.blueprint import blueprint_of
     from memplan.families import read_model
-    from memplan.models.blueprint import blueprint_of
     from memplan.sources.parameter_order import declared_order
 
     spec = read_model(

@@ -28,9 +28,10 @@ from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import AttentionKernel, Packing
 from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
 
-Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Handle]
-"""Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights; what comes
-of them is of (batch, tokens, heads, width)."""
+Attended = tuple[Handle, Handle | None]
+"""What comes of it, of (batch, tokens, heads, width), and the weights where the function made some."""
+Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
+"""Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
 def attention_function(run: Run) -> Attend:
@@ -46,7 +47,7 @@ def attention_function(run: Run) -> Attend:
 
 def sdpa_attention(
     query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
-) -> Handle:
+) -> Attended:
     """``sdpa_attention_forward``: grouped heads are left to the kernel, or written out for every query head."""
     groups = query.shape[1] // key.shape[1]
     fits = query.shape[-1] == value.shape[-1] <= MAX_FLASH_HEAD_DIM
@@ -56,12 +57,12 @@ def sdpa_attention(
         value = value.repeat_heads(groups)
     out = scaled_dot_product_attention(query, key, value, mask, probability, grouped=kept)
     out = out.transpose(1, 2).contiguous()
-    return out  # noqa: RET504  (what lies head by head goes before the frame does)
+    return out, None
 
 
 def eager_attention(
     query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
-) -> Handle:
+) -> Attended:
     """``eager_attention_forward``: scores, an fp32 softmax cast back, dropout, the weighted values."""
     run = query.run
     start = len(run.segment.operations)
@@ -77,12 +78,12 @@ def eager_attention(
     out = out.transpose(1, 2).contiguous()
     if recomputes_core_attention(run.options):
         run.segment.regions.append(region_since(run.segment, start))
-    return out
+    return out, weights
 
 
 def fused_attention(
     query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
-) -> Handle:
+) -> Attended:
     """Megatron's: one kernel scales, masks and normalizes the scores."""
     del mask
     run = query.run
@@ -93,7 +94,7 @@ def fused_attention(
     out = eager_fused(run, query.laid(), key.laid(), value.laid(), sizes)
     if recomputes_core_attention(run.options):
         run.segment.regions.append(region_since(run.segment, start))
-    return Handle(run, out, (batch, length, heads, value.shape[-1]))
+    return Handle(run, out, (batch, length, heads, value.shape[-1])), None
 
 
 @lru_cache(maxsize=256)

@@ -40,7 +40,7 @@ class Linear(Module):
         x = flattened(x)
         made = self._tied(x) if self.weight.owner is not self else self._own(x)
         width = self._width()
-        if len(x.shape) == 2:  # noqa: PLR2004
+        if len(x.shape) == 2:
             return Handle(self.run, made, (made.numel // width, width), flat=True)
         batch = x.shape[0]
         return Handle(self.run, made, (batch, made.numel // (batch * width), width), flat=True)
@@ -96,9 +96,7 @@ def flattened(x: Handle) -> Handle:
 class Embedding(Module):
     """``torch.nn.Embedding``."""
 
-    def __init__(
-        self, num_rows: int, width: int, *, role: WeightRole = WeightRole.TABLE
-    ) -> None:
+    def __init__(self, num_rows: int, width: int, *, role: WeightRole = WeightRole.TABLE) -> None:
         self.width = width
         self.weight = Weight(num_rows, width, role=role)
 

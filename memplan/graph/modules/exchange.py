@@ -12,7 +12,8 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import RESULT, Gradient
 from memplan.training.exchange import ExchangeKind, Group, both_ways
 
-Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Handle]
+Attended = tuple[Handle, Handle | None]
+Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 
 
 def exchanged(attend: Attend, degree: int) -> Attend:
@@ -20,7 +21,7 @@ def exchanged(attend: Attend, degree: int) -> Attend:
 
     def forward(
         query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
-    ) -> Handle:
+    ) -> Attended:
         batch, _, length, _ = query.shape
         copies = max(1, degree // key.shape[1])
         query, key, value = (each.permute(2, 0, 1, 3) for each in (query, key, value))
@@ -30,14 +31,14 @@ def exchanged(attend: Attend, degree: int) -> Attend:
         query = query.permute(1, 2, 0, 3).contiguous()
         key = key.permute(1, 2, 0, 3).contiguous()
         value = value.permute(1, 2, 0, 3).contiguous()
-        context = attend(query, key, value, mask, probability)
+        context, weights = attend(query, key, value, mask, probability)
         context = context.permute(1, 0, 2, 3)
         context = context.reshape(degree * length, batch, -1)
         output = _partitioned(context, degree)
         output = output.permute(1, 0, 2)
         output = output.reshape(batch, length, -1)
         del positions
-        return output
+        return output, weights
 
     return forward
 
@@ -59,9 +60,7 @@ def _repeated(x: Handle, copies: int) -> Handle:
         return x
     length, batch, heads, width = x.shape
     made = empty(x.run, (length, batch, heads * copies, width), x.dtype)
-    x.run.record(
-        OperationKind.REPEAT_KV, (x.record,), (made.record,), gradients=(Gradient.FRESH,)
-    )
+    x.run.record(OperationKind.REPEAT_KV, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     return made
 
 

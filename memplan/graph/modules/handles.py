@@ -3,7 +3,7 @@
 from math import prod
 
 from memplan.dtypes import DType
-from memplan.graph.modules.layouts import Node, Rule, in_rows, unchanged
+from memplan.graph.modules.layouts import Node, Rule, Settled, in_rows, unchanged
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import (
     Shape,
@@ -14,7 +14,7 @@ from memplan.graph.modules.strides import (
     view_strides,
 )
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient, Operation
+from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
 
 LEAST_SPLIT = 4
@@ -68,12 +68,12 @@ class Handle:
     def by_head(self) -> bool:
         """Whether heads lie one after another in memory, and not tokens."""
         shape, strides = self.shape, self.strides
-        return len(shape) == 4 and shape[1] > 1 and strides[1] > strides[2]  # noqa: PLR2004
+        return len(shape) == 4 and shape[1] > 1 and strides[1] > strides[2]
 
     def laid(self) -> Tensor:
         """The record, told how it lies, for kernels that go by it."""
         self.record.by_head = self.by_head
-        self.record.is_flat = len(self.shape) == 2  # noqa: PLR2004
+        self.record.is_flat = len(self.shape) == 2
         return self.record
 
     def like(self, record: Tensor, other: "Handle | None" = None) -> "Handle":
@@ -89,7 +89,7 @@ class Handle:
         return made
 
     def leads_to(
-        self, made: "Handle", rule: Rule | None = None, settles: Operation | None = None
+        self, made: "Handle", rule: Rule | None = None, settles: Settled | None = None
     ) -> "Handle":
         """Note how a gradient of ``made`` lies when it arrives here: as it lay there, unless a rule says so."""
         if rule is None:
@@ -250,7 +250,7 @@ class Handle:
         return self.leads_to(
             made,
             lambda lies: view_strides(shape, lies, before),
-            settles=self.run.segment.operations[-1],
+            settles=Settled(self.run.segment.operations[-1], Gradient.SEEN),
         )
 
     reshape = view

@@ -47,7 +47,7 @@ class LayerList(Module):
         """Layers have names of their own, which begin anew in each of them."""
         self.run, self.path, self.within = run, path, within
         run.beginnings[self.segment_name] = f"{path}.{{}}."
-        return any([layer.attach(run, path, "") for layer in self.made.values()])
+        return any(layer.attach(run, path, "") for layer in self.made.values())
 
     def runs(self) -> Iterator[LayerRun]:
         """Stretches of the list that are recorded once."""

@@ -8,7 +8,9 @@ there the edges are walked from behind.
 from collections.abc import Callable
 from math import prod
 
+from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.strides import Shape, row_strides, view_strides
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient, Operation
 
 Rule = Callable[[Shape], Shape | None]
@@ -46,25 +48,48 @@ class Node:
         return lies if view_strides(self.shape, lies, rows) is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An operation whose gradient is handed on as it is, or copied first, by how it lies."""
+
+    operation: Operation
+    gradient: Gradient
+    """What it is where nothing is copied."""
+    expects: Shape | None = None
+    """The strides that it takes; None: any that the edge's rule has an answer for."""
+
+
 class Layouts:
     """The graph of views of one segment."""
 
     __slots__ = ("_edges",)
 
     def __init__(self) -> None:
-        self._edges: list[tuple[Operation | None, Node, Node, Rule]] = []
+        self._edges: list[tuple[Settled | None, Node, Node, Rule]] = []
 
-    def add(self, given: Node, made: Node, rule: Rule, settles: Operation | None = None) -> None:
+    def add(self, given: Node, made: Node, rule: Rule, settles: Settled | None = None) -> None:
         """Note an edge; with ``settles`` it is that operation's, whose gradient is a view or a copy."""
         self._edges.append((settles, given, made, rule))
 
-    def settle(self) -> None:
-        """Decide of each view whether its gradient is one too, and begin anew."""
+    def settle(self) -> list[Operation]:
+        """Decide of each view whether its gradient is one too, and begin anew.
+
+        Returns the views that are: neither pass allocates anything for them.
+        """
+        mere: list[Operation] = []
         arrived: dict[Node, Shape] = {}
-        for operation, given, made, rule in reversed(self._edges):
-            found = given.takes(rule(arrived.get(made) or made.lies))
-            if operation is not None and operation.gradients:
-                first = Gradient.SEEN if found else Gradient.FRESH
-                operation.gradients = (first, *operation.gradients[1:])
+        for settles, given, made, rule in reversed(self._edges):
+            lies = arrived.get(made) or made.lies
+            found = given.takes(rule(lies))
             arrived.setdefault(given, found or row_strides(given.shape))
+            if settles is None:
+                continue
+            operation, expected = settles.operation, settles.expects
+            is_kept = found is not None and expected in (None, lies)
+            if operation.gradients:
+                first = settles.gradient if is_kept else Gradient.FRESH
+                operation.gradients = (first, *operation.gradients[1:])
+            if operation.kind is OperationKind.VIEW and (is_kept or not operation.gradients):
+                mere.append(operation)
         self._edges.clear()
+        return mere

@@ -33,9 +33,7 @@ def causal_mask(
     pattern = _causal(run, length) if window is None else _sliding(run, length)
     if not eager:
         return pattern
-    return pattern.apart(
-        OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length)
-    )
+    return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
 def _causal(run: Run, length: int) -> Handle:

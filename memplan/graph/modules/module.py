@@ -98,7 +98,7 @@ class Module:
         """Give it and all in it a tape and their names; returns whether any of them owns weights."""
         self.run, self.path, self.within = run, path, within
         spans = self.spans_segments
-        owns = any(each.owner is self for each in self.weights.values())
+        owns = bool(self.weights)
         for name, each in self.children.items():
             inner = name if spans or not within else f"{within}.{name}"
             owns |= each.attach(run, f"{path}.{name}" if path else name, inner)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.rotary import complex_table, rotary_as_complex, rotary_in_place
+from memplan.graph.segments import Gradient
 from memplan.training.kernels import RotaryKernel
 
 Tables = tuple[Handle, Handle]
@@ -80,7 +82,7 @@ def concatenate(*parts: Handle) -> Handle:
     shape = *parts[0].shape[:-1], sum(each.shape[-1] for each in parts)
     made = Handle(run, run.concatenate(*(each.record for each in parts)), shape)
     for each in parts:
-        each.leads_to(made, lambda lies: lies)
+        each.leads_to(made, unchanged)
     return made
 
 
@@ -95,14 +97,11 @@ def turned_into_copies(query: Handle, key: Handle, cos: Handle, sin: Handle) -> 
 
 
 def _in_place(x: Handle, cos: Handle, sin: Handle, *, keeps: bool) -> Handle:
-    """One of them; ``keeps``: a gradient that lies as it did is written over."""
+    """One of them; ``keeps``: a gradient that lies as it did is written over, another one copied first."""
     run, right = x.run, dense_strides(x.shape, x.strides)
-    made = rotary_in_place(run, x.laid(), cos.record, sin.record, by_row=True)
-    return x.leads_to(
-        Handle(run, made, x.shape, x.strides),
-        lambda lies: lies if keeps and lies == right else None,
-        settles=run.segment.operations[-1],
-    )
+    made = rotary_in_place(run, x.laid(), cos.record, sin.record, by_row=keeps)
+    settles = Settled(run.segment.operations[-1], Gradient.ALIAS, right) if keeps else None
+    return x.leads_to(Handle(run, made, x.shape, x.strides), lambda _: right, settles)
 
 
 def turned_as_complex(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:

@@ -3,14 +3,19 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import replace
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
 from memplan.graph.options import TapeOptions
+from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.model.layers import LayerSpec
 from memplan.model.parameters import ModelPart
+
+if TYPE_CHECKING:
+    from memplan.model.layers import LayerSpec
 
 check_once = cache(check_interpreter)
 
@@ -52,11 +57,10 @@ class Run(Tape):
         elif storage in self._outliving:
             self._outliving.remove(storage)
             self.release(record)
-        elif self._is_open and self.segment.input is not None:
-            if storage is self.segment.input.storage:
-                self._touches += 1
-                storage.touched = self._touches
-                self.let_input_go()
+        elif self._is_open and storage in self.segment.given:
+            self._touches += 1
+            storage.touched = self._touches
+            self.let_input_go()
 
     def is_named(self, storage: Storage) -> bool:
         """Whether any name holds it."""
@@ -84,14 +88,12 @@ class Run(Tape):
         for storage in self._names:
             if x is None or storage is not x.storage:
                 self.outlive(storage)
-        self.begin(
-            name, part=part, repeat=repeat, checkpointed=checkpointed, frozen=frozen, x=x
-        )
+        self.begin(name, part=part, repeat=repeat, checkpointed=checkpointed, frozen=frozen, x=x)
         self._is_open = True
 
     def finish(self, x: Tensor) -> None:
         """End the open segment with what it hands on."""
-        self.layouts.settle()
+        forget(self.segment, self.layouts.settle())
         self.end(x)
         self._is_open = False
 
@@ -111,6 +113,36 @@ class Run(Tape):
 
     def close(self) -> None:
         """Forget names and modules: nothing is recorded any more."""
-        self.layouts.settle()
         self._is_open = False
         self.parameters.clear()
+
+
+def forget(segment: Segment, operations: Sequence[Operation]) -> None:
+    """Take operations off a segment that change nothing: what stood behind one stands before it."""
+    if not operations:
+        return
+    gone = set(map(id, operations))
+    before: list[int] = []
+    """For each operation, how many that stay stand before it."""
+    kept: list[Operation] = []
+    for each in segment.operations:
+        before.append(len(kept))
+        if id(each) not in gone:
+            kept.append(each)
+    before.append(len(kept))
+
+    def moved(position: int) -> int:
+        return max(before[position + 1] - 1, 0)
+
+    made = {tensor.storage for each in segment.operations for tensor in each.outputs}
+    for storage in made:
+        if storage.segment == segment.index:
+            storage.last_read = moved(storage.last_read)
+    segment.operations = kept
+    segment.entered = [(before[position], name) for position, name in segment.entered]
+    segment.left = [(before[position], name) for position, name in segment.left]
+    segment.regions = [
+        replace(each, start=before[each.start], stop=before[each.stop]) for each in segment.regions
+    ]
+    if segment.input_let_go is not None:
+        segment.input_let_go = moved(segment.input_let_go)

@@ -56,9 +56,7 @@ def broadcast(left: Shape, right: Shape) -> Shape:
     (2, 8, 5, 64)
     """
     width = max(len(left), len(right))
-    pairs = zip(
-        (1,) * (width - len(left)) + left, (1,) * (width - len(right)) + right, strict=True
-    )
+    pairs = zip((1,) * (width - len(left)) + left, (1,) * (width - len(right)) + right, strict=True)
     return tuple(max(pair) for pair in pairs)
 
 

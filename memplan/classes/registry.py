@@ -8,7 +8,7 @@ CLASSES = {
     "qwen2": "llama.Qwen2Model",
     "qwen3": "llama.Qwen3Model",
 }
-"""By ``model_type``: a module of ``memplan.models``, and the class of the base model in it."""
+"""By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TASKS = {
     Task.BASE: "BaseModel",
@@ -16,4 +16,4 @@ TASKS = {
     Task.SEQUENCE_CLASSIFICATION: "ForSequenceClassification",
     Task.TOKEN_CLASSIFICATION: "ForTokenClassification",
 }
-"""The class around it (``memplan.models.heads``)."""
+"""The class around it (``memplan.classes.heads``)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memplan.classes.registry import CLASSES, TASKS
 from memplan.model.config import ConfigReader
-from memplan.models.registry import CLASSES, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class ClassBlueprint:
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
         """Write the training step of the model's class on a new tape."""
-        from memplan.models.record import record_class  # only when it is recorded
+        from memplan.classes.record import record_class  # only when it is recorded
 
         return record_class(self, model, options)
 
@@ -91,5 +91,3 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
     return repr(value)
-
-

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 
 from memplan.families.llama import read_activation
-from memplan.graph.modules.attention import attention_function
+from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMSNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
@@ -47,17 +47,17 @@ class LlamaAttention(Module):
         key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         return query, key
 
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
         batch, length, _ = x.shape
         query, key = self.heads(x)
         value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         cos, sin = tables
         query, key = turn_function(self.run.kernels.rotary)(query, key, cos, sin)
         attend = attention_function(self.run)
-        out = attend(query, key, value, mask, self.attention_dropout)
+        out, weights = attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
         out = self.o_proj(out)
-        return out
+        return out, weights
 
 
 class GatedMLP(Module):
@@ -95,7 +95,7 @@ class LlamaDecoderLayer(Module):
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
         residual = x
         x = self.input_layernorm(x)
-        x = self.self_attn(x, tables, mask)
+        x, _ = self.self_attn(x, tables, mask)
         x = residual + x
         residual = x
         x = self.post_attention_layernorm(x)

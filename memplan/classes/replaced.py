@@ -4,6 +4,7 @@ Liger's ``apply_liger_kernel_to_llama`` and Unsloth's patches replace norms, net
 transformers' modules; ALST's ``TiledMLP`` stands around a network.
 """
 
+from memplan.classes.llama import GatedMLP
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
@@ -12,7 +13,6 @@ from memplan.graph.modules.run import Run
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
 from memplan.graph.tiles import run_in_tiles
-from memplan.models.llama import GatedMLP
 from memplan.training.kernels import FITTING_TILES, WHOLE, FeedForwardKernel, Kernels, NormKernel
 from memplan.units import ceil_div
 
@@ -22,9 +22,12 @@ class FusedMLP(GatedMLP):
 
     def forward(self, x: Handle) -> Handle:
         """It keeps gate and up, and writes their gradients over them."""
-        gate = self.gate_proj(x)
-        up = self.up_proj(x)
-        return self.down_proj(gate.like(fused_gate(self.run, gate.record, up.record)))
+        return self.down_proj(multiplied(self.gate_proj(x), self.up_proj(x)))
+
+
+def multiplied(gate: Handle, up: Handle) -> Handle:
+    """``LigerSiLUMulFunction`` and its like."""
+    return gate.like(fused_gate(gate.run, gate.record, up.record))
 
 
 class TiledMLP(Module):

@@ -1,8 +1,14 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from memplan.graph.modules.handles import Handle
+from memplan.classes import heads
+from memplan.classes.blueprint import ClassBlueprint
+from memplan.classes.heads import Task
+from memplan.classes.registry import CLASSES, TASKS
+from memplan.classes.replaced import replace_classes
+from memplan.classes.stages import cut, layered, receive
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
@@ -11,12 +17,9 @@ from memplan.graph.splits import Sharing, Split, SplitPlan
 from memplan.graph.stacks import WHOLE_MODEL
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
-from memplan.models import heads
-from memplan.models.blueprint import ClassBlueprint
-from memplan.models.heads import Task
-from memplan.models.registry import CLASSES, TASKS
-from memplan.models.replaced import replace_classes
-from memplan.models.stages import cut, layered, receive
+
+if TYPE_CHECKING:
+    from memplan.graph.modules.handles import Handle
 
 
 def record_class(blueprint: ClassBlueprint, model: ModelSpec, options: TapeOptions) -> Run:
@@ -43,7 +46,7 @@ def record_class(blueprint: ClassBlueprint, model: ModelSpec, options: TapeOptio
 def build(blueprint: ClassBlueprint, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
     file, _, name = CLASSES[blueprint.family].partition(".")
-    base: type[Module] = getattr(import_module(f"memplan.models.{file}"), name)
+    base: type[Module] = getattr(import_module(f"memplan.classes.{file}"), name)
     task: type[Task] = getattr(heads, TASKS[model.task])
     return task(blueprint.reader(), model, base)
 

@@ -74,5 +74,3 @@ def receive(run: Run, *shape: int) -> Handle:
     copied = empty(run, shape, run.compute)
     run.record(OperationKind.CLONE, (x.record,), (copied.record,), gradients=(Gradient.ALIAS,))
     return copied
-
-
