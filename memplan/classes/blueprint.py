@@ -68,7 +68,7 @@ class ClassBlueprint:
         """Write the training step of the model's class on a new tape."""
         from memplan.classes.record import record_class  # only when it is recorded
 
-        return record_class(self, model, options)
+        return record_class(model, options)
 
 
 def blueprint_of(

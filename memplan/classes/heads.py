@@ -10,8 +10,7 @@ from memplan.graph.joint_losses import joint_loss, objective_outputs
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.module import Module
-from memplan.graph.modules.run import Run
+from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.tensors import Parameter, Tensor
@@ -65,10 +64,10 @@ def finish(module: Task, loss: Tensor) -> None:
 class BaseModel(Task):
     """The model without a task: its hidden states are what it gives."""
 
-    def attach(self, run: Run, path: str = "", within: str = "") -> bool:
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """There is nothing around it."""
-        super().attach(run, path, within)
-        return self.model.attach(run, path, within)
+        super().attach(site, path, within)
+        return self.model.attach(site, path, within)
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         x = self.model(batch, length, received)

@@ -147,12 +147,12 @@ class MistralAttention(LlamaAttention):
 
 
 class MistralDecoderLayer(LlamaDecoderLayer):
-    attention_class = MistralAttention
-    mlp_class = GatedMLP
+    attention_class: type[LlamaAttention] = MistralAttention
+    mlp_class: type[GatedMLP] = GatedMLP
 
 
 class MistralModel(LlamaModel):
-    layer_class = MistralDecoderLayer
+    layer_class: type[LlamaDecoderLayer] = MistralDecoderLayer
 
     def windows(self, config: ConfigReader) -> Sequence[Window]:
         return listed_windows(config, config.optional_integer("sliding_window"))
@@ -164,12 +164,12 @@ class Qwen2Attention(LlamaAttention):
 
 
 class Qwen2DecoderLayer(LlamaDecoderLayer):
-    attention_class = Qwen2Attention
-    mlp_class = GatedMLP
+    attention_class: type[LlamaAttention] = Qwen2Attention
+    mlp_class: type[GatedMLP] = GatedMLP
 
 
 class Qwen2Model(LlamaModel):
-    layer_class = Qwen2DecoderLayer
+    layer_class: type[LlamaDecoderLayer] = Qwen2DecoderLayer
 
     def windows(self, config: ConfigReader) -> Sequence[Window]:
         uses = config.flag("use_sliding_window")
@@ -190,12 +190,12 @@ class Qwen3Attention(LlamaAttention):
 
 
 class Qwen3DecoderLayer(LlamaDecoderLayer):
-    attention_class = Qwen3Attention
-    mlp_class = GatedMLP
+    attention_class: type[LlamaAttention] = Qwen3Attention
+    mlp_class: type[GatedMLP] = GatedMLP
 
 
 class Qwen3Model(Qwen2Model):
-    layer_class = Qwen3DecoderLayer
+    layer_class: type[LlamaDecoderLayer] = Qwen3DecoderLayer
 
 
 def listed_windows(config: ConfigReader, window: Window) -> Sequence[Window]:

@@ -1,54 +1,76 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.blueprint import ClassBlueprint
 from memplan.classes.heads import Task
 from memplan.classes.registry import CLASSES, TASKS
 from memplan.classes.replaced import replace_classes
 from memplan.classes.stages import cut, layered, receive
-from memplan.graph.modules.module import Module
+from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
 from memplan.graph.single_stack import input_bytes
 from memplan.graph.splits import Sharing, Split, SplitPlan
 from memplan.graph.stacks import WHOLE_MODEL
+from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
+from memplan.training.kernels import Kernels
+from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
     from memplan.graph.modules.handles import Handle
 
 
-def record_class(blueprint: ClassBlueprint, model: ModelSpec, options: TapeOptions) -> Run:
+def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
     run = Run(options, source=model.source)
-    built = build(blueprint, model)
-    replace_classes(built, run.kernels)
-    _, layers = layered(built)
-    if blueprint.layers is not None:
-        layers.kinds = [layers.kinds[number] for number in blueprint.layers]
-    if options.tensor_parallel is not None:
-        split_modules(built, options.split_plan, sequence=options.tensor_parallel.sequence)
-    if options.stage is not None:
-        cut(built, options.stage)
-    built.attach(run)
+    group = options.tensor_parallel
+    parts = None if group is None else (options.split_plan, group.sequence)
+    built = _attached(model, run.kernels, parts, options.stage)
+    built.site.run = run
     run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
     run.inputs_bytes = input_bytes(run, model)
     _run(run, built, model)
     run.declared = declared_order(run, built)
     run.close()
+    del built.site.run  # or the class would hold the tape
     return run
 
 
-def build(blueprint: ClassBlueprint, model: ModelSpec) -> Task:
+@lru_cache(maxsize=32)
+def _attached(
+    model: ModelSpec,
+    kernels: Kernels,
+    parts: tuple[SplitPlan, bool] | None,
+    stage: StagePlace | None,
+) -> Task:
+    """The model's class with what others put in the place of its parts; one tape after another is made of it."""
+    blueprint = model.blueprint
+    assert blueprint is not None
+    built = build(blueprint.reader(), model)
+    replace_classes(built, kernels)
+    _, layers = layered(built)
+    if blueprint.layers is not None:
+        layers.kinds = [layers.kinds[number] for number in blueprint.layers]
+    if parts is not None:
+        plan, sequence = parts
+        split_modules(built, plan, sequence=sequence)
+    if stage is not None:
+        cut(built, stage)
+    built.attach(Site())
+    return built
+
+
+def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
-    file, _, name = CLASSES[blueprint.family].partition(".")
+    file, _, name = CLASSES[config.model_type].partition(".")
     base: type[Module] = getattr(import_module(f"memplan.classes.{file}"), name)
     task: type[Task] = getattr(heads, TASKS[model.task])
-    return task(blueprint.reader(), model, base)
+    return task(config, model, base)
 
 
 def _run(run: Run, built: Task, model: ModelSpec) -> None:

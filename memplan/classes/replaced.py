@@ -8,8 +8,7 @@ from memplan.classes.llama import GatedMLP
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.module import Module
-from memplan.graph.modules.run import Run
+from memplan.graph.modules.module import Module, Site
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
 from memplan.graph.tiles import run_in_tiles
@@ -36,10 +35,10 @@ class TiledMLP(Module):
     def __init__(self, network: Module) -> None:
         self.network = network
 
-    def attach(self, run: Run, path: str = "", within: str = "") -> bool:
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """The network keeps its name."""
-        self.run, self.path, self.within = run, path, within
-        return self.network.attach(run, path, within)
+        self.site, self.path, self.within = site, path, within
+        return self.network.attach(site, path, within)
 
     def forward(self, x: Handle) -> Handle:
         """One operation, whatever the network runs."""

@@ -22,6 +22,7 @@ from memplan.upward import Displayed, provided
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from memplan.model.config import ConfigReader
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
@@ -41,6 +42,13 @@ class Tying(Enum):
 
 class Blueprint(Protocol):
     """A model's class, which a layer above knows (``memplan.classes``)."""
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """Which of the config's layers are there; None: all."""
+
+    def reader(self) -> ConfigReader:
+        """The config, to be read key by key."""
 
     def record(self, model: ModelSpec, options: Any) -> Any:
         """Write the class's training step on a new tape."""

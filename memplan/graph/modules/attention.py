@@ -15,7 +15,7 @@ from memplan.graph.attention.ring import ring_attention
 from memplan.graph.modules.basic import dropout
 from memplan.graph.modules.exchange import exchanged
 from memplan.graph.modules.handles import Handle, empty
-from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.layouts import always, in_rows
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import dense_strides
 from memplan.graph.operation_kinds import OperationKind
@@ -135,8 +135,7 @@ def scaled_dot_product_attention(
     else:
         made = Handle(run, out, (batch, length, heads, made_width)).transpose(1, 2)
     for each in (query, key, value):
-        lies, shape = each.strides, each.shape
-        each.leads_to(made, lambda _, lies=lies, shape=shape: dense_strides(shape, lies))
+        each.leads_to(made, always(dense_strides(each.shape, each.strides)))
     return made
 
 

@@ -20,6 +20,8 @@ from memplan.graph.tensors import Tensor
 LEAST_SPLIT = 4
 """Dimensions from which on a view of another shape is a node of autograd's that is written down: heads are
 split off or merged there. Rows of a matrix that are seen as sequences change nothing of what is allocated."""
+Number = float
+"""A number in a formula: which one it is changes nothing here."""
 
 
 class Handle:
@@ -108,23 +110,23 @@ class Handle:
 
     # --- arithmetic ---------------------------------------------------------------------------------
 
-    def __add__(self, other: "Handle | float") -> "Handle":
+    def __add__(self, other: "Handle | Number") -> "Handle":
         if isinstance(other, Handle):
             return self.like(self.run.add(self.record, other.record), other)
         return self.like(self.run.shift(self.record))
 
-    def __mul__(self, other: "Handle | float") -> "Handle":
+    def __mul__(self, other: "Handle | Number") -> "Handle":
         if isinstance(other, Handle):
             return self.like(self.run.mul(self.record, other.record), other)
         return self.like(self.run.scale(self.record))
 
-    def __radd__(self, other: float) -> "Handle":
+    def __radd__(self, other: Number) -> "Handle":
         return self + other
 
-    def __rmul__(self, other: float) -> "Handle":
+    def __rmul__(self, other: Number) -> "Handle":
         return self * other
 
-    def __truediv__(self, other: float) -> "Handle":
+    def __truediv__(self, other: Number) -> "Handle":
         return self * other
 
     def __neg__(self) -> "Handle":
@@ -156,7 +158,7 @@ class Handle:
         """A copy in fp32."""
         return self.to(DType.FP32)
 
-    def pow(self, exponent: float) -> "Handle":  # noqa: ARG002  (every power keeps and costs the same)
+    def pow(self, exponent: Number) -> "Handle":  # noqa: ARG002  (every power keeps and costs the same)
         """A power of each element."""
         return self.like(self.run.square(self.record))
 

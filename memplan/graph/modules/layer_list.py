@@ -6,8 +6,7 @@ from typing import Any
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.module import Module
-from memplan.graph.modules.run import Run
+from memplan.graph.modules.module import Module, Site
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
 
@@ -33,7 +32,7 @@ class LayerList(Module):
         self, segment: str, kinds: Sequence[Hashable], make: Callable[[Any], Module]
     ) -> None:
         self.segment_name = segment
-        self.kinds = list(kinds)
+        self.kinds: list[Any] = list(kinds)
         self.made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
         for number, layer in enumerate(self.made.values()):
             setattr(self, str(number), layer)
@@ -43,11 +42,13 @@ class LayerList(Module):
         """Each layer is a segment."""
         return True
 
-    def attach(self, run: Run, path: str = "", within: str = "") -> bool:
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Layers have names of their own, which begin anew in each of them."""
-        self.run, self.path, self.within = run, path, within
-        run.beginnings[self.segment_name] = f"{path}.{{}}."
-        return any(layer.attach(run, path, "") for layer in self.made.values())
+        self.site, self.path, self.within = site, path, within
+        owns = False
+        for layer in self.made.values():
+            owns |= layer.attach(site, path, "")
+        return owns
 
     def runs(self) -> Iterator[LayerRun]:
         """Stretches of the list that are recorded once."""
@@ -73,6 +74,7 @@ class LayerList(Module):
 
     def __iter__(self) -> "Iterator[Layer]":
         """Each layer that is recorded, as the class's own loop comes to it."""
+        self.run.beginnings[self.segment_name] = f"{self.path}.{{}}."
         for stretch in self.runs():
             left = stretch.count
             while left:

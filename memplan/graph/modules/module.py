@@ -36,11 +36,18 @@ class Weight:
         return Weight(*self.shape, role=self.role, of_linear=self.of_linear)
 
 
+class Site:
+    """Where a model's modules are recorded: one for all of them, so that they serve one tape after another."""
+
+    __slots__ = ("run",)
+
+    run: Run
+
+
 class Module:
     """Children and weights in the order in which they are declared, and what a call runs."""
 
-    run: Run
-    """The tape, once there is one."""
+    site: Site
     path = ""
     """Its name in the whole class."""
     within = ""
@@ -94,14 +101,19 @@ class Module:
         """It has layers in it, so that no segment has all of it."""
         return any(each.spans_segments for each in self.children.values())
 
-    def attach(self, run: Run, path: str = "", within: str = "") -> bool:
+    @property
+    def run(self) -> Run:
+        """The tape."""
+        return self.site.run
+
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Give it and all in it a tape and their names; returns whether any of them owns weights."""
-        self.run, self.path, self.within = run, path, within
+        self.site, self.path, self.within = site, path, within
         spans = self.spans_segments
         owns = bool(self.weights)
         for name, each in self.children.items():
             inner = name if spans or not within else f"{within}.{name}"
-            owns |= each.attach(run, f"{path}.{name}" if path else name, inner)
+            owns |= each.attach(site, f"{path}.{name}" if path else name, inner)
         self.__dict__["owns_weights"] = owns
         return owns
 

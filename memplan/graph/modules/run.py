@@ -93,8 +93,8 @@ class Run(Tape):
 
     def finish(self, x: Tensor) -> None:
         """End the open segment with what it hands on."""
-        forget(self.segment, self.layouts.settle())
-        self.end(x)
+        seen = forget(self.segment, self.layouts.settle())
+        self.end(seen.get(x, x))
         self._is_open = False
 
     @contextmanager
@@ -117,27 +117,29 @@ class Run(Tape):
         self.parameters.clear()
 
 
-def forget(segment: Segment, operations: Sequence[Operation]) -> None:
-    """Take operations off a segment that change nothing: what stood behind one stands before it."""
-    if not operations:
-        return
-    gone = set(map(id, operations))
+def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:
+    """Take views off a segment that neither pass allocates anything for: who reads one reads its source.
+
+    Returns what each of them is a view of.
+    """
+    if not views:
+        return {}
+    sources: dict[Tensor, Tensor] = {}
+    gone = set(map(id, views))
     before: list[int] = []
-    """For each operation, how many that stay stand before it."""
     kept: list[Operation] = []
     for each in segment.operations:
         before.append(len(kept))
-        if id(each) not in gone:
+        if sources and not sources.keys().isdisjoint(each.inputs):
+            each.inputs = tuple(sources.get(tensor, tensor) for tensor in each.inputs)
+        if id(each) in gone:
+            sources[each.outputs[0]] = each.inputs[0]
+        else:
             kept.append(each)
     before.append(len(kept))
-
-    def moved(position: int) -> int:
-        return max(before[position + 1] - 1, 0)
-
-    made = {tensor.storage for each in segment.operations for tensor in each.outputs}
-    for storage in made:
+    for storage in {tensor.storage for each in kept for tensor in each.outputs}:
         if storage.segment == segment.index:
-            storage.last_read = moved(storage.last_read)
+            storage.last_read = max(before[storage.last_read + 1] - 1, 0)
     segment.operations = kept
     segment.entered = [(before[position], name) for position, name in segment.entered]
     segment.left = [(before[position], name) for position, name in segment.left]
@@ -145,4 +147,5 @@ def forget(segment: Segment, operations: Sequence[Operation]) -> None:
         replace(each, start=before[each.start], stop=before[each.stop]) for each in segment.regions
     ]
     if segment.input_let_go is not None:
-        segment.input_let_go = moved(segment.input_let_go)
+        segment.input_let_go = max(before[segment.input_let_go + 1] - 1, 0)
+    return sources
