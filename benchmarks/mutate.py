@@ -57,7 +57,8 @@ MOST_BYTES = 6 << 30
 """So is one that asks for more memory than that."""
 FIRST = 4
 """How many tests of a file are run before any further one of a file that was run; twice as many each time after."""
-FAILED, HANGS = 1, "hangs"
+FAILED, BROKEN = 1, 2
+"""How a process ends in which a test failed, and one that could not do what it was asked for."""
 
 
 # -- one process per question --------------------------------------------------------------------
@@ -118,8 +119,8 @@ def fork(run: Callable[[], int], seconds: float) -> int:
     signal.alarm(int(20 * seconds))  # what waits for ever takes no CPU time
     try:
         os._exit(run())
-    except BaseException:  # noqa: BLE001 - whatever a changed module does at the end
-        os._exit(FAILED)
+    except BaseException:  # noqa: BLE001 - no process goes on as if it were its parent
+        os._exit(BROKEN)
 
 
 def pytest_with(
@@ -133,7 +134,10 @@ def pytest_with(
     plugin = Asked(ask)
     flags = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--capture=no"]
     status = pytest.main(flags, plugins=[plugin])
-    return FAILED if plugin.has_failed or status not in (0, 5) else 0
+    if plugin.has_failed:
+        return FAILED
+    # Nothing is found where nothing was looked for, and tests that were skipped are none that failed.
+    return 0 if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else BROKEN
 
 
 def all_in_forks(starts: Iterable[Callable[[], int]], jobs: int) -> Iterator[tuple[int, int]]:
@@ -368,11 +372,13 @@ def trial(chunks: Sequence[Sequence[str]], found: Path) -> Callable[[Asked, pyte
 
     def ask(plugin: Asked, session: pytest.Session) -> None:
         for names in chunks:
-            items = session.perform_collect(list(names))
-            if session.testsfailed:
+            file = names[0].partition("::")[0]
+            by_name = {item.nodeid: item for item in session.perform_collect([file])}
+            if session.testsfailed or not by_name.keys() >= set(names):
                 plugin.has_failed = True
-                found.write_text(f"import of {names[0]}", "utf-8")
+                found.write_text(f"import of {file}", "utf-8")
                 return
+            items = [by_name[name] for name in names]
             for item, then in zip(items, [*items[1:], None], strict=True):
                 found.write_text(item.nodeid, "utf-8")
                 plugin.run(session, item, then)  # type: ignore[arg-type]
@@ -444,12 +450,16 @@ def _tried(
     )
     for number, status in all_in_forks(starts, jobs):
         tests = sum(map(len, chunks[number]))
-        if status == 0:
-            _say(f"LIVES {tests} tests  {mutants[number]}")
-            yield mutants[number]
-        else:
-            how = HANGS if os.WIFSIGNALED(status) else found[number].read_text("utf-8")
+        is_begun = found[number].exists()
+        how = found[number].read_text("utf-8") if is_begun else "what every test imports"
+        if os.WIFSIGNALED(status):
+            _say(f"dies  {mutants[number]}  by a signal in {how}")
+        elif status and (os.waitstatus_to_exitcode(status) == FAILED or not is_begun):
             _say(f"dies  {mutants[number]}  by {how}")
+        else:
+            word = "LIVES" if status == 0 else "LIVES (the tool failed)"
+            _say(f"{word} {tests} tests  {mutants[number]}")
+            yield mutants[number]
 
 
 def _cpu_s() -> float:
