@@ -109,14 +109,15 @@ class Asked:
         return True
 
 
-def fork(run: Callable[[], int], seconds: float) -> int:
-    """Start a process of so much CPU time; it ends with what ``run`` returns."""
+def fork(run: Callable[[], int], seconds: float | None) -> int:
+    """Start a process of so much CPU time, or of any; it ends with what ``run`` returns."""
     process = os.fork()
     if process:
         return process
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    signal.alarm(int(20 * seconds))  # what waits for ever takes no CPU time
+    if seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        signal.alarm(int(20 * seconds))  # what waits for ever takes no CPU time
     try:
         os._exit(run())
     except BaseException:  # noqa: BLE001 - no process goes on as if it were its parent
@@ -376,7 +377,7 @@ def trial(chunks: Sequence[Sequence[str]], found: Path) -> Callable[[Asked, pyte
             by_name = {item.nodeid: item for item in session.perform_collect([file])}
             if session.testsfailed or not by_name.keys() >= set(names):
                 plugin.has_failed = True
-                found.write_text(f"import of {file}", "utf-8")
+                found.write_text(names[0], "utf-8")
                 return
             items = [by_name[name] for name in names]
             for item, then in zip(items, [*items[1:], None], strict=True):
@@ -394,6 +395,38 @@ def start_of(mutant: Mutant, chunks: Sequence[Sequence[str]], found: Path) -> in
     code = compile(mutant.source(ROOT), path, "exec")
     seconds = ENDLESS * MOST_MUTANT_S
     return fork(lambda: pytest_with(trial(chunks, found), {path: code}), seconds)
+
+
+def outcome(mutant: Mutant, chunks: Sequence[Sequence[str]], found: Path) -> int:
+    """What becomes of it: ``FAILED`` where a test fails that fails by itself as well.
+
+    One that only fails behind others, in a process that it does not share with them else, says nothing of it.
+    """
+    while True:
+        _, status = os.waitpid(start_of(mutant, chunks, found), 0)
+        if status == 0:
+            return 0
+        if os.WIFSIGNALED(status) or not found.exists():
+            return FAILED
+        name = found.read_text("utf-8")
+        if os.waitstatus_to_exitcode(status) != FAILED:
+            return BROKEN
+        _, alone = os.waitpid(start_of(mutant, [[name]], found), 0)
+        if alone != 0:
+            return FAILED
+        chunks = behind(name, chunks)
+
+
+def behind(name: str, chunks: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The tests that come after one.
+
+    >>> behind("b", [["a", "b", "c"], ["d"]])
+    [['c'], ['d']]
+    """
+    names = [each for chunk in chunks for each in chunk]
+    done = set(names[: names.index(name) + 1])
+    left = [[each for each in chunk if each not in done] for chunk in chunks]
+    return [chunk for chunk in left if chunk]
 
 
 def main() -> int:
@@ -445,20 +478,18 @@ def _tried(
     ]  # fmt: skip
     found = [folder / f"trial-{number}" for number in range(len(mutants))]
     starts = (
-        lambda mutant=mutant, names=names, path=path: start_of(mutant, names, path)
+        lambda mutant=mutant, names=names, path=path: fork(
+            lambda: outcome(mutant, names, path), None
+        )
         for mutant, names, path in zip(mutants, chunks, found, strict=True)
     )
     for number, status in all_in_forks(starts, jobs):
-        tests = sum(map(len, chunks[number]))
-        is_begun = found[number].exists()
-        how = found[number].read_text("utf-8") if is_begun else "what every test imports"
-        if os.WIFSIGNALED(status):
-            _say(f"dies  {mutants[number]}  by a signal in {how}")
-        elif status and (os.waitstatus_to_exitcode(status) == FAILED or not is_begun):
+        if os.waitstatus_to_exitcode(status) == FAILED:
+            how = found[number].read_text("utf-8") if found[number].exists() else "imports"
             _say(f"dies  {mutants[number]}  by {how}")
         else:
             word = "LIVES" if status == 0 else "LIVES (the tool failed)"
-            _say(f"{word} {tests} tests  {mutants[number]}")
+            _say(f"{word} {sum(map(len, chunks[number]))} tests  {mutants[number]}")
             yield mutants[number]
 
 
