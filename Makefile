@@ -19,7 +19,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
 GENERATED = README.md docs/accuracy.md docs/calculators.md docs/commands.md docs/data.md docs/diffusion.md docs/engine-options.md docs/estimate.md \
-  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/optimizers.md docs/parallelism.md docs/presets.md docs/scripts.md \
+  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/on-this-machine.md docs/optimizers.md docs/parallelism.md docs/presets.md docs/schedulers.md docs/scripts.md \
   docs/stack-keys.md docs/sweep-and-plan.md docs/time.md docs/tutorial.md docs/where-the-bytes-are.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
@@ -29,7 +29,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize pythons fuzz golden bench mutate accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside
 newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transformers and DeepSpeed
 	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
 	PYTHONPATH=. $(VERIFY_VENV)/bin/python benchmarks/newest.py
+
+schedulers: $(ENVIRONMENT)  ## Have the schedulers' own packages judge what --emit writes for them, in an environment with these
+	$(SYSTEM_PYTHON) -m venv $(VENV)-schedulers
+	$(VENV)-schedulers/bin/python -m pip install --quiet --no-compile kubernetes-validate pyyaml "ray[train]" skypilot
+	$(PYTHON) benchmarks/schedulers.py write $(VENV)-schedulers/written.json
+	$(VENV)-schedulers/bin/python benchmarks/schedulers.py judge $(VENV)-schedulers/written.json
 
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \

@@ -10,7 +10,7 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +48,14 @@ def _answered(command: str) -> tuple[int, str, str]:
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
     return code, _text(out), _text(err)
+
+
+def printed(write: Callable[[], None]) -> str:
+    """What is printed by ``write``, as a command's answer would be."""
+    out = _stream()
+    with _settings(), contextlib.redirect_stdout(out):
+        write()
+    return _text(out)
 
 
 def block(command: str, *, typed: str = "", lines: str | None = None) -> str:

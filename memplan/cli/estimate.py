@@ -250,7 +250,7 @@ def estimate(
     if emit is not None:
         from memplan.cli.emitting import emit_only
 
-        emit_only([row[0] for row in rows], emit, output)
+        emit_only(rows, emit, output, question)
     elif per_rank:
         show_ranks(rows, output_format)
     else:

@@ -205,9 +205,9 @@ def plan(
     with waiting("looking through engines, stages, checkpointing and batches"):
         plans = [make_plan(asked.model, asked.goal, each, times=asked.times) for each in asked.gpus]
     if emit is not None:
-        from memplan.cli.emitting import emit_setup
+        from memplan.cli.emitting import emit_answer
 
-        emit_setup(_chosen(plans, emit).setup, asked.model, emit, output)
+        emit_answer(_chosen(plans, emit).estimate, emit, output, asked.times)
         return
     if output is not None:
         say(_draw(plans[0], Path(output), asked.times, option="--output"))

@@ -168,7 +168,7 @@ EmitOption = Annotated[
     typer.Option(
         "--emit",
         metavar="KIND",
-        help="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, torchtune, torchtitan, megatron or deepspeed+megatron instead.",
+        help="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, torchtune, torchtitan, megatron or deepspeed+megatron, or its job for slurm, kubernetes, kueue, skypilot or ray instead.",
         rich_help_panel=OUTPUT_PANEL,
     ),
 ]
