@@ -46,6 +46,7 @@ endef
 $(VENV)/.ready: pyproject.toml setup.py memplan/memory/_replay.c
 	$(call new_environment,$(VENV))
 	$(VENV)/bin/python -m pip install --quiet --no-compile --editable . --group dev  # imports compile what they need
+	@$(VENV)/bin/python -m compileall -q -j 0 memplan || true  # not in each of the processes that begin together
 	@touch $@
 
 fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, generated blocks of README.md and docs/

@@ -130,8 +130,7 @@ def test_fewest_gpus_first() -> None:
 
 
 def test_largest_batch_first() -> None:
-    found = made(num_gpus=(2, 8), objective=Objective.BATCH, limit=20)
-    assert len(found.setups) == 20
+    found = made(num_gpus=(2, 8), objective=Objective.BATCH)
     sizes = [
         each.setup.micro_batch_size * each.setup.data_parallel
         for each in found.setups
