@@ -7,6 +7,7 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 MUTATE_FLAGS ?=
+EQUAL_FLAGS ?=
 
 # Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
 VERIFY_VENV ?= $(VENV)-verify
@@ -29,7 +30,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +120,9 @@ bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal
 
 mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
 	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
+
+equal: $(ENVIRONMENT)  ## Compare every figure of a matrix of setups with those of another commit: BEFORE=main
+	$(PYTHON) benchmarks/equal.py $(BEFORE) $(EQUAL_FLAGS)
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest tests/accuracy tests/measured --update-accuracy $(PYTEST_FLAGS)
