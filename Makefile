@@ -89,11 +89,11 @@ sanitize: $(ENVIRONMENT)  ## Run the compiled core's tests under address and und
 $(VERIFY_VENV)/.ready: pyproject.toml
 	$(call new_environment,$(VERIFY_VENV))
 	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH)
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers pytest hypothesis
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers accelerate peft pytest hypothesis
 	@touch $@
 
 verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
-	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing $(PYTEST_FLAGS)
+	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing tests/live $(PYTEST_FLAGS)
 
 newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transformers and DeepSpeed
 	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
