@@ -160,7 +160,7 @@ def test_a_row_that_cards_share_names_neither_precision_nor_kernel(
 
 
 def test_rows_that_cards_do_not_share_are_named_by_the_card(run: Run) -> None:
-    shown = run("estimate", "llama-3.1-70b", "--gpus", "2", "--gpu", "t4,h100").stdout
+    shown = run("estimate", "llama-3.2-1b", "--gpus", "2", "--gpu", "t4,h100").stdout
     assert " DDP, T4 " in shown
     assert " DDP, H100-80 " in shown
     assert "attention sdpa (math or cudnn)" in " ".join(shown.split())
