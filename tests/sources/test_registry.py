@@ -286,6 +286,7 @@ def test_models_equal_those_of_the_published_configs(reference_dir: Path) -> Non
             checkpoint_dtype=ours.checkpoint_dtype,
             quantization=ours.quantization,  # a built-in is the model, whatever files there are of it
             assumptions=ours.assumptions,
+            blueprint=ours.blueprint,  # holds the config as written, class defaults left out or not
         )
         if theirs != ours:
             differing.add(record["hf_id"])
