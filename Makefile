@@ -118,7 +118,7 @@ bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal
 	$(PYTHON) benchmarks/commands.py
 	$(PYTHON) benchmarks/sweep.py
 
-mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
+mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, in memory: nine of ten have to fail a test
 	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
 
 equal: $(ENVIRONMENT)  ## Compare every figure of a matrix of setups with those of another commit: BEFORE=main
