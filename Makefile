@@ -7,6 +7,7 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 MUTATE_FLAGS ?=
+EQUAL_FLAGS ?=
 
 # Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
 VERIFY_VENV ?= $(VENV)-verify
@@ -29,7 +30,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,11 +82,11 @@ sanitize: $(ENVIRONMENT)  ## Run the compiled core's tests under address and und
 $(VERIFY_VENV)/.ready: pyproject.toml
 	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)
 	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH)
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers pytest hypothesis
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers accelerate peft pytest hypothesis
 	@touch $@
 
 verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
-	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing $(PYTEST_FLAGS)
+	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing tests/live $(PYTEST_FLAGS)
 
 newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transformers and DeepSpeed
 	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
@@ -117,8 +118,11 @@ bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal
 	$(PYTHON) benchmarks/commands.py
 	$(PYTHON) benchmarks/sweep.py
 
-mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
+mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, in memory: nine of ten have to fail a test
 	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
+
+equal: $(ENVIRONMENT)  ## Compare every figure of a matrix of setups with those of another commit: BEFORE=main
+	$(PYTHON) benchmarks/equal.py $(BEFORE) $(EQUAL_FLAGS)
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest tests/accuracy tests/measured --update-accuracy $(PYTEST_FLAGS)

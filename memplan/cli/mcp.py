@@ -1,9 +1,10 @@
 """``memplan mcp``: a server for agents over the Model Context Protocol, on standard input and output."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from memplan.cli.taking import NO_VALUES, takes
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,31 +15,30 @@ INSTRUCTIONS = (
 )
 
 
-def mcp(
-    root: Annotated[
-        Path,
-        typer.Option(
-            "--root",
-            metavar="FOLDER",
-            help="Files are read below this folder alone.",
-            show_default="here",
-        ),
-    ] = Path(),
-    network: Annotated[
-        bool, typer.Option("--network", help="Allow questions to the Hugging Face hub.")
-    ] = False,
-) -> None:
+ROOT = Option(
+    flag="--root", default=".", metavar="FOLDER", panel="",
+    help_text="Files are read below this folder alone.",
+)  # fmt: skip
+NETWORK = Option(
+    flag="--network", kind=bool, default=False, metavar=None, panel="",
+    help_text="Allow questions to the Hugging Face hub.",
+)  # fmt: skip
+
+
+@takes(ROOT, NETWORK)
+def mcp(values: Values = NO_VALUES) -> None:
     """Serve agents: the commands as tools over the Model Context Protocol."""
     import os
 
     from memplan import cli
     from memplan.errors import UsageError
 
-    inside = root.resolve()
+    root = values["root"]
+    inside = Path(root).resolve()
     if not inside.is_dir():
         msg = f"--root: {root} is no folder"
         raise UsageError(msg)
-    if not network:
+    if not values["network"]:
         os.environ["HF_HUB_OFFLINE"] = "1"
     cli.owns_process = False  # it has threads, and must not be copied
     serve(inside)

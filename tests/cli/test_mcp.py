@@ -46,9 +46,9 @@ def test_over_the_wire(tmp_path: Path) -> None:
         async with Client(server) as client:
             listed = await client.list_tools()
             asked = [
-                ("estimate", {"model": "gpt2", "gpu": "h100", "batch_size": 2, "num_gpus": 1}),
+                ("estimate", {"model": "gpt2", "gpu": "h100", "batch_size": 2, "gpus": 1}),
                 ("estimate", {"model": "mine.json", "gpu": ["t4", "h100"]}),
-                ("gpus", {"name": "h100", "output_format": "json"}),
+                ("gpus", {"name": "h100", "format": "json"}),
                 ("estimate", {"model": "gpt3000"}),
             ]
             return [listed, *[await client.call_tool(name, words) for name, words in asked]]
@@ -114,7 +114,7 @@ def outside(tmp_path: Path) -> Path:
         ("verify", {"model": "gpt2"}),
         ("; rm -rf /", {}),
         ("estimate", {"--help": True}),
-        ("plan", {"model": "gpt2", "emit": "deepspeed", "output_format": "x"}),
+        ("plan", {"model": "gpt2", "emit": "deepspeed", "format": "x"}),
     ],
 )
 def test_what_is_refused(outside: Path, name: str, arguments: dict[str, Any]) -> None:
