@@ -30,7 +30,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
+.PHONY: help fix check lint format types layers readme docs pictures site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ readme: $(ENVIRONMENT)
 
 docs: $(ENVIRONMENT)  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+pictures: $(ENVIRONMENT)  ## Draw docs/pictures anew (takes minutes, and matplotlib)
+	$(PYTHON) -m pip install --quiet --no-compile matplotlib
+	$(PYTHON) docs/picture_files.py
 
 site: docs  ## The same, with the page that runs memplan in a browser (needs npm)
 	$(PYTHON) docs/browser/build.py site
