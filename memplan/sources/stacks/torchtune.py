@@ -42,6 +42,8 @@ def preset_for(_values: Mapping[str, object]) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     component = keys.text("model._component_")
+    if keys.has("quantizer") and not keys.has("dataset"):
+        keys.refuse("quantizer", "this file quantizes a model, and trains none")
     if component is None:
         if keys.values:
             keys.refuse("model._component_", "is missing: this file trains no model of torchtune's")
