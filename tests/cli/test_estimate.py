@@ -168,7 +168,9 @@ def test_rows_that_cards_do_not_share_are_named_by_the_card(run: Run) -> None:
 
 def test_what_was_assumed_of_the_model_has_a_line_of_its_own(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text('{"model_type": "bloom", "n_layer": 2, "n_head": 8, "vocab_size": 512}')
+    file.write_text(
+        '{"model_type": "bloom", "n_layer": 2, "n_head": 8, "vocab_size": 512, "tie_word_embeddings": true}'
+    )
     said = "hidden_size 64: not in the config, BloomConfig's default"
     assert f"Model: {said}" in run("estimate", str(file)).stdout
     assert f"Assumed: {said}" in run("estimate", str(file), "--assumptions").stdout.splitlines()
