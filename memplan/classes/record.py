@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.heads import Task
+from memplan.classes.heads import MakeBase, Task
 from memplan.classes.registry import CLASSES, TASKS
 from memplan.classes.replaced import replace_classes
 from memplan.classes.stages import cut, layered, receive
@@ -68,7 +68,7 @@ def _attached(
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
     file, _, name = CLASSES[config.model_type].partition(".")
-    base: type[Module] = getattr(import_module(f"memplan.classes.{file}"), name)
+    base: MakeBase = getattr(import_module(f"memplan.classes.{file}"), name)
     task: type[Task] = getattr(heads, TASKS[model.task])
     return task(config, model, base)
 

@@ -54,7 +54,7 @@ def _gated_bias(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: F
     summed = t.tensor(2 * places, dtype)
     t.record(OperationKind.SUM, (small,), (summed,), gradients=(Gradient.FRESH,))
     t.touch(small)
-    both = t.elementwise(OperationKind.SIGMOID, summed, saves_output=True)
+    both = t.elementwise(OperationKind.SIGMOID, summed)
     t.touch(summed)
     first, second = t.split(both, places, places)
     inner = t.shift(t.mul(second, t.parameter(heads.factor)))
