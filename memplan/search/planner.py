@@ -49,12 +49,22 @@ HOPELESS = 2
 """How many times a card's memory states alone take where no estimate is made of what else they do."""
 
 
-def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec, *, times: TimeQuestion | None = None) -> Plan:
+def plan(
+    model: ModelSpec,
+    goal: Goal,
+    gpu: GpuSpec,
+    *,
+    times: TimeQuestion | None = None,
+    stoppable: bool = False,
+) -> Plan:
     """Search for the setups that reach a goal on one kind of GPU; by their times where these are asked for.
 
-    Raises ``SetupError`` where no combination of the goal's settings exists.
+    ``stoppable``: an interruption ends the search, and the plan is of what was found by then.
+
+    Raises ``SetupError`` where no combination of the goal's settings exists, and ``KeyboardInterrupt`` where
+    nothing was found before it.
     """
-    return Planner(model, goal, gpu, times).run()
+    return Planner(model, goal, gpu, times).run(stoppable=stoppable)
 
 
 class Planner:
@@ -85,9 +95,21 @@ class Planner:
         """The last size that fitted, by everything but the number of GPUs: where to look
         first when there are more."""
 
-    def run(self) -> Plan:
+    def run(self, *, stoppable: bool = False) -> Plan:
         """Try everything, rank what fits, and say what the rest lacks."""
         check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
+        try:
+            self._look_through()
+        except KeyboardInterrupt:
+            if not (stoppable and self.found):
+                raise
+            # What falls short was not looked at whole, and saying what it lacks takes as long again.
+            self.failed.clear()
+            return replace(self._plan_of(self._ranked()), is_interrupted=True)
+        return self._plan_of(self._settled())
+
+    def _look_through(self) -> None:
+        """Try every number of GPUs in every way, then the best of them with leaner kernels."""
         for num_gpus in self._counts():
             plain, split = self._degrees(num_gpus)
             self._try_all(num_gpus, plain)
@@ -99,7 +121,9 @@ class Planner:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
         self._add_lean_kernels()
-        ranked = self._settled()
+
+    def _plan_of(self, ranked: list[PlannedSetup]) -> Plan:
+        """The answer: what fits in its order, and what the rest lacks."""
         front: list[PlannedSetup] = []
         if self.times is not None:
             from memplan.search.objective import memory_front  # only then
