@@ -59,6 +59,17 @@ class LlamaAttention(Module):
         key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         return query, key
 
+    def split_query(self, query: Handle) -> Handle:
+        return query
+
+    def split_key(self, key: Handle) -> Handle:
+        return key
+
+    def attend(
+        self, query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+    ) -> Attended:
+        return attention_function(self.run)(query, key, value, mask, probability)
+
     def normed_query(self, query: Handle) -> Handle:
         return query
 
@@ -69,13 +80,14 @@ class LlamaAttention(Module):
         batch, length, _ = x.shape
         query, key = self.heads(x)
         value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        query = self.split_query(query)
+        key = self.split_key(key)
         if self.turned:
             cos, sin = tables
             query, key = turn_function(self.run.kernels.rotary)(query, key, cos, sin)
             query = self.normed_query(query)
             key = self.normed_key(key)
-        attend = attention_function(self.run)
-        out, weights = attend(query, key, value, mask, self.attention_dropout)
+        out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
         out = self.o_proj(out)
         return out, weights
@@ -109,13 +121,14 @@ class LlamaMLP(GatedMLP):
 class LlamaDecoderLayer(Module):
     attention_class: type[LlamaAttention] = LlamaAttention
     mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
+    norm_class: type[RMSNorm] = RMSNorm
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         hidden = config.integer("hidden_size")
         self.self_attn = self.attention_class(config, kind)
         self.mlp = self.mlp_class(config)
-        self.input_layernorm = RMSNorm(hidden)
-        self.post_attention_layernorm = RMSNorm(hidden)
+        self.input_layernorm = self.norm_class(hidden)
+        self.post_attention_layernorm = self.norm_class(hidden)
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
         residual = x
@@ -131,17 +144,19 @@ class LlamaDecoderLayer(Module):
 
 class LlamaModel(Base):
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    norm_class: type[RMSNorm] = RMSNorm
+    embedding_class: type[Embedding] = Embedding
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         heads = config.integer("num_attention_heads")
-        self.embed_tokens = Embedding(
+        self.embed_tokens = self.embedding_class(
             config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
         )
         self.layers = LayerList(
             "decoder.layers", self.kinds(config), lambda kind: self.layer_class(config, kind)
         )
-        self.norm = RMSNorm(hidden)
+        self.norm = self.norm_class(hidden)
         self.norm.segment = "decoder.norm", ModelPart.NORM
         self.rotary_emb = RotaryEmbedding(config.optional_integer("head_dim") or hidden // heads)
 

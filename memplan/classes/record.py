@@ -1,5 +1,6 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from memplan.graph.stacks import WHOLE_MODEL
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
     run = Run(options, source=model.source)
+    if model.eager_attention_only and run.kernels.attention is AttentionKernel.SDPA:
+        run.kernels = replace(run.kernels, attention=AttentionKernel.EAGER)
     group = options.tensor_parallel
     parts = None if group is None else (options.split_plan, group.sequence)
     built = _attached(model, run.kernels, parts, options.stage)

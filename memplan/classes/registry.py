@@ -4,6 +4,9 @@ from memplan.model.heads import Task
 
 CLASSES = {
     "arcee": "llama_kin.ArceeModel",
+    "gemma": "gemma.GemmaModel",
+    "gemma2": "gemma.Gemma2Model",
+    "gemma3_text": "gemma.Gemma3TextModel",
     "granite": "llama_kin.GraniteModel",
     "hunyuan_v1_dense": "llama_kin.HunYuanModel",
     "llama": "llama.LlamaModel",
