@@ -70,6 +70,7 @@ FUNCTIONS: Final[Mapping[OperationKind, Function]] = {
     OperationKind.SILU: _argument("silu_backward(grad, self) [1]_", decomposed_copies=5),
     OperationKind.SIN: _argument("grad * self.cos().conj() [1]_"),
     OperationKind.SOFTPLUS: _argument("softplus_backward(grad, self, beta, threshold) [1]_"),
+    OperationKind.CLONE: Function(kept=Kept.NOTHING, source="grad [1]_"),
 }
 """By kind. Written for CUDA's kernels."""
 
