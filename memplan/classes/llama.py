@@ -90,7 +90,11 @@ class LlamaAttention(Module):
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
         out = self.o_proj(out)
+        out = self.dropped(out)
         return out, weights
+
+    def dropped(self, out: Handle) -> Handle:
+        return out
 
 
 class MLP(Module):

@@ -16,7 +16,6 @@ from memplan.classes.llama import (
     LlamaModel,
 )
 from memplan.families.llama import read_activation
-from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Linear, RMSNorm, dropout
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.rotary import Tables
@@ -74,10 +73,8 @@ class SeedOssAttention(LlamaAttention):
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:
         return config.flag("attention_bias"), config.flag("attention_out_bias")
 
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
-        out, weights = super().forward(x, tables, mask)
-        out = dropout(out, self.residual_dropout)
-        return out, weights
+    def dropped(self, out: Handle) -> Handle:
+        return dropout(out, self.residual_dropout)
 
 
 class SeedOssMLP(LlamaMLP):
