@@ -22,8 +22,9 @@ class HashedOnce:
 if TYPE_CHECKING:
     from dataclasses import dataclass, replace
 else:
-    from dataclasses import MISSING, Field, FrozenInstanceError, field, fields
+    from dataclasses import MISSING, Field, FrozenInstanceError, fields
     from dataclasses import dataclass as standard_dataclass
+    from dataclasses import field as new_field
     from operator import attrgetter
     from types import MemberDescriptorType
     from typing import ClassVar, get_origin
@@ -95,7 +96,7 @@ else:
 
     def _field(name, kind, default, kw_only):
         """What the standard decorator would have made of a line of the class."""
-        made = default if isinstance(default, Field) else field(default=default)
+        made = default if isinstance(default, Field) else new_field(default=default)
         made.name, made.type, made._field_type = name, kind, _ORDINARY
         if made.kw_only is MISSING:
             made.kw_only = kw_only

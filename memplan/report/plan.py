@@ -27,11 +27,9 @@ from memplan.units import GIB, format_count, format_gib
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.console import Console
-    from rich.text import Text
-
     from memplan.estimator import Estimate
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.report.console import Console, Text
 
 MAX_SHORTFALLS = 8
 """Setups that do not fit and are written out; the rest are counted."""
@@ -85,7 +83,7 @@ def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[di
 
 def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None" = None) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     if plan.setups:
         for text in (answer_text(plan), *run_lines(plan, question)):
