@@ -10,7 +10,7 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from memplan.cli import PATIENCE
@@ -41,6 +41,14 @@ def answer(command: str, *, exit_code: int = 0) -> tuple[str, str]:
         msg = f"{command}: exit code {code}: {remarks}"
         raise SystemExit(msg)
     return printed, remarks
+
+
+def printed(write: Callable[[], None]) -> str:
+    """What is printed by ``write``, as a command's answer would be."""
+    out = _stream()
+    with _settings(), contextlib.redirect_stdout(out):
+        write()
+    return _text(out)
 
 
 def block(command: str, *, typed: str = "", lines: str | None = None) -> str:

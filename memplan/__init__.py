@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
     from memplan.search.goal import Goal
     from memplan.search.grid import Grid
-    from memplan.sources.catalog import load_gpu
+    from memplan.sources.gpus import load_gpu
     from memplan.sources.models import load_model
     from memplan.tracing import save_tape, trace
     from memplan.training.adapters import Ia3, Lora, PromptTuning
@@ -42,7 +42,7 @@ _HOMES = {
     "estimate": "memplan.api",
     "gpus": "memplan.api",
     "largest": "memplan.api",
-    "load_gpu": "memplan.sources.catalog",
+    "load_gpu": "memplan.sources.gpus",
     "load_model": "memplan.sources.models",
     "models": "memplan.api",
     "plan": "memplan.api",

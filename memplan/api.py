@@ -285,7 +285,7 @@ def gpus() -> tuple[GpuSpec, ...]:
 
 
 def _card(gpu: str | GpuSpec) -> GpuSpec:
-    from memplan.sources.catalog import load_gpu
+    from memplan.sources.gpus import load_gpu
 
     return load_gpu(gpu) if isinstance(gpu, str) else gpu
 

@@ -30,6 +30,7 @@ ELSEWHERE = {
     "args.json": "a file of one's own",
     "...": "stands for options of one's own",
     "MODEL": "stands for a model",
+    "local": "the card of a machine that has one",
 }
 """What cannot be run here, by a word of it, and why."""
 STARTS = ("--help", "--setup", "--params", "--checkpoint", "--operation")

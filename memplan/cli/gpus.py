@@ -22,9 +22,10 @@ def gpus(
 ) -> None:
     """List the GPU catalog, or show one GPU with its sources."""
     from memplan.report.gpus import gpus_csv, gpus_json, gpus_markdown, print_gpu, print_gpus
-    from memplan.sources.catalog import all_gpus, load_gpu
+    from memplan.sources.catalog import all_gpus
+    from memplan.sources.gpus import load_gpus
 
-    shown = all_gpus() if name is None else (load_gpu(name),)
+    shown = all_gpus() if name is None else load_gpus(name)
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
 

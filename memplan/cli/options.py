@@ -126,7 +126,7 @@ GpuOption = Annotated[
     typer.Option(
         "--gpu",
         metavar="NAMES",
-        help="GPUs to judge by, as `memplan gpus` lists them, 46GiB, or a YAML description: a100,h100. "
+        help="GPUs to judge by, as `memplan gpus` lists them, 46GiB, local (those here), or a YAML file: a100,h100. "
         "[default: v100-32gb, a100-80gb, h100-80gb]",
         rich_help_panel=HARDWARE_PANEL,
         show_default=False,

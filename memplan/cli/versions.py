@@ -11,6 +11,15 @@ def version_text(*, verbose: bool) -> str:
     return "\n".join(lines)
 
 
+def version_line() -> str:
+    """``memplan 1.0, compiled, Python 3.11.7``."""
+    import platform
+
+    from memplan import __version__
+
+    return f"memplan {__version__}, replay {_replay()}, Python {platform.python_version()}"
+
+
 def _details() -> dict[str, str]:
     import platform
     import sys

@@ -5,6 +5,7 @@ shows: ``GpuSpec.capacity_bytes`` says which figure counts, and ``capacity_note`
 be derived.
 """
 
+from dataclasses import fields
 from enum import Enum
 
 from memplan.errors import InputError
@@ -63,6 +64,15 @@ class TflopsByDtype:
     bf16: float | None = None
     fp8: float | None = None
     fp4: float | None = None
+
+    def scaled(self, share: float) -> "TflopsByDtype":
+        """The rates of a part of the card.
+
+        >>> TflopsByDtype(bf16=100.0).scaled(0.25).bf16
+        25.0
+        """
+        rates = {each.name: getattr(self, each.name) for each in fields(self)}
+        return TflopsByDtype(**{key: rate and rate * share for key, rate in rates.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +162,8 @@ class GpuSpec:
     notes: str = ""
     unverified: tuple[str, ...] = ()
     """The figures that were not read again from a source, by their key in the catalog."""
+    taken_bytes: int = 0
+    """What other processes have of this very card; of a kind of card, nothing."""
 
     def to_dict(self) -> dict[str, object]:
         """One row of ``memplan gpus --format json``."""
@@ -183,12 +195,17 @@ class GpuSpec:
         """Bytes that one process can reach, its own CUDA context and NCCL included.
 
         What torch reports; where that is unknown, the driver's figure less 1 %; where that is
-        unknown too, 98.5 % of the nominal memory.
+        unknown too, 98.5 % of the nominal memory. Less what other processes have of it.
 
         >>> card = GpuSpec(gpu_id="a", name="A", memory_nominal_gb=24, has_bf16=True)
         >>> card.capacity_bytes == 24 * 2**30 * 985 // 1000
         True
         """
+        return max(0, self._whole_bytes - self.taken_bytes)
+
+    @property
+    def _whole_bytes(self) -> int:
+        """Bytes that one process can reach of a card that nobody else uses."""
         if self.torch_total_bytes is not None:
             return self.torch_total_bytes
         if self.driver_total_bytes is not None:
@@ -198,6 +215,11 @@ class GpuSpec:
     @property
     def capacity_note(self) -> str:
         """How ``capacity_bytes`` was derived; empty where it is torch's own figure."""
+        taken = f"less {format_gib(self.taken_bytes)} that others have" if self.taken_bytes else ""
+        return ", ".join(filter(None, (self._whole_note, taken)))
+
+    @property
+    def _whole_note(self) -> str:
         if self.torch_total_bytes is not None:
             return ""
         if self.driver_total_bytes is not None:

@@ -24,10 +24,17 @@ def chosen_gpus(
 
     Names may be joined by commas. ``remark`` is given what should be said of them.
     """
-    from memplan.sources.catalog import load_gpu
+    from memplan.sources.gpus import load_gpu, load_gpus
 
     parts = gpu_names(names)
-    chosen = [load_gpu(each) if isinstance(each, str) else each for each in parts]
+    chosen = [
+        gpu for each in parts for gpu in (load_gpus(each) if isinstance(each, str) else (each,))
+    ]
+    for gpu in chosen:
+        if gpu.taken_bytes:
+            from memplan.sources.machine.local_gpu import taken_note
+
+            remark(taken_note(gpu))
     if memory is not None:
         from memplan.hardware.gpu import gpu_from_memory
         from memplan.units import parse_bytes

@@ -1,0 +1,126 @@
+"""``memplan doctor``."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from memplan.hardware.gpu import GpuSpec
+    from memplan.hardware.machine import CardsHere, FoundPackage, Host
+    from memplan.report.doctor import Examination
+
+WELL_KNOWN = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b")
+"""A model of each size that people ask about: a laptop's, a card's and a node's."""
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "LoRA 16": {"lora": 16},
+    "QLoRA 16": {"lora": 16, "quantize": "nf4"},
+}
+"""How each is trained, beside ``COMMON``."""
+COMMON: Mapping[str, Any] = {"checkpointing": "full"}
+_COMMON_WORDS = "2,048 tokens, checkpointing full"
+
+
+class DoctorFormat(StrEnum):
+    """How the examination is written."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def doctor(
+    output_format: Annotated[
+        DoctorFormat, typer.Option("--format", metavar="FORMAT", help="table, or json for scripts.")
+    ] = DoctorFormat.TABLE,
+) -> None:
+    """Look at this machine: cards and who uses them, memory, packages, and what fits here."""
+    from memplan.cli.terminal import say
+    from memplan.report.doctor import doctor_json, print_examination
+
+    found = examination()
+    if output_format is DoctorFormat.JSON:
+        say(doctor_json(found))
+        return
+    from memplan.report.console import TerminalConsole
+
+    print_examination(TerminalConsole(), found)
+
+
+def examination() -> "Examination":
+    """Everything, looked at once."""
+    from os import environ
+    from pathlib import Path
+
+    from memplan.cli.versions import version_line
+    from memplan.sources.machine.cards import cards_here
+    from memplan.sources.machine.host import host_here
+    from memplan.sources.machine.packages import packages_here
+    from memplan.sources.machine.settings import settings_here
+
+    return examined(
+        cards=cards_here(environ),
+        host=host_here(Path.cwd()),
+        packages=packages_here(),
+        settings=settings_here(environ),
+        version=version_line(),
+    )
+
+
+def examined(
+    *,
+    cards: "CardsHere",
+    host: "Host",
+    packages: "tuple[FoundPackage, ...]",
+    settings: Mapping[str, str],
+    version: str,
+) -> "Examination":
+    """What was found, with what fits there."""
+    from memplan.report.doctor import Examination
+    from memplan.sources.machine.local_gpu import gpu_of
+
+    gpus = {each.index: gpu_of(each) for each in cards.cards}
+    kind = commonest(tuple(gpus.values()))
+    return Examination(
+        cards=cards,
+        gpus=gpus,
+        host=host,
+        packages=packages,
+        settings=settings,
+        version=version,
+        judged="" if kind is None else f"{kind[1]} x {kind[0].short_name} ({_COMMON_WORDS})",
+        fits={} if kind is None else {model: _ways(model, *kind) for model in WELL_KNOWN},
+    )
+
+
+def commonest(gpus: "tuple[GpuSpec, ...]") -> "tuple[GpuSpec, int] | None":
+    """The kind of card that there is most of, with what its fullest leaves, and how many there are of it."""
+    kinds: dict[str, list[GpuSpec]] = {}
+    for each in gpus:
+        kinds.setdefault(each.gpu_id, []).append(each)
+    if not kinds:
+        return None
+    chosen = max(kinds.values(), key=len)
+    return min(chosen, key=lambda each: each.capacity_bytes), len(chosen)
+
+
+def _ways(model: str, gpu: "GpuSpec", num_gpus: int) -> dict[str, str]:
+    return {name: _answer(model, gpu, num_gpus, way) for name, way in WAYS.items()}
+
+
+def _answer(model: str, gpu: "GpuSpec", num_gpus: int, way: Mapping[str, Any]) -> str:
+    """``fits, batch <= 4``; QLoRA keeps the whole model on each card (DDP), the others share it (FSDP2)."""
+    from memplan.api import estimate
+    from memplan.errors import MemplanError
+    from memplan.estimator import Verdict
+    from memplan.report.answer import verdict_words
+
+    engine = "ddp" if num_gpus == 1 or "quantize" in way else "fsdp"
+    try:
+        found = estimate(model, gpu=gpu, gpus=num_gpus, engine=engine, **COMMON, **way)
+    except MemplanError as error:
+        return str(error)
+    words = verdict_words(found.verdict)
+    largest = found.largest_batch
+    return f"{words}, batch <= {largest}" if largest and found.verdict is Verdict.FITS else words
