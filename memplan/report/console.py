@@ -84,6 +84,9 @@ class Text:
         if style and start < end:
             self.spans.append((start, end, style))
 
+    def __str__(self) -> str:
+        return self.plain
+
     def rstrip(self) -> None:
         """Leave blanks at its end away."""
         self.plain = self.plain.rstrip()

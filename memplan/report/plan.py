@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.report.console import Console, Text
 
-MAX_SHORTFALLS = 8
-"""Setups that do not fit and are written out; the rest are counted."""
+MAX_SHORTFALLS, FEW_SHORTFALLS = 8, 3
+"""Setups that do not fit and are written out, and where others do; the rest are counted."""
 MARKDOWN_COLUMNS = (
     "rank", "given_up", "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
     "offload_param", "precision", "checkpointing", "other_settings", "micro_batch_size",
@@ -317,7 +317,8 @@ def shortfall_lines(plan: Plan) -> list[str]:
         ):
             least[key] = each
     # Only of those that are shown is it looked for how much they need.
-    kept = [shortfall_text(each) for each in list(least.values())[:MAX_SHORTFALLS]]
+    most = FEW_SHORTFALLS if plan.setups else MAX_SHORTFALLS
+    kept = [shortfall_text(each) for each in list(least.values())[:most]]
     if not kept:
         return []
     more = [f"  ... and {len(least) - len(kept)} more"] if len(least) > len(kept) else []
@@ -365,10 +366,11 @@ def shortfall_text(shortfall: Shortfall) -> str:
     label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
         label += f" ({deciding})"
-    if shortfall.better is None:
+    better = shortfall.better
+    if better is None:
         missing = format_gib(shortfall.missing_bytes, digits=1)
         return f"{label}: {missing} more needed, and nothing that was tried fits"
-    change = describe_change(setup, shortfall.better.setup)
+    change = describe_change(setup, better.setup)
     text = saving_text(
         change, missing_bytes=shortfall.missing_bytes, saved_bytes=shortfall.saved_bytes
     )
@@ -384,8 +386,8 @@ def footnotes(plan: Plan) -> list[str]:
     fits = f"Fits: what it needs, by a replay of its run{kept}"
     if plan.setups:
         order = (
-            f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups that "
-            f"fit, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
+            f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups with room for "
+            f"what they allocate, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
             "equals (2 %) the simplest. "
             f"{fits}; left: what that leaves"
         )
