@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from memplan.search.goal import Goal, PlannedSetup
 
-MOST_TIMED, LEAST_TIMED = 64, 3
+MOST_TIMED, LEAST_TIMED = 96, 3
 """Of the setups that fit, the first ones by relative speeds, shared out among the numbers of GPUs, and of each at
 least so many: a step's time takes a tenth of an estimate, and a plan tells a few setups."""
 
