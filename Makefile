@@ -7,6 +7,7 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 MUTATE_FLAGS ?=
+EQUAL_FLAGS ?=
 
 # Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
 VERIFY_VENV ?= $(VENV)-verify
@@ -19,7 +20,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
 GENERATED = README.md docs/accuracy.md docs/calculators.md docs/commands.md docs/data.md docs/diffusion.md docs/engine-options.md docs/estimate.md \
-  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/on-this-machine.md docs/optimizers.md docs/parallelism.md docs/presets.md docs/scripts.md \
+  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/on-this-machine.md docs/optimizers.md docs/parallelism.md docs/presets.md docs/schedulers.md docs/scripts.md \
   docs/stack-keys.md docs/sweep-and-plan.md docs/time.md docs/tutorial.md docs/where-the-bytes-are.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)
@@ -29,7 +30,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize pythons fuzz golden bench mutate accuracy build clean
+.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +92,12 @@ newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transforme
 	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
 	PYTHONPATH=. $(VERIFY_VENV)/bin/python benchmarks/newest.py
 
+schedulers: $(ENVIRONMENT)  ## Have the schedulers' own packages judge what --emit writes for them, in an environment with these
+	$(SYSTEM_PYTHON) -m venv $(VENV)-schedulers
+	$(VENV)-schedulers/bin/python -m pip install --quiet --no-compile kubernetes-validate pyyaml "ray[train]" skypilot
+	$(PYTHON) benchmarks/schedulers.py write $(VENV)-schedulers/written.json
+	$(VENV)-schedulers/bin/python benchmarks/schedulers.py judge $(VENV)-schedulers/written.json
+
 pythons:  ## Run the whole test suite under every Python of PYTHONS that this machine has
 	@found=; failed=0; for python in $(PYTHONS); do \
 	  if "$$python" --version >/dev/null 2>&1; then \
@@ -113,6 +120,9 @@ bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal
 
 mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
 	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
+
+equal: $(ENVIRONMENT)  ## Compare every figure of a matrix of setups with those of another commit: BEFORE=main
+	$(PYTHON) benchmarks/equal.py $(BEFORE) $(EQUAL_FLAGS)
 
 accuracy: $(ENVIRONMENT)  ## Compare with every reference count and measurement at hand
 	$(PYTHON) -m pytest tests/accuracy tests/measured --update-accuracy $(PYTEST_FLAGS)

@@ -25,6 +25,17 @@ NOT_SECTIONS = (
 """Beginnings of sections whose rows are no comparison of bytes."""
 MEASURED = ("H100, measured", "H200, measured", "Megatron-Kwai, measured")
 """Sections of real GPUs; all others are the real code on a card that is not there."""
+UNSEEN = {
+    "Context parallel": "drawn when the mechanism was there (`drawn`: fresh in tests/data/context_parallel.json)",
+    "Expert and context parallel": "drawn once, nothing was looked at (tests/data/expert_parallel.json)",
+    "Expert and pipeline parallel": "drawn once, nothing was looked at (tests/data/expert_parallel.json)",
+    "Expert and tensor parallel": "drawn once, nothing was looked at (tests/data/expert_parallel.json)",
+    "Expert parallel": "drawn when the mechanism was there (`drawn`: fresh in tests/data/expert_parallel.json)",
+    "H200, measured": "a second card, to which nothing was fitted (tests/measured/test_cards.py)",
+    "Networks and losses in tiles": "drawn when the mechanism was there (`drawn`: fresh in tests/data/tiled.json)",
+}
+"""Beginnings of sections against whose records nothing was mended, and who says so. All others count as seen: a figure that
+was off there was looked into, so that what is left says how much is understood, not what a new job may expect."""
 METHODS = {
     "rule of thumb": "16 bytes a parameter over ZeRO's stages",
     "rule and textbook": "the same with the textbook's activations",
@@ -40,9 +51,9 @@ JOBS = {
 }
 PEAKS = (
     "peak", "requested_peak", "peak_fwd_bwd", "max_memory_allocated", "peak, fake tensors",
-    "peak, one GPU", "peak, DDP", "peak, FSDP2", "peak, DeepSpeed ZeRO 1-3",
+    "peak, one GPU", "peak, DDP", "peak, FSDP1", "peak, FSDP2", "peak, DeepSpeed ZeRO 1-3",
     "peak, DeepSpeed ZeRO 2-3",
-    "reserved, one GPU", "reserved, DDP", "reserved, FSDP2", "reserved, DeepSpeed ZeRO 1-3", "reserved",
+    "reserved, one GPU", "reserved, DDP", "reserved, FSDP1", "reserved, FSDP2", "reserved, DeepSpeed ZeRO 1-3", "reserved",
 )  # fmt: skip
 """The figures of a section that decide whether a job runs."""
 WORST_SHOWN = 20
@@ -112,25 +123,58 @@ def sections() -> dict[str, dict[str, Any]]:
     }
 
 
-def engines(*, is_whole: bool = False) -> str:
-    """What was compared, how often, and how far off it was: peaks and reserved, or every figure."""
-    head = ("compared", "figure", "records", "median error", "95th percentile", "worst")
+def unseen(*, is_whole: bool = False) -> str:
+    """What nothing was mended against: peaks and reserved, or every figure."""
+    chosen = {name: rows for name, rows in sections().items() if name.startswith(tuple(UNSEEN))}
+    return table(COMPARED, compared(chosen, is_whole=is_whole))
+
+
+def seen(*, is_whole: bool = False) -> str:
+    """Everything else, parameter counts first."""
+    chosen = {name: rows for name, rows in sections().items() if not name.startswith(tuple(UNSEEN))}
     counts = read("accuracy")["parameter counts"]["total, base model, largest layer"]
-    rows = [
-        ("parameter counts", "total, base, largest layer, active",
-         f"{counts['exact']} of {counts['records']}", "exact", "exact", "exact")
-    ]  # fmt: skip
-    for section, found in sections().items():
-        for name, row in found.items():
-            if is_whole or name in PEAKS or name.startswith("least"):
-                cells = (percent(row[key]) for key in ("median", "p95", "worst"))
-                count = f"{row['records']} of {row['of']}"
-                rows.append((section, name.replace("_", " "), count, *cells))
+    first = (
+        "parameter counts", "total, base, largest layer, active",
+        f"{counts['exact']} of {counts['records']}", "exact", "exact", "exact",
+    )  # fmt: skip
     text = (
         f"\n\nOf transformers' {counts['types']} model types there, {counts['exact_types']} are counted to the integer, "
         f"{counts['types_off']} are off and {counts['types_unsupported']} is refused by name."
     )
-    return table(head, rows) + (text if is_whole else "")
+    rows = [first, *compared(chosen, is_whole=is_whole)]
+    return table(COMPARED, rows) + (text if is_whole else "")
+
+
+COMPARED = ("compared", "figure", "records", "median error", "95th percentile", "worst")
+"""Columns of both."""
+
+
+def compared(
+    chosen: dict[str, dict[str, Any]], *, is_whole: bool
+) -> list[tuple[str, str, str, str, str, str]]:
+    """How often each was compared, and how far off it was."""
+    rows = []
+    for section, found in chosen.items():
+        for name, row in found.items():
+            if is_whole or name in PEAKS or name.startswith("least"):
+                median, p95, worst = (percent(row[key]) for key in ("median", "p95", "worst"))
+                count = f"{row['records']} of {row['of']}"
+                rows.append((section, name.replace("_", " "), count, median, p95, worst))
+    return rows
+
+
+def why_unseen() -> str:
+    """Who says of each that it is."""
+    return "\n".join(f"* {name}: {why}." for name, why in UNSEEN.items())
+
+
+def first_seen() -> str:
+    """Runs that were drawn afresh, as they were before anything was mended against them."""
+    rows = (
+        (row["drawn"], str(row["runs"]), row["figure"], row["to"], row["but"] or "-")
+        for row in read("first_seen")["draws"]
+    )
+    return table(("drawn", "runs", "figure", "within", "but for"), rows)
 
 
 CHOSEN = (
@@ -141,8 +185,8 @@ CHOSEN = (
 
 
 def chosen_engines() -> str:
-    """Six rows of ``engines``. Ends the process where one is gone."""
-    lines = engines().splitlines()
+    """Six rows of ``seen``. Ends the process where one is gone."""
+    lines = seen().splitlines()
     rows = []
     for section, figure in CHOSEN:
         start = f"| {section} | {figure}"
@@ -489,7 +533,10 @@ def ranges(rows: list[tuple[str, str, float, float, float]], title: str) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "headline": headline,
-    "engines": lambda: engines(is_whole=True),
+    "unseen": lambda: unseen(is_whole=True),
+    "why unseen": why_unseen,
+    "first seen": first_seen,
+    "seen": lambda: seen(is_whole=True),
     "calculators": calculators,
     "times": times,
     "versions": versions,

@@ -27,17 +27,27 @@ SAID_HERE = {
 """Sources of files that have no one line of their own for it."""
 
 LICENCES = {
-    "Apache-2.0": (
-        "alignment-handbook", "axolotl", "composer", "diffusers", "lightning", "litgpt", "llamafactory",
-        "nanotron", "nemo-automodel", "open-r1", "prime-rl", "transformers", "trl", "unsloth", "verl",
-    ),
-    "BSD-3-Clause": ("torch", "torchao", "torchtitan", "torchtune"),
-    "MIT": ("nanogpt",),
-    "CC-BY-SA-4.0": ("ml-engineering",),
+    "Apache-2.0": {
+        "alignment-handbook": "LICENSE", "axolotl": "LICENSE", "composer": "LICENSE", "diffusers": "LICENSE",
+        "lightning": "LICENSE of pytorch-lightning", "litgpt": "LICENSE.md", "llamafactory": "LICENSE",
+        "nanotron": "LICENSE, which adds MIT and BSD-3-Clause for files of others",
+        "nemo-automodel": "LICENSE", "open-r1": "LICENSE", "prime-rl": "LICENSE",
+        "transformers": "METADATA of 5.23.0", "trl": "LICENSE",
+        "unsloth": "LICENSE, which leaves studio and the command line out", "verl": "LICENSE",
+    },
+    "AGPL-3.0-only": {"unsloth_cli": "first line of unsloth_cli/config.py"},
+    "BSD-3-Clause": {
+        "torch": "LICENSE of 2.13.0", "torchao": "LICENSE", "torchtitan": "LICENSE", "torchtune": "LICENSE",
+    },
+    "MIT": {"nanogpt": "LICENSE"},
+    "CC-BY-SA-4.0": {"ml-engineering": "LICENSE-CC-BY-SA"},
 }  # fmt: skip
-"""Licence -> projects whose published facts (names of keys, defaults, sizes, rates) are used."""
+"""Licence -> projects whose published facts (names of keys, defaults, sizes, rates) are used, and the file of each
+that says so, read in November 2026."""
 
 _ALIASES = {"llama-factory": "llamafactory"}
+_PARTS = {"unsloth_cli": "unsloth"}
+"""Parts of a project that are under another licence than it."""
 
 
 def data_files() -> list[Path]:
@@ -64,10 +74,13 @@ def projects_in(source: str) -> set[str]:
 
     >>> projects_in("trl 1.16.0, trainer/*_config.py")
     {'trl'}
+    >>> projects_in("unsloth 2026.10.9, unsloth_cli/config.py")
+    {'unsloth_cli'}
     """
     words = {word.lower() for word in re.findall(r"[A-Za-z][\w-]*", source)}
     known = {name for names in LICENCES.values() for name in names}
-    return {_ALIASES.get(word, word) for word in words} & known
+    found = {_ALIASES.get(word, word) for word in words} & known
+    return found - {whole for part, whole in _PARTS.items() if part in found}
 
 
 def licences_of(path: Path) -> str:
@@ -84,6 +97,10 @@ def card() -> str:
         name = path.relative_to(DATA).as_posix()
         holds = HOLDS.get(name) or HOLDS[name.partition("/")[0]]
         lines.append(f"| `{name}` | {holds} | {source_of(path)} | {licences_of(path)} |")
-    lines += ["", "| licence | projects |", "| --- | --- |"]
-    lines += [f"| {name} | {', '.join(names)} |" for name, names in LICENCES.items()]
+    lines += ["", "| project | licence | as it says in |", "| --- | --- | --- |"]
+    lines += [
+        f"| {project} | {name} | {where} |"
+        for name, projects in LICENCES.items()
+        for project, where in projects.items()
+    ]
     return "\n".join(lines)

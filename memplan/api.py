@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from memplan.errors import UsageError
 from memplan.estimator import Estimate
-from memplan.estimator import estimate as estimate_memory
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
@@ -58,7 +57,7 @@ def estimate(
     """
     asked = asked_in_python(model, {**options, "setup": setup, "gpu": gpu}, ESTIMATE)
     with python_words(asked.given):
-        from memplan.options.estimating import estimate_question
+        from memplan.options.estimating import answers
         from memplan.options.run_times import time_question
 
         remarks: list[str] = []
@@ -67,25 +66,11 @@ def estimate(
         if spec is None and setup is None:
             msg = "name a model: memplan.models() lists the built-in ones"
             raise UsageError(msg)
-        question = estimate_question(asked, spec, alone=True, remark=remarks.append)
-        if len(question.gpus) > 1:
+        answer, *others = answers(asked, spec, remark=remarks.append, rank=rank)
+        if others:
             msg = "gpu: names several, and one estimate is of one: memplan.sweep takes several"
             raise UsageError(msg)
-        (found,) = question.setups
-        if found.job.names:
-            from memplan.sources.job_models import looked_up
-
-            found = looked_up(found)
-        answer = estimate_memory(question.model, found, next(iter(question.gpus), None), rank=rank)
-        answer = replace(
-            answer, node_memory_bytes=question.node_memory_bytes, times=times,
-            notes=(*answer.notes, *question.notes, *remarks),
-        )  # fmt: skip
-        if found.lengths is None:
-            return answer
-        from memplan.search.lengths import with_batches
-
-        return with_batches(answer)
+        return replace(answer, times=times, notes=(*answer.notes, *remarks))
 
 
 def largest(

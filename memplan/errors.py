@@ -4,6 +4,7 @@
 
     MemplanError(ValueError)
     ├── UsageError                  2  the command or the call is wrong
+    │   └── InterpreterError        2  a Python on which lifetimes cannot be counted
     ├── InputError                  3  something that was read is wrong
     │   ├── ConfigError             3  a model's config: says the file and the key
     │   ├── UnsupportedFamilyError  3  a kind of model that memplan does not know
@@ -48,6 +49,10 @@ class UsageError(MemplanError):
     """The command line, or a call's arguments, make no sense together."""
 
     exit_code = ExitCode.USAGE
+
+
+class InterpreterError(UsageError):
+    """The interpreter does not let values go as CPython does."""
 
 
 class InputError(MemplanError):

@@ -118,6 +118,19 @@ def test_the_accuracy_page_shows_every_record() -> None:
     assert parts["error by engine"].count("<ellipse") >= len(peaks) + 4
 
 
+def test_what_counts_as_unseen_is_there_and_what_was_first_seen_was_written_down_then() -> None:
+    page = module("accuracy_page")
+    sections = page.sections()
+    assert all(any(name.startswith(each) for name in sections) for each in page.UNSEEN)
+    shown = page.unseen(is_whole=True) + page.seen(is_whole=True)
+    # Two lines below a head, and parameter counts, are no figures of sections.
+    assert shown.count("\n| ") == sum(map(len, sections.values())) + 3
+    for draw in page.read("first_seen")["draws"]:
+        said = " ".join((ROOT / draw["where"]).read_text(encoding="utf-8").split())
+        assert draw["says"] in said
+        assert {"runs", "figure", "to"} <= draw.keys()
+
+
 def test_what_was_inferred_is_shown_both_ways() -> None:
     page = module("accuracy_page")
     inferred = [row for row in page.published_rows() if "inferred" in row]

@@ -35,7 +35,7 @@ ELSEWHERE = {
 """What cannot be run here, by a word of it, and why."""
 STARTS = ("--help", "--setup", "--params", "--checkpoint", "--operation")
 """Options that a command may begin with: what it is about."""
-WRITES = ("--output", "--snapshot")
+WRITES = ("--output", "--snapshot", "--report")
 
 
 def commands(page: Path) -> list[list[str]]:

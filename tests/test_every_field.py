@@ -166,14 +166,14 @@ SHARED: dict[str, Entry] = {
     "allow_unknown_keys": (("misspelt.json",), ("--allow-unknown-keys",)),
     "num_labels": ((*MODEL, "--task", "sequence-classification"), ("--num-labels", "5000")),
     "revision": (MODEL, ("--revision", "v1")),
-    "output_format": (MODEL, ("--format", "csv")),
+    "format": (MODEL, ("--format", "csv")),
 }
 TRAINED: dict[str, Entry] = {
     **SHARED,
     "gpu": (MODEL, ("--gpu", "l4")),
     "gpu_memory": (MODEL, ("--gpu-memory", "46GiB")),
-    "num_gpus": (MODEL, ("--gpus", "8")),
-    "num_nodes": (JOB, ("--nodes", "2")),
+    "gpus": (MODEL, ("--gpus", "8")),
+    "nodes": (JOB, ("--nodes", "2")),
     "engine": (JOB, ("--engine", "fsdp")),
     "zero": (JOB, ("--zero", "3")),
     "offload": (JOB, ("--offload", "none")),
@@ -248,7 +248,6 @@ TRAINED: dict[str, Entry] = {
     "engine_option": ((*JOB, "--zero", "2"), ("--engine-option", "overlap_comm=false")),
     "kernel_scratch": (JOB, ("--no-kernel-scratch",)),
     "allocator": (JOB, ("--allocator", "expandable")),
-    "setup_file": (MODEL, ("--setup", "setup.yaml")),
     "setup": (MODEL, ("--setup", "setup.yaml")),
     "preset": (MODEL, ("--preset", "trl-sft")),
     "training_args": (MODEL, ("--training-args", "arguments.json")),
@@ -298,6 +297,9 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "operation": ((), ("--operation", "softmax")),
         "shape": (PRODUCT, ("--shape", "512x1024x1024")),
         "dtype": (PRODUCT, ("--dtype", "fp32")),
+        "num_layers": (MODEL, ("--num-layers", "1")),
+        "report": (JOB, ("--report", "report.html")),
+        "chart": (JOB, ("--chart",)),
         "snapshot": (JOB, ("--snapshot", "run.pickle")),
         "against": (JOB, ("--against", "missing.pickle")),
         "legend": (JOB, ("--legend",)),
@@ -314,7 +316,6 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "pivot": ((*JOB, "--batch-size", "1,2"), ("--pivot",)),
         "sequence_parallel": (SPLIT, ("--sequence-parallel", "true")),
         "offload": (JOB, ("--offload", "cpu")),
-        "setup_file": (MODEL, ("--setup", "setup.yaml")),
         "jobs": (MODEL, ("--jobs", "-1")),
     },
     "plan": {
@@ -322,7 +323,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "report": (JOB, ("--report", "page.html")),
         "chart": (JOB, ("--chart",)),
         "model": (("gpt2-medium",), ("gpt2",)),
-        "num_gpus": (MODEL, ("--gpus", "16")),
+        "gpus": (MODEL, ("--gpus", "16")),
         "objective": (JOB, ("--objective", "batch")),
         "job": ((*JOB, "--engine", "fsdp"), ("--job", "dpo")),
         "legend": (JOB, ("--legend",)),
@@ -344,6 +345,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "legend": ((*MODEL, "--vs", "--seq-len 512"), ("--legend",)),
         "gpu": ((*MODEL, "--vs", "--seq-len 512"), ("--gpu=h100",)),
         "vs": (MODEL, ("--vs", "--seq-len 512")),
+        "num_layers": (MODEL, ("--num-layers", "1")),
         "setup": (MODEL, ("--setup", "setup.yaml", "setup.yaml")),
         "preset": (MODEL, ("--preset", "trl-sft", "unsloth")),
         "formulas": (MODEL, ("--formulas",)),
@@ -389,13 +391,13 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "tree": (MODEL, ("--tree",)),
         "checkpoint": ((), ("--checkpoint", "42.1GB")),
     },
-    "gpus": {"name": ((), ("h100",)), "output_format": ((), ("--format", "csv"))},
+    "gpus": {"name": ((), ("h100",)), "format": ((), ("--format", "csv"))},
 }
 READ_AS_TEXT = (
     "chart",
     "report",
     "assumptions",
-    "output_format",
+    "format",
     "emit",
     "legend",
     "output",
@@ -404,7 +406,7 @@ READ_AS_TEXT = (
     "tree",
 )
 """Options beside which there are no rows for scripts, or that show people what these always have."""
-EXPLAINED_BESIDE = ("num_nodes", "gpu", "gpu_memory")
+EXPLAINED_BESIDE = ("nodes", "gpu", "gpu_memory", "cpu_memory")
 """What stands beside the arithmetic that ``explain`` hands to scripts: only its text tells of them."""
 NARROWED: dict[str, tuple[Words, ...]] = {
     "plan": (("--engine", "fsdp"), ("--checkpointing", "none")),

@@ -98,7 +98,7 @@ function wordsOf(name) {
   if (name === "answer") return asked;
   if (name === "json") return [...without(asked, ["--format"]), "--format", "json"];
   const setup = without(asked, ["--format", ...ONLY_ESTIMATE]).slice(1);
-  return ["explain", ...setup, ...(name === "report" ? ["--output", "report.html"] : [])];
+  return ["explain", ...setup, ...(name === "report" ? ["--report", "report.html"] : [])];
 }
 
 function without(words, names) {

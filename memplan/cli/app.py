@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -34,6 +35,11 @@ class MemplanCommand(TyperCommand):
         """Read the command line without pydantic."""
         from memplan.cli.unused import refuse_repeated
 
+        if args == ["--legend"] and "--legend" in {each.opts[0] for each in self.params}:
+            from memplan.cli.terminal import say_legend
+
+            say_legend(True, is_table=True)
+            raise typer.Exit
         read_plainly(self.get_params(ctx))
         args = with_optional_values(self._without_topic(ctx, args))
         if len(args) > 1:
@@ -289,8 +295,19 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> str:
         told = other_name(error.option_name, known)
         hint = f" {told[:1].upper()}{told[1:]}." if told else did_you_mean(error.option_name, known)
         message = f"there is no option {error.option_name}.{hint}"
+    message = _left_over(arguments) or message
     command = "".join(f" {name}" for name in arguments[:1] if name in COMMANDS)
     return f"{message}{'' if message[-1] in '.?' else '.'} Try 'memplan{command} --help'."
+
+
+def _left_over(arguments: Sequence[str]) -> str:
+    """What to say of a value behind an option that takes none, where its name has one elsewhere."""
+    from memplan.options.other_names import VALUED_ELSEWHERE
+
+    for option, word in pairwise(arguments):
+        if option in VALUED_ELSEWHERE and not word.startswith("-"):
+            return f"{option} takes no value: {word} is {VALUED_ELSEWHERE[option]}"
+    return ""
 
 
 def _fail(message: str, *, code: int) -> int:

@@ -7,12 +7,8 @@ from memplan.options.asked import Asked
 
 def asked_of(ctx: Any) -> Asked:
     """Every option of the command that runs, and which of them were typed."""
-    values, given = {}, set()
-    for param in ctx.command.params:
-        is_option = param.param_type_name == "option"
-        name = param.opts[0].lstrip("-").replace("-", "_") if is_option else param.name
-        values[name] = ctx.params[param.name]
-        source = ctx.get_parameter_source(param.name)
-        if source is not None and source.name == "COMMANDLINE":
-            given.add(name)
-    return Asked(values=values, given=frozenset(given))
+    from memplan.cli.unused import given_options
+
+    # Typer keeps an empty tuple for a list that nobody gave, and hands over None.
+    values = {name: None if value == () else value for name, value in ctx.params.items()}
+    return Asked(values=values, given=frozenset(given_options(ctx)))

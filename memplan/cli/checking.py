@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from memplan.errors import CheckFailedError, UsageError, did_you_mean
 from memplan.options.axes import parse_share
+from memplan.options.table import Values
 from memplan.search.checks import FailOn, FitCheck, Scope
 from memplan.text import printable, shown
 
@@ -150,35 +151,26 @@ def check_rows(
     checks.finish(stream, model)
 
 
-def read_checks(
-    check: str | None,
-    fail_on: str | None,
-    baseline: str | None,
-    tolerance: str | None,
-    unmatched: str | None,
-    annotate: str | None = None,
-) -> Checks:
+def read_checks(values: Values) -> Checks:
     """The checks that the options ask for; ``--fail-on`` alone checks all setups.
 
     Raises ``UsageError`` for words that are none and for options that nothing uses, ``ConfigError``
     for a bad baseline.
     """
-    share = parse_share(tolerance if tolerance is not None else "0%", option="--tolerance")
-    allowed = _choice("--unmatched", unmatched or Unmatched.FAIL.value, Unmatched)
-    for option, given in (("--tolerance", tolerance), ("--unmatched", unmatched)):
-        if given is not None and baseline is None:
-            msg = f"{option}: is about a baseline, and none is named: give --baseline FILE"
+    check, fail_on, baseline = values["check"], values["fail_on"], values["baseline"]
+    for name in ("tolerance", "unmatched"):
+        if values[name] is not None and baseline is None:
+            msg = f"--{name}: is about a baseline, and none is named: give --baseline FILE"
             raise UsageError(msg)
-    if annotate is not None and check is None and fail_on is None and baseline is None:
+    if values["annotate"] is not None and check is None and fail_on is None and baseline is None:
         msg = "--annotate: is about a check, and none is asked for: add --check or --baseline"
         raise UsageError(msg)
-    fit = None
+    fit = known = None
     if check is not None or fail_on is not None:
         fit = FitCheck(
             _choice("--check", check or Scope.ALL.value, Scope),
             _choice("--fail-on", fail_on or FailOn.OOM.value, FailOn),
         )
-    known = None
     if baseline is not None:
         from memplan.sources.baseline_file import read_baseline
 
@@ -187,9 +179,9 @@ def read_checks(
         fit,
         known,
         baseline_name=baseline or "",
-        tolerance=share,
-        unmatched=allowed,
-        annotated=annotate,
+        tolerance=parse_share(values["tolerance"] or "0%", option="--tolerance"),
+        unmatched=_choice("--unmatched", values["unmatched"] or Unmatched.FAIL.value, Unmatched),
+        annotated=values["annotate"],
     )
 
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "flops": "Count the FLOPs of a training step, by component and by others' formulas.",
     "models": "List the built-in models, or show where one model's parameters are.",
     "gpus": "List the GPU catalog, or show one GPU with its sources.",
+    "mcp": "Serve agents: the commands as tools over the Model Context Protocol.",
     "doctor": "Look at this machine: cards and who uses them, memory, packages, and what fits here.",
 }
 """Command name -> its line in the help: the first line of the function's docstring, as tested."""

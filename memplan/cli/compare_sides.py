@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass, replace
+from memplan.options.panels import FILES_PANEL
+from memplan.options.questions import ESTIMATE
+from memplan.options.shared import ALLOW, FILES, LAUNCH_FILES, MODEL
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
-    from memplan.model.spec import ModelSpec
 
 DEFAULT_GPU = "a100-80gb"
 AS_GIVEN = "as given"
-MODEL_PARAMETERS = (
-    "family", "num_labels", "revision", "token", "allow_guess", "allow_unknown_keys",
-)  # fmt: skip
-ENGINE_PARAMETERS = ("precision", "engine", "zero", "offload", "offload_param")
+ASKED = tuple(option for option in ESTIMATE if option is not ALLOW and option.panel != FILES_PANEL)
+"""What both of a pair share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +46,10 @@ def typed_sides(ctx: Any, words: Sequence[str]) -> tuple[Typed, Typed]:
 
     Raises ``UsageError`` where there are more or fewer than two.
     """
-    from memplan.cli.unused import given_options
+    from memplan.cli.asked import asked_of
 
-    values, given = ctx.params, frozenset(given_options(ctx))
+    asked = asked_of(ctx)
+    values, given = asked.values, asked.given
     setups, presets = _split(values["setup"]), _split(values["preset"])
     one = Typed(label=AS_GIVEN, name=AS_GIVEN, values=values, given=given)
     if values["vs"] is not None:
@@ -125,6 +126,7 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
 
     Raises ``UsageError`` for options that describe no setup, and where there are none.
     """
+    from memplan.cli.asked import asked_of
     from memplan.cli.unused import given_options, refuse
 
     try:
@@ -138,7 +140,8 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
     if not changed:
         msg = '--vs: names no option to change, as in --vs "--zero 3"'
         raise UsageError(msg)
-    values = dict(first.values) | {name: other.params[name] for name in changed}
+    others = asked_of(other).values
+    values = dict(first.values) | {name: others[name] for name in changed}
     given = first.given | changed.keys()
     # An engine brings its own stage, precision and settings, unless these were named with it.
     if "engine" in changed or "zero" in changed:
@@ -153,12 +156,7 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
 
 def vs_takes() -> frozenset[str]:
     """Parameters that the other setup may differ in; the model is the same."""
-    from memplan.options.settings import SETTING_PARAMETERS
-
-    return SETTING_PARAMETERS | {
-        "num_gpus", "num_nodes", "gpu", "gpu_memory", "engine", "zero", "offload", "offload_param",
-        "precision", "engine_option",
-    }  # fmt: skip
+    return frozenset(option.parameter for option in ASKED if option not in MODEL)
 
 
 def answer_of(typed: Typed) -> "Estimate":
@@ -167,51 +165,26 @@ def answer_of(typed: Typed) -> "Estimate":
     Raises ``UsageError`` for a setup without a model, and for more than one GPU.
     """
     from memplan.cli.terminal import remark
-    from memplan.estimator import estimate
-    from memplan.options.engine_options import parse_engine_options
-    from memplan.options.hardware import chosen_gpus, gpu_names
-    from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_fields
-    from memplan.options.setup_files import model_of, read_base
-    from memplan.options.single import with_engine
+    from memplan.options.asked import Asked
+    from memplan.options.estimating import answers
 
-    values = typed.values
-    fields: dict[str, object] = {
-        "num_gpus": values["num_gpus"],
-        "num_nodes": values["num_nodes"],
-        **setting_fields(values),
-        "engine_options": parse_engine_options(values["engine_option"]),
-    }
-    given = group_fields(values)
-    for name, value in fields.items():
-        if FIELD_PARAMETERS.get(name, name) in typed.given:
-            given.setdefault(name, value)
-    words = {name: values[name] for name in ENGINE_PARAMETERS}
-    base = read_base(
-        given,
-        named={
-            "engine": words["engine"] or (words["zero"] and "deepspeed"),
-            "precision": words["precision"],
-        },
-        setup_file=typed.setup_file,
-        preset=typed.preset,
-        training_args=None,
-        deepspeed_config=None,
-        accelerate_config=None,
-    )
-    for note in base.notes:
-        if typed.preset is None or not note.startswith("preset "):  # whose name says it
-            remark(f"{typed.label}: {note}")
-    setup = with_engine(base.setup, **words)
-    model = _model(typed.model or model_of(base, typed.setup_file), values)
-    names = gpu_names(values["gpu"]) or ([] if values["gpu_memory"] else [DEFAULT_GPU])
-    cards = chosen_gpus(names, values["gpu_memory"], setup=setup, remark=remark)
-    if len(cards) != 1:
+    values = {
+        **dict.fromkeys(each.parameter for each in (*FILES, *LAUNCH_FILES)),
+        **typed.values, "setup": typed.setup_file, "preset": typed.preset,
+    }  # fmt: skip
+    if values["gpu"] is None and values["gpu_memory"] is None:
+        values["gpu"] = [DEFAULT_GPU]
+    asked = Asked(values=values, given=typed.given)
+    spec = None if typed.model is None else asked.model(typed.model)
+    if spec is None and typed.setup_file is None:
+        msg = f"name a MODEL: {typed.label} names none (memplan models lists the built-in ones)"
+        raise UsageError(msg)
+    found = answers(asked, spec, remark=remark)
+    if len(found) != 1:
         msg = '--gpu: compare takes one, and another with --vs "--gpu h100"'
         raise UsageError(msg)
-    return estimate(model, setup, cards[0])
-
-
-def _model(name: "str | Mapping[str, object]", values: Mapping[str, Any]) -> "ModelSpec":
-    from memplan.sources.models import load_model
-
-    return load_model(name, values["task"], **{each: values[each] for each in MODEL_PARAMETERS})
+    (answer,) = found
+    if typed.preset is None:
+        return answer
+    told = tuple(note for note in answer.notes if not note.startswith("preset "))
+    return replace(answer, notes=told)  # its name says it

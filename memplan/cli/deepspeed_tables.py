@@ -2,41 +2,32 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.cli.options import OutputFormat
 from memplan.cli.terminal import say
 from memplan.errors import UsageError
 from memplan.options.numbers import read_number
+from memplan.options.shared import OutputFormat
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
 
 
-def show_deepspeed_tables(
-    model: "ModelSpec | None",
-    *,
-    params: str | None,
-    largest_layer: str | None,
-    num_gpus: int,
-    num_nodes: int | None,
-    formula: str,
-    additional_buffer_factor: float,
-    output_format: OutputFormat,
-) -> None:
+def show_deepspeed_tables(model: "ModelSpec | None", values: Values) -> None:
     """Print both tables for a model, or for counts given by hand."""
     from memplan.formulas.deepspeed import DeepSpeedFormula
     from memplan.report.deepspeed import deepspeed_document, deepspeed_report, deepspeed_rows
     from memplan.training.coercion import coerce_enum
     from memplan.training.setup import TrainingSetup
 
-    total, largest = _counts(model, params, largest_layer)
-    nodes = TrainingSetup(num_gpus=num_gpus, num_nodes=num_nodes).nodes
+    total, largest = _counts(model, values["params"], values["largest_layer"])
+    output_format, num_gpus = values["format"], values["gpus"]
     report = deepspeed_report(
         total_params=total,
         largest_layer_params=largest,
         num_gpus_total=num_gpus,
-        num_nodes=nodes,
-        formula=coerce_enum("deepspeed_formula", formula, DeepSpeedFormula),
-        additional_buffer_factor=additional_buffer_factor,
+        num_nodes=TrainingSetup(num_gpus=num_gpus, num_nodes=values["nodes"]).nodes,
+        formula=coerce_enum("deepspeed_formula", values["deepspeed_formula"], DeepSpeedFormula),
+        additional_buffer_factor=values["additional_buffer_factor"],
     )
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from memplan.cli.taking import NO_VALUES, takes
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec
@@ -30,17 +31,20 @@ class DoctorFormat(StrEnum):
     JSON = "json"
 
 
-def doctor(
-    output_format: Annotated[
-        DoctorFormat, typer.Option("--format", metavar="FORMAT", help="table, or json for scripts.")
-    ] = DoctorFormat.TABLE,
-) -> None:
+FORMAT = Option(
+    flag="--format", kind=DoctorFormat, default=DoctorFormat.TABLE, metavar="FORMAT", panel="",
+    help_text="table, or json for scripts.",
+)  # fmt: skip
+
+
+@takes(FORMAT)
+def doctor(values: Values = NO_VALUES) -> None:
     """Look at this machine: cards and who uses them, memory, packages, and what fits here."""
     from memplan.cli.terminal import say
     from memplan.report.doctor import doctor_json, print_examination
 
     found = examination()
-    if output_format is DoctorFormat.JSON:
+    if values["format"] is DoctorFormat.JSON:
         say(doctor_json(found))
         return
     from memplan.report.console import TerminalConsole

@@ -4,28 +4,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.cli.terminal import remark, say, write_file
-from memplan.errors import UsageError
-from memplan.training.coercion import coerce_enum
+from memplan.errors import UsageError, did_you_mean
+from memplan.text import MAX_SHOWN, one_line, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memplan.estimator import Estimate
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
     from memplan.sources.emitters import Emitted, Framework
+    from memplan.sources.requests import Scheduler
     from memplan.training.setup import TrainingSetup
 
 
-def emit_setup(
-    setup: "TrainingSetup", model: "ModelSpec", framework: str, output: str | None
+def emit_answer(
+    answer: "Estimate", kind: str, output: str | None, question: "TimeQuestion | None"
+) -> None:
+    """Write an answer's setup for a framework, or its job for a scheduler."""
+    from memplan.sources.emitters import Framework
+    from memplan.sources.requests import Scheduler
+
+    frameworks = {each.value: each for each in Framework}
+    schedulers = {each.value: each for each in Scheduler}
+    if kind in frameworks:
+        _emit_setup(answer.setup, answer.model, frameworks[kind], output)
+    elif kind in schedulers:
+        _emit_request(answer, schedulers[kind], output, question)
+    else:
+        known = (*frameworks, *schedulers)
+        msg = f"--emit: {shortened(one_line(kind), MAX_SHOWN)!r} is not one of {', '.join(known)}.{did_you_mean(kind, known)}"
+        raise UsageError(msg)
+
+
+def _emit_setup(
+    setup: "TrainingSetup", model: "ModelSpec", kind: "Framework", output: str | None
 ) -> None:
     """Write a setup to a file or to stdout, and on stderr what the file cannot hold.
 
     A file that stands beside it is written beside it, or to stdout after it.
     """
-    from memplan.sources.emitters import Framework, emit
+    from memplan.sources.emitters import emit
 
-    kind = coerce_enum("--emit", framework, Framework)
     made = emit(setup, kind, model)
     text = _text(made, kind, Path(output or "").suffix.lower())
     beside = made.beside
@@ -54,15 +74,44 @@ def _text(made: "Emitted", kind: "Framework", suffix: str) -> str:
     return made.yaml if is_yaml else made.json
 
 
-def emit_only(answers: "Sequence[Estimate]", framework: str, output: str | None) -> None:
+def _emit_request(
+    answer: "Estimate",
+    scheduler: "Scheduler",
+    output: str | None,
+    question: "TimeQuestion | None",
+) -> None:
+    from memplan.estimator.job_request import job_request
+    from memplan.sources.requests import request_text
+
+    request = job_request(answer, question)
+    text = request_text(request, scheduler)
+    if output is None:
+        say(text)
+    else:
+        write_file(Path(output), f"{text}\n", option="--output")
+    if request.time_s is None and scheduler.takes_time:
+        remark("no time limit is written: --tokens or --examples says how long the run is")
+
+
+def emit_only(
+    rows: "Sequence[Sequence[Estimate]]",
+    kind: str,
+    output: str | None,
+    question: "TimeQuestion | None",
+) -> None:
     """Write the one setup that was estimated.
 
     Raises ``UsageError`` where there are several.
     """
-    if len(answers) > 1:
-        msg = "--emit: writes one setup, and several were estimated: name --engine and --zero"
+    from memplan.sources.requests import Scheduler
+
+    if len(rows) > 1:
+        msg = "--emit: writes one setup, and several were estimated: name --engine, --zero, --offload and --offload-param"
         raise UsageError(msg)
-    emit_setup(answers[0].setup, answers[0].model, framework, output)
+    if len(rows[0]) > 1 and kind in {each.value for each in Scheduler}:
+        msg = f"--emit {kind}: asks for one kind of GPU: name it with --gpu"
+        raise UsageError(msg)
+    emit_answer(rows[0][0], kind, output, question)
 
 
 def _remarks(made: "Emitted", framework: str) -> list[str]:

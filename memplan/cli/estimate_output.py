@@ -2,14 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.cli.options import OutputFormat
 from memplan.cli.terminal import say
+from memplan.options.shared import OutputFormat
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.estimator import Estimate
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.search.advice import Hints
     from memplan.search.concessions import Concession
 
 
@@ -63,48 +65,62 @@ def prepare_tables() -> None:
     import memplan.search.advice  # noqa: F401
 
 
-def show(
-    rows: "Sequence[Sequence[Estimate]]",
-    output_format: OutputFormat,
-    *,
-    everywhere: bool,
-    legend: bool,
-    assumptions: bool = False,
-    reserved: bool,
-    lifetimes: bool = False,
-    question: "TimeQuestion | None" = None,
-    allow: "Sequence[Concession]" = (),
-) -> None:
-    """Write the rows; ``everywhere``: look for the largest micro-batch of each, on each GPU.
+def show(rows: "Sequence[Sequence[Estimate]]", values: Values, *, everywhere: bool) -> None:
+    """Write the rows as the options say; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
+    from memplan.options.axes import read_concessions
+    from memplan.options.run_times import time_question
 
-    ``question``: with the time of each, which a single setup for people is told in any case.
-    """
-    if output_format is not OutputFormat.TABLE:
-        if output_format is OutputFormat.MARKDOWN:
-            _show_markdown(rows, everywhere=everywhere, question=question, allow=allow)
-            if lifetimes:
-                _say_lifetimes(rows)
-            return
-        from memplan.report.hints import hint_rows, hinted_rows
+    output_format, question = values["format"], time_question(values)
+    allow = read_concessions(values["allow"])
+    if output_format is OutputFormat.TABLE:
+        _show_table(rows, values, everywhere=everywhere, question=question, allow=allow)
+    elif output_format is OutputFormat.MARKDOWN:
+        _show_markdown(rows, everywhere=everywhere, question=question, allow=allow)
+        if values["lifetimes"]:
+            _say_lifetimes(rows)
+    else:
+        from memplan.report.hints import hint_rows
         from memplan.search.advice import hints_for
 
-        found = hints_for(rows[0][0].model, rows, allow=allow)
-        flat = hinted_rows(rows, found)
-        if question is not None:
-            from memplan.report.times import time_row
+        hints = hints_for(rows[0][0].model, rows, allow=allow)
+        flat = _flat(rows, hints, question, lifetimes=values["lifetimes"])
+        _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, hints))
 
-            answers = (each for row in rows for each in row)
-            flat = [own | time_row(each, question) for own, each in zip(flat, answers, strict=True)]
-        if lifetimes:
-            from memplan.report.lifetimes import lifetime_row
 
-            answers = (each for row in rows for each in row)
-            flat = [own | lifetime_row(each) for own, each in zip(flat, answers, strict=True)]
-        _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, found))
-        return
+def _flat(
+    rows: "Sequence[Sequence[Estimate]]",
+    hints: "Hints",
+    question: "TimeQuestion | None",
+    *,
+    lifetimes: bool,
+) -> "list[dict[str, object]]":
+    """A row for each answer, with its time and lifetimes where they are asked for."""
+    from memplan.report.hints import hinted_rows
+
+    answers = [each for row in rows for each in row]
+    flat = hinted_rows(rows, hints)
+    if question is not None:
+        from memplan.report.times import time_row
+
+        flat = [own | time_row(each, question) for own, each in zip(flat, answers, strict=True)]
+    if lifetimes:
+        from memplan.report.lifetimes import lifetime_row
+
+        flat = [own | lifetime_row(each) for own, each in zip(flat, answers, strict=True)]
+    return flat
+
+
+def _show_table(
+    rows: "Sequence[Sequence[Estimate]]",
+    values: Values,
+    *,
+    everywhere: bool,
+    question: "TimeQuestion | None",
+    allow: "Sequence[Concession]",
+) -> None:
     from memplan.report.answer import best_places, simplest_first
     from memplan.report.console import TerminalConsole
-    from memplan.report.estimate import print_account, print_comparison
+    from memplan.report.estimate import Shown, print_account, print_comparison
     from memplan.search.advice import hints_for
 
     console = TerminalConsole()
@@ -113,16 +129,14 @@ def show(
     # table itself.
     places = None if everywhere else best_places(rows)
     hints = hints_for(rows[0][0].model, rows, places, allow=allow)
+    named = ("legend", "assumptions", "reserved", "lifetimes")
+    shown = Shown(
+        everywhere=everywhere, question=question, **{name: values[name] for name in named}
+    )
     if len(rows) == 1:
-        print_account(
-            console, rows[0], hints, legend=legend, assumptions=assumptions, reserved=reserved, lifetimes=lifetimes,
-            question=question,
-        )  # fmt: skip
+        print_account(console, rows[0], hints, shown)
     else:
-        print_comparison(
-            console, rows, hints, everywhere=everywhere, legend=legend, assumptions=assumptions, reserved=reserved,
-            lifetimes=lifetimes, question=question,
-        )  # fmt: skip
+        print_comparison(console, rows, hints, shown)
 
 
 def _say_lifetimes(rows: "Sequence[Sequence[Estimate]]") -> None:

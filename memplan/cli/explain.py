@@ -1,400 +1,192 @@
 """``memplan explain``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from memplan.cli.options import (
-    AllowGuessOption,
-    AllowUnknownKeysOption,
-    FamilyOption,
-    FormatOption,
-    GpuMemoryOption,
-    GpuOption,
-    LegendOption,
-    NumGpusOption,
-    NumLabelsOption,
-    NumNodesOption,
-    OptionalModelArgument,
-    OutputFormat,
-    RevisionOption,
-    TaskOption,
-    TokenOption,
-)
-from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
-from memplan.cli.terminal import remark, say, say_legend, write_bytes, write_file
-from memplan.cli.training_options import (
-    EngineOption,
-    EngineOptionOption,
-    OffloadOption,
-    OffloadParamOption,
-    PrecisionOption,
-    ZeroOption,
-)
-from memplan.options.engine_options import parse_engine_options
+from memplan.cli.pictures import PAGES, check_pictures
+from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
+from memplan.cli.terminal import remark, say, say_legend, say_rows, write_bytes
 from memplan.options.panels import OUTPUT_PANEL
-from memplan.options.settings import setting_fields
-from memplan.options.table import Values
+from memplan.options.questions import ESTIMATE
+from memplan.options.shared import ALLOW, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memplan.dtypes import DType
     from memplan.estimator import Estimate
-    from memplan.report.lessons import Sizes
-    from memplan.report.rows import Row
+
+LESSON = (
+    Option(
+        flag="--operation", kind=str | None, panel=OUTPUT_PANEL,
+        help_text="Explain one operation instead: what mul, softmax, rms_norm, attention, ... keeps for "
+        "backward, in the sizes of a MODEL where one is named; all: every operator.",
+    ),
+    Option(
+        flag="--shape", kind=str | None, metavar="SIZES", panel=OUTPUT_PANEL,
+        help_text="With --operation: of tensors of these sizes, 512x1024x1024.",
+    ),
+    Option(
+        flag="--dtype", kind=str | None, panel=OUTPUT_PANEL,
+        help_text="With --operation: in this format, fp16, instead of bf16.",
+    ),
+)  # fmt: skip
+"""What is asked of one operation."""
+PARTS = (
+    Option(
+        flag="--component", kind=list[str] | None, metavar="NAMES", panel=OUTPUT_PANEL,
+        help_text="The arithmetic of one component, or of several: activations,gradients.",
+    ),
+    Option(
+        flag="--timeline", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
+        help_text="Draw the bytes of a step over time.",
+    ),
+    Option(
+        flag="--full", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
+        help_text="Show every phase, every component and every tensor that a layer keeps.",
+    ),
+)  # fmt: skip
+"""Parts of the arithmetic, for people."""
+IN_PLACE = (
+    Option(
+        flag="--snapshot", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Write the predicted run as a memory snapshot, which pytorch.org/memory_viz opens: "
+        "snapshot.pickle.",
+    ),
+    Option(
+        flag="--against", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Compare with a run that torch.cuda.memory._dump_snapshot recorded: where did the "
+        "memory go?",
+    ),
+    *PARTS,
+    Option(
+        flag="--time", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
+        help_text="Draw a step as lanes over time instead: computing, communication, the host.",
+    ),
+)  # fmt: skip
+"""What is shown in place of the arithmetic of all."""
+ASKED = tuple(option for option in ESTIMATE if option is not ALLOW)
+DEFAULT_GPU = "a100-80gb"
 
 
-@takes_settings()
+@takes(*ASKED, *LESSON, *PICTURES, *IN_PLACE, LEGEND, FORMAT)
 def explain(
-    ctx: typer.Context,
-    model: OptionalModelArgument = None,
-    num_gpus: NumGpusOption = 1,
-    num_nodes: NumNodesOption = None,
-    gpu: GpuOption = None,
-    gpu_memory: GpuMemoryOption = None,
-    engine: EngineOption = None,
-    zero: ZeroOption = None,
-    offload: OffloadOption = None,
-    offload_param: OffloadParamOption = None,
-    settings: Values = NO_SETTINGS,
-    engine_option: EngineOptionOption = None,
-    precision: PrecisionOption = None,
-    task: TaskOption = None,
-    family: FamilyOption = None,
-    allow_guess: AllowGuessOption = False,
-    allow_unknown_keys: AllowUnknownKeysOption = False,
-    num_labels: NumLabelsOption = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
-    operation: Annotated[
-        str | None,
-        typer.Option(
-            "--operation",
-            metavar="NAME",
-            help="Explain one operation instead: what mul, softmax, rms_norm, attention, ... "
-            "keeps for backward, in the sizes of a MODEL where one is named; all: every operator.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            metavar="SIZES",
-            help="With --operation: of tensors of these sizes, 512x1024x1024.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            metavar="NAME",
-            help="With --operation: in this format, fp16, instead of bf16.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Write a self-contained report.html, or the timeline alone as timeline.svg.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    snapshot: Annotated[
-        Path | None,
-        typer.Option(
-            "--snapshot",
-            metavar="FILE",
-            help="Write the predicted run as a memory snapshot, which pytorch.org/memory_viz opens: "
-            "snapshot.pickle.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against",
-            metavar="FILE",
-            help="Compare with a run that torch.cuda.memory._dump_snapshot recorded: where did the "
-            "memory go?",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    component: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--component",
-            metavar="NAMES",
-            help="The arithmetic of one component, or of several: activations,gradients.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    timeline: Annotated[
-        bool,
-        typer.Option(
-            "--timeline",
-            help="Draw the bytes of a step over time.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
-    full: Annotated[
-        bool,
-        typer.Option(
-            "--full",
-            help="Show every phase, every component and every tensor that a layer keeps.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
-    time: Annotated[
-        bool,
-        typer.Option(
-            "--time",
-            help="Draw a step as lanes over time instead: computing, communication, the host.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
-    legend: LegendOption = False,
-    output_format: FormatOption = OutputFormat.TABLE,
+    ctx: typer.Context, model: OptionalModelArgument = None, values: Values = NO_VALUES
 ) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
-    from memplan.cli.unused import refuse, refuse_unused, refuse_without
+    from memplan.cli.unused import refuse_unused, refuse_without
 
-    if operation is None:
-        refuse_without(ctx, {"shape", "dtype"}, "--operation")
-    else:
+    if values["operation"] is not None:
+        from memplan.cli.lesson import show_lesson
+
         refuse_unused(ctx, "--operation", LESSON_USES)
-        _show_lesson(ctx, operation, output_format)
+        show_lesson(ctx)
         return
-    if output is not None and output_format is not OutputFormat.TABLE:
-        refuse("--output", ["--format"])
-    wanted = {
-        "--output": output, "--snapshot": snapshot, "--against": against, "--time": time or None,
-        "--component": component, "--timeline": timeline or None, "--full": full or None,
-    }  # fmt: skip
-    named = [name for name, value in wanted.items() if value is not None]
-    refuse(named[0] if named else "", named[1:])
-    if snapshot is not None and output_format is not OutputFormat.TABLE:
-        refuse("--snapshot", ["--format"])
-    for name in ("--time", "--component", "--timeline", "--full"):
-        if wanted[name] and output_format is not OutputFormat.TABLE:
-            refuse(name, ["--format"])
-    from memplan.errors import UsageError
-    from memplan.estimator import estimate as estimate_memory
-    from memplan.options.hardware import chosen_gpus, gpu_names
-    from memplan.options.single import with_engine
-    from memplan.sources.models import load_model
-    from memplan.training.setup import TrainingSetup
+    refuse_without(ctx, {"shape", "dtype"}, "--operation")
+    _check_use(values)
+    from memplan.cli.asked import asked_of
+    from memplan.fast_dataclass import replace
+    from memplan.options.estimating import answers
 
-    if model is None:
+    asked = asked_of(ctx)
+    if values["gpu"] is None and values["gpu_memory"] is None:
+        asked = replace(asked, values={**asked.values, "gpu": [DEFAULT_GPU]})
+    spec = asked.model(model) if model is not None else None
+    if spec is None and values["setup"] is None:
+        from memplan.errors import UsageError
+
         msg = "name a MODEL (memplan models lists the built-in ones), or give --operation"
         raise UsageError(msg)
-    spec = load_model(
-        model,
-        task,
-        family=family,
-        allow_guess=allow_guess,
-        allow_unknown_keys=allow_unknown_keys,
-        num_labels=num_labels,
-        revision=revision,
-        token=token,
-    )
-    base = TrainingSetup(
-        num_gpus=num_gpus,
-        num_nodes=num_nodes,
-        **setting_fields(settings),  # type: ignore[arg-type]
-        engine_options=parse_engine_options(engine_option),
-    )
-    engine_words = {
-        "precision": precision, "engine": engine, "zero": zero, "offload": offload,
-        "offload_param": offload_param,
-    }  # fmt: skip
-    setup = with_engine(base, **engine_words)
-    names = gpu_names(gpu) or ([] if gpu_memory else ["a100-80gb"])
-    if len(names) + (gpu_memory is not None) > 1 and output is None:
-        msg = "--gpu: explain takes one, or --output report.html for several"
-        raise UsageError(msg)
-    if time:
-        from memplan.report.console import TerminalConsole
-        from memplan.report.lanes import print_lanes
+    found = answers(asked, spec, remark=remark)
+    if len(found) > 1 and values["report"] is None:
+        from memplan.errors import UsageError
 
-        (only,) = chosen_gpus(names, gpu_memory, remark=remark)
-        print_lanes(TerminalConsole(), estimate_memory(spec, setup, only))
-        return
-    found = [
-        estimate_memory(spec, setup, each) for each in chosen_gpus(names, gpu_memory, remark=remark)
-    ]
-    if output is not None:
-        _write(found, output)
-        return
-    if snapshot is not None:
-        _write_snapshot(found[0], snapshot)
-        return
-    if against is not None:
-        _show_parting(found[0], against, output_format)
-        return
-    _show(found[0], output_format, component=component, timeline=timeline, full=full)
-    say_legend(legend, is_table=output_format is OutputFormat.TABLE)
+        msg = "--gpu: explain takes one, or --report report.html for several"
+        raise UsageError(msg)
+    _show(found, values)
+    say_legend(values["legend"], is_table=values["format"] is OutputFormat.TABLE)
+
+
+def _check_use(values: Values) -> None:
+    """Raise ``UsageError`` for parts that do not go together."""
+    from memplan.cli.unused import refuse
+
+    check_pictures(values, endings=(*PAGES, ".svg"))
+    given = [option.flag for option in IN_PLACE if values[option.parameter]]
+    refuse(given[0] if given else "", given[1:])
+    if values["format"] is not OutputFormat.TABLE and given != ["--against"]:
+        refuse(given[0] if given else "", ["--format"] if given else [])
 
 
 LESSON_USES = frozenset({
-    "operation", "output_format", "model", "batch_size", "seq_len", "task", "family", "allow_guess",
-    "allow_unknown_keys", "num_labels", "revision", "token", "shape", "dtype",
+    "operation", "format", "model", "batch_size", "seq_len", "shape", "dtype",
+    *(option.parameter for option in MODEL),
 })  # fmt: skip
 """Parameters that a lesson makes use of: what it is about, and whose sizes it has."""
 
 
-def _show_lesson(ctx: typer.Context, name: str, output_format: OutputFormat) -> None:
-    from memplan.cli.unused import given_options, refuse
-    from memplan.report.explain_operation import (
-        lesson_rows,
-        operator_rows,
-        print_lesson,
-        print_operators,
-    )
-    from memplan.report.lesson_names import find_lesson
-
-    sizes = _lesson_sizes(ctx)
-    if name == EVERY_OPERATOR:
-        if output_format is OutputFormat.TABLE:
-            from memplan.report.console import TerminalConsole
-
-            print_operators(TerminalConsole(), sizes)
-            return
-        from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
-
-        rows = operator_rows(sizes)
-        _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
-        return
-    lesson = find_lesson(name)
-    if lesson.fixed_sizes and not sizes.of_shape:
-        given = given_options(ctx)
-        names = ("model", "batch_size", "seq_len", "dtype")
-        idle = [text for key, text in given.items() if key in names]
-        refuse(f"--operation {lesson.name}, which is about {lesson.fixed_sizes},", idle)
-    if output_format is OutputFormat.TABLE:
+def _show(answers: "Sequence[Estimate]", values: Values) -> None:
+    """Write what is asked for of the first, and the page of all."""
+    found, output_format = answers[0], values["format"]
+    written = ""
+    if values["report"] is not None:
+        written = _write(answers, values["report"])
+    if values["time"]:
         from memplan.report.console import TerminalConsole
+        from memplan.report.lanes import print_lanes
 
-        print_lesson(TerminalConsole(), lesson, sizes)
-        return
-    from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
+        print_lanes(TerminalConsole(), found)
+    elif values["snapshot"] is not None:
+        _write_snapshot(found, Path(values["snapshot"]))
+    elif values["against"] is not None:
+        _show_parting(found, Path(values["against"]), output_format)
+    elif output_format is OutputFormat.TABLE:
+        _print(found, values)
+    else:
+        _say_rows(found, output_format)
+    if values["chart"]:
+        from memplan.cli.pictures import estimate_pictures, print_charts
 
-    rows = lesson_rows(lesson, sizes)
-    _echo_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
-
-
-EVERY_OPERATOR = "all"
-
-
-def _read_shape(text: str) -> tuple[int, ...]:
-    """``512x1024x1024``.
-
-    Raises ``UsageError`` for anything else.
-    """
-    from memplan.errors import UsageError
-
-    parts = text.lower().replace(",", "x").split("x")
-    if not all(part.strip().isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
-        msg = f"--shape: {text!r} are no sizes of a tensor: write 512x1024x1024"
-        raise UsageError(msg)
-    return tuple(map(int, parts))
+        print_charts(estimate_pictures([answers]))
+    if written:
+        say(written)
 
 
-def _read_dtype(text: str) -> "DType":
-    """A floating-point format, by its name here or torch's.
-
-    Raises ``UsageError`` for any other.
-    """
-    from memplan.dtypes import DType
-    from memplan.errors import UsageError, did_you_mean
-
-    known = {each.label: each for each in DType if each.is_floating}
-    known |= {"float32": DType.FP32, "float16": DType.FP16, "bfloat16": DType.BF16}
-    name = text.lower().removeprefix("torch.")
-    if name not in known:
-        msg = (
-            f"--dtype: {text!r} is not one of {', '.join(known)}.{did_you_mean(name, tuple(known))}"
-        )
-        raise UsageError(msg)
-    return known[name]
-
-
-def _lesson_sizes(ctx: typer.Context) -> "Sizes":
-    """The usual sizes, or those of the model or tensor named; as many tokens as are asked for."""
-    from dataclasses import replace
-
-    from memplan.cli.unused import given_options, refuse
-    from memplan.report.lessons import USUAL, Sizes
-    from memplan.report.shape import formula_shape
-    from memplan.sources.models import load_model
-
-    asked = ctx.params
-    dtype = USUAL.dtype if asked["dtype"] is None else _read_dtype(asked["dtype"])
-    if asked["shape"] is not None:
-        given = given_options(ctx)
-        idle = [text for key, text in given.items() if key in ("model", "batch_size", "seq_len")]
-        refuse("--shape", idle)
-        return Sizes.of(_read_shape(asked["shape"]), dtype)
-    sizes = replace(
-        USUAL, batch=asked["batch_size"] or 1, tokens=asked["seq_len"] or USUAL.tokens, dtype=dtype
-    )
-    if asked["model"] is None:
-        return sizes
-    names = ("family", "allow_guess", "allow_unknown_keys", "num_labels", "revision", "token")
-    spec = load_model(asked["model"], asked["task"], **{name: asked[name] for name in names})
-    shape = formula_shape(spec)
-    return replace(
-        sizes,
-        hidden=shape.hidden_size,
-        width=shape.intermediate_size or shape.expert_size,
-        heads=shape.num_heads,
-        head_dim=shape.head_dim,
-        vocabulary=shape.vocab_size,
-    )
-
-
-def _show(
-    found: "Estimate",
-    output_format: OutputFormat,
-    *,
-    component: list[str] | None,
-    timeline: bool,
-    full: bool,
-) -> None:
+def _print(found: "Estimate", values: Values) -> None:
     """Write the arithmetic: on one screen, of some components, over time, or in full."""
+    from memplan.report.console import TerminalConsole
     from memplan.report.explain import print_explanation, print_timeline
+    from memplan.report.explanation import explain_estimate
+    from memplan.report.overview import component_kinds, print_components, print_overview
+    from memplan.search.advice import hints_for
+
+    kinds = component_kinds(values["component"] or [])
+    console, hints = TerminalConsole(), hints_for(found.model, [[found]])
+    if kinds:
+        print_components(console, found, kinds, hints)
+    elif values["timeline"]:
+        print_timeline(console, found, hints)
+    elif values["full"]:
+        print_explanation(console, found, explain_estimate(found), hints)
+    else:
+        print_overview(console, found, explain_estimate(found), hints)
+
+
+def _say_rows(found: "Estimate", output_format: OutputFormat) -> None:
     from memplan.report.explanation import (
         EXPLAIN_SCHEMA_VERSION,
         explain_estimate,
         explanation_rows,
     )
 
-    if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
-        from memplan.report.overview import component_kinds, print_components, print_overview
-        from memplan.search.advice import hints_for
-
-        kinds = component_kinds(component or [])
-        console, hints = TerminalConsole(), hints_for(found.model, [[found]])
-        if kinds:
-            print_components(console, found, kinds, hints)
-        elif timeline:
-            print_timeline(console, found, hints)
-        elif full:
-            print_explanation(console, found, explain_estimate(found), hints)
-        else:
-            print_overview(console, found, explain_estimate(found), hints)
-        return
     rows = explanation_rows(explain_estimate(found))
     if found.setup.pipeline is not None:
         from memplan.report.stages import stage_rows  # only where there are any
 
         rows += stage_rows(found)
-    _echo_rows(rows, output_format, found.assumptions, schema_version=EXPLAIN_SCHEMA_VERSION)
+    say_rows(rows, output_format, found.assumptions, schema_version=EXPLAIN_SCHEMA_VERSION)
 
 
 def _write_snapshot(found: "Estimate", path: Path) -> None:
@@ -436,7 +228,7 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
 
         print_parting(TerminalConsole(), found, parting, source=str(path))
         return
-    _echo_rows(
+    say_rows(
         parting_rows(parting),
         output_format,
         found.assumptions,
@@ -444,44 +236,20 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
     )
 
 
-def _echo_rows(
-    rows: "Sequence[Row]",
-    output_format: OutputFormat,
-    assumptions: "Sequence[str]",
-    *,
-    schema_version: int,
-) -> None:
-    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+def _write(answers: "Sequence[Estimate]", file: str) -> str:
+    """Write the page, or the step over time as a drawing; returns what is to be said of it.
 
-    if output_format is OutputFormat.JSON:
-        text = rows_json(rows, schema_version=schema_version, assumptions=assumptions)
-    else:
-        text = rows_csv(rows) if output_format is OutputFormat.CSV else rows_markdown(rows)
-    say(text)
-
-
-def _write(found: "Sequence[Estimate]", output: Path) -> None:
-    """Write the report or the drawing, and say so.
-
-    Raises ``UsageError`` for another ending, and ``InputError`` where the file cannot be written.
+    Raises ``UsageError`` for a drawing of several GPUs, and ``InputError`` where the file cannot be written.
     """
-    from memplan.errors import UsageError
+    from memplan.cli.pictures import estimate_report, write_page
 
-    ending = output.suffix.lower()
-    if ending in (".html", ".htm"):
-        from memplan import __version__
-        from memplan.report.html import html_report
+    if Path(file).suffix.lower() in PAGES:
+        return write_page(estimate_report([answers]), file)
+    if len(answers) > 1:
+        from memplan.errors import UsageError
 
-        text = html_report(found, version=__version__)
-    elif ending == ".svg":
-        if len(found) > 1:
-            msg = "--output: a drawing is of one GPU: name one, or write a report.html"
-            raise UsageError(msg)
-        from memplan.report.pictures.steps import step_picture
-
-        text = step_picture(found[0]).svg
-    else:
-        msg = f"--output: {output.name!r} must end in .html (a report) or .svg (the timeline)"
+        msg = "--report: a drawing is of one GPU: name one, or write a report.html"
         raise UsageError(msg)
-    write_file(output, text, option="--output")
-    say(f"Wrote {output}: {len(text.encode()) // 1024} KiB")
+    from memplan.report.pictures.steps import step_picture
+
+    return write_page(step_picture(answers[0]).svg, file)

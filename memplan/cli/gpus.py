@@ -4,10 +4,13 @@ from typing import Annotated
 
 import typer
 
-from memplan.cli.options import FormatOption, OutputFormat, complete_gpus
+from memplan.cli.taking import NO_VALUES, complete_gpus, takes
 from memplan.cli.terminal import say
+from memplan.options.shared import FORMAT, OutputFormat
+from memplan.options.table import Values
 
 
+@takes(FORMAT)
 def gpus(
     name: Annotated[
         str | None,
@@ -18,7 +21,7 @@ def gpus(
             autocompletion=complete_gpus,
         ),
     ] = None,
-    output_format: FormatOption = OutputFormat.TABLE,
+    values: Values = NO_VALUES,
 ) -> None:
     """List the GPU catalog, or show one GPU with its sources."""
     from memplan.report.gpus import gpus_csv, gpus_json, gpus_markdown, print_gpu, print_gpus
@@ -26,6 +29,7 @@ def gpus(
     from memplan.sources.gpus import load_gpus
 
     shown = all_gpus() if name is None else load_gpus(name)
+    output_format = values["format"]
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
 

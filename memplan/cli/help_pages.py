@@ -148,7 +148,7 @@ COMMON: Mapping[str, tuple[Common, ...]] = {
                 "--component NAMES": "the arithmetic of one component, or of several",
                 "--timeline": "the step over time, drawn",
                 "--full": "every phase, every component, every tensor",
-                "--output FILE": "a report to open in a browser: report.html",
+                "--report FILE": "a page to open in a browser: report.html",
             },
         ),
     ),

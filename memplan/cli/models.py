@@ -4,26 +4,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.options import (
-    AllowGuessOption,
-    AllowUnknownKeysOption,
-    FamilyOption,
-    FormatOption,
-    NumLabelsOption,
-    OutputFormat,
-    RevisionOption,
-    TaskOption,
-    TokenOption,
-    complete_models,
-)
+from memplan.cli.taking import NO_VALUES, complete_models, takes
 from memplan.cli.terminal import say
+from memplan.options.shared import FORMAT, MODEL, OutputFormat
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memplan.model.spec import ModelSpec
     from memplan.sources.registry import BuiltinModel
 
+TREE = Option(
+    flag="--tree", kind=bool, default=False, metavar=None, panel="",
+    help_text="Show one model's modules, equal layers once.",
+)  # fmt: skip
+CHECKPOINT = Option(
+    flag="--checkpoint", kind=str | None, metavar="SIZE|FILE", panel="",
+    help_text="How many parameters a checkpoint has: 42.1GB, pytorch_model.bin, model.safetensors or "
+    "its index.",
+)  # fmt: skip
 
+
+@takes(*MODEL, TREE, CHECKPOINT, FORMAT)
 def models(
     ctx: typer.Context,
     name: Annotated[
@@ -35,57 +38,34 @@ def models(
             autocompletion=complete_models,
         ),
     ] = None,
-    task: TaskOption = None,
-    family: FamilyOption = None,
-    allow_guess: AllowGuessOption = False,
-    allow_unknown_keys: AllowUnknownKeysOption = False,
-    num_labels: NumLabelsOption = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
-    tree: Annotated[
-        bool, typer.Option("--tree", help="Show one model's modules, equal layers once.")
-    ] = False,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="SIZE|FILE",
-            help="How many parameters a checkpoint has: 42.1GB, pytorch_model.bin, "
-            "model.safetensors or its index.",
-        ),
-    ] = None,
-    output_format: FormatOption = OutputFormat.TABLE,
+    values: Values = NO_VALUES,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
+    from memplan.cli.asked import asked_of
     from memplan.cli.unused import given_options, refuse, refuse_unused, refuse_without
 
-    if checkpoint is not None:
-        refuse_unused(ctx, "--checkpoint", {"checkpoint", "output_format"})
-        _show_checkpoint(checkpoint, output_format)
+    output_format = values["format"]
+    if values["checkpoint"] is not None:
+        refuse_unused(ctx, "--checkpoint", {"checkpoint", "format"})
+        _show_checkpoint(values["checkpoint"], output_format)
         return
     if name is None:
-        refuse_without(ctx, ctx.params.keys() - {"output_format"}, "a MODEL")
+        refuse_without(ctx, ctx.params.keys() - {"format"}, "a MODEL")
         _list(output_format)
         return
-    if (found := _holding(name)) and not given_options(ctx).keys() - {"name", "output_format"}:
+    if (found := _holding(name)) and not given_options(ctx).keys() - {"name", "format"}:
         _list_counted(found, output_format)
         return
-    if tree and output_format in (OutputFormat.CSV, OutputFormat.MARKDOWN):
+    if values["tree"] and output_format in (OutputFormat.CSV, OutputFormat.MARKDOWN):
         refuse(f"--format {output_format.value}", ["--tree"])
+    _show(asked_of(ctx).model(name), output_format, tree=values["tree"])
+
+
+def _show(spec: "ModelSpec", output_format: OutputFormat, *, tree: bool) -> None:
+    """Write where a model's parameters are, or its modules."""
     from memplan.graph.counts import count_parameters
     from memplan.report.models import model_rows, print_model, print_tree, write_rows
-    from memplan.sources.models import load_model
 
-    spec = load_model(
-        name,
-        task,
-        family=family,
-        num_labels=num_labels,
-        revision=revision,
-        token=token,
-        allow_guess=allow_guess,
-        allow_unknown_keys=allow_unknown_keys,
-    )
     counts = count_parameters(spec)
     rows = model_rows(spec, counts)
     if tree or output_format is OutputFormat.JSON:

@@ -2,12 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from memplan.cli.terminal import write_file
-from memplan.options.panels import OUTPUT_PANEL
+from memplan.options.table import Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,45 +15,32 @@ if TYPE_CHECKING:
     from memplan.estimator import Estimate
     from memplan.report.pictures.picture import Picture
 
-ReportOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE",
-        help="Write a page with pictures too: report.html, one file that needs no network.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-ChartOption = Annotated[
-    bool,
-    typer.Option(
-        "--chart",
-        help="Draw the answer below the table, in characters.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
+PAGES = (".html", ".htm")
+"""Endings of a page."""
 
 
-def check_pictures(report: Path | None, *, chart: bool, is_table: bool) -> None:
+def check_pictures(values: Values, *, endings: tuple[str, ...] = PAGES) -> None:
     """Raise ``UsageError`` for a report that is no page, and for pictures among rows for scripts."""
-    from memplan.cli.unused import refuse
+    report = values["report"]
+    if values["format"] != "table":
+        from memplan.cli.unused import refuse
 
-    if not is_table:
-        named = {"--report": report is not None, "--chart": chart}
+        named = {"--report": report is not None, "--chart": values["chart"]}
         refuse("--format", [name for name, given in named.items() if given])
-    if report is not None and report.suffix.lower() not in (".html", ".htm"):
+    if report is not None and Path(report).suffix.lower() not in endings:
         from memplan.errors import UsageError
 
-        msg = f"--report: {report.name!r} must end in .html"
+        drawn = " (a page) or .svg (the drawing)" if ".svg" in endings else ""
+        msg = f"--report: {Path(report).name!r} must end in .html{drawn}"
         raise UsageError(msg)
 
 
-def write_page(text: str, page: Path, *, option: str = "--report") -> str:
+def write_page(text: str, page: str) -> str:
     """Write a page or a drawing; returns what is to be said of it below the answer.
 
     It is written before anything is printed: whoever reads no further (``| head -3``) has it all the same.
     """
-    write_file(page, text, option=option)
+    write_file(Path(page), text, option="--report")
     return f"Wrote {page}: {len(text.encode()) // 1024} KiB"
 
 

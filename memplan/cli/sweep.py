@@ -3,66 +3,20 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.options import (
-    AllowGuessOption,
-    AllowUnknownKeysOption,
-    CpuMemoryOption,
-    FamilyOption,
-    GpuMemoryOption,
-    LegendOption,
-    NumLabelsOption,
-    RevisionOption,
-    TaskOption,
-    TokenOption,
-    complete_models,
-)
-from memplan.cli.pictures import (
-    ChartOption,
-    ReportOption,
-    check_pictures,
-    print_charts,
-    sweep_report,
-    write_page,
-)
-from memplan.cli.sweep_options import (
-    AnnotateOption,
-    BaselineOption,
-    CheckOption,
-    EngineAxis,
-    FailOnOption,
-    FsdpStrategyAxis,
-    GlobalBatchOption,
-    GpuNames,
-    GpusAxis,
-    JobsOption,
-    NodesAxis,
-    OffloadAxis,
-    OffloadParamAxis,
-    PrecisionAxis,
-    RowFormat,
-    RowFormatOption,
-    ToleranceOption,
-    UnmatchedOption,
-    ZeroAxis,
-)
-from memplan.cli.taking_settings import NO_SETTINGS, takes_setting_axes, takes_times
+from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_page
+from memplan.cli.taking import NO_VALUES, complete_models, takes
 from memplan.cli.terminal import remark, say, say_legend
-from memplan.cli.training_options import (
-    EngineOptionOption,
-    PresetOption,
-    SetupFileOption,
-    TrainingArgumentsOption,
-)
 from memplan.errors import WorkerLostError
 from memplan.fast_dataclass import dataclass
 from memplan.options.panels import OUTPUT_PANEL
-from memplan.options.run_times import time_question
-from memplan.options.table import Values
+from memplan.options.questions import SWEEP
+from memplan.options.run_times import TIME_OPTIONS, time_question
+from memplan.options.shared import CHECKS, JOBS, LEGEND, PICTURES, ROW_FORMAT, RowFormat
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from memplan.cli.checking import Checks
@@ -70,9 +24,14 @@ if TYPE_CHECKING:
     from memplan.report.pivot import Pivot
     from memplan.search.sweep import Sweep, SweepResult
 
+PIVOT = Option(
+    flag="--pivot", kind=str | None, metavar="FIGURE|ROWS,COLUMNS", panel=OUTPUT_PANEL,
+    help_text="A matrix of one figure (peak, total, headroom, host, activations or textbook), "
+    "batch by GPUs, or by what is named: seq-len,batch or total,seq-len,batch.",
+)  # fmt: skip
 
-@takes_times
-@takes_setting_axes()
+
+@takes(*SWEEP, PIVOT, LEGEND, ROW_FORMAT, *PICTURES, *CHECKS, *TIME_OPTIONS, JOBS)
 def sweep(
     ctx: typer.Context,
     model: Annotated[
@@ -84,66 +43,25 @@ def sweep(
             autocompletion=complete_models,
         ),
     ],
-    num_gpus: GpusAxis = None,
-    num_nodes: NodesAxis = None,
-    gpu: GpuNames = None,
-    gpu_memory: GpuMemoryOption = None,
-    cpu_memory: CpuMemoryOption = None,
-    engine: EngineAxis = None,
-    zero: ZeroAxis = None,
-    fsdp_strategy: FsdpStrategyAxis = None,
-    offload: OffloadAxis = None,
-    offload_param: OffloadParamAxis = None,
-    settings: Values = NO_SETTINGS,
-    global_batch_size: GlobalBatchOption = None,
-    precision: PrecisionAxis = None,
-    engine_option: EngineOptionOption = None,
-    setup: SetupFileOption = None,
-    preset: PresetOption = None,
-    training_args: TrainingArgumentsOption = None,
-    task: TaskOption = None,
-    family: FamilyOption = None,
-    allow_guess: AllowGuessOption = False,
-    allow_unknown_keys: AllowUnknownKeysOption = False,
-    num_labels: NumLabelsOption = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
-    pivot: Annotated[
-        str | None,
-        typer.Option(
-            "--pivot",
-            metavar="FIGURE|ROWS,COLUMNS",
-            help="A matrix of one figure (peak, total, headroom, host, activations or textbook), "
-            "batch by GPUs, or by what is named: seq-len,batch or total,seq-len,batch.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    legend: LegendOption = False,
-    output_format: RowFormatOption = RowFormat.TABLE,
-    report: ReportOption = None,
-    chart: ChartOption = False,
-    check: CheckOption = None,
-    fail_on: FailOnOption = None,
-    baseline: BaselineOption = None,
-    tolerance: ToleranceOption = None,
-    unmatched: UnmatchedOption = None,
-    annotate: AnnotateOption = None,
-    times: Values = NO_SETTINGS,
-    jobs: JobsOption = 1,
+    values: Values = NO_VALUES,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
+    from memplan.cli.asked import asked_of
     from memplan.cli.checking import read_checks
 
-    checks = read_checks(check, fail_on, baseline, tolerance, unmatched, annotate)
-    matrix = _read_pivot(pivot, output_format)
-    check_pictures(report, chart=chart, is_table=output_format is RowFormat.TABLE)
-    question = time_question(times)
-    if question is not None and matrix is not None:
+    wanted = Wanted(
+        output_format=values["format"],
+        checks=read_checks(values),
+        pivot=_read_pivot(values["pivot"], values["format"]),
+        question=time_question(values),
+        pictured=Pictured(report=values["report"], chart=values["chart"]),
+    )
+    check_pictures(values)
+    if wanted.question is not None and wanted.pivot is not None:
         from memplan.errors import UsageError
 
         msg = "--pivot: a matrix shows memory alone: leave out the options of time"
         raise UsageError(msg)
-    from memplan.cli.asked import asked_of
     from memplan.options.sweeping import sweep_question
     from memplan.search.sweep import Sweep
 
@@ -152,12 +70,11 @@ def sweep(
         asked.model,
         asked.grid,
         asked.gpus,
-        num_jobs=_processes(jobs),
+        num_jobs=_processes(values["jobs"]),
         node_memory_bytes=asked.node_memory_bytes,
     )
-    pictured = Pictured(report=report, chart=chart)
-    _show(made, output_format, matrix, checks, question, pictured)
-    say_legend(legend, is_table=output_format is RowFormat.TABLE)
+    _show(made, wanted)
+    say_legend(values["legend"], is_table=values["format"] is RowFormat.TABLE)
 
 
 def _processes(jobs: int) -> int:
@@ -201,7 +118,7 @@ def _read_pivot(text: str | None, output_format: RowFormat) -> "Pivot | None":
 class Pictured:
     """How the answer is drawn besides."""
 
-    report: Path | None
+    report: str | None
     chart: bool
 
     @contextmanager
@@ -223,29 +140,34 @@ class Pictured:
             say(written)
 
 
-def _show(
-    sweep: "Sweep",
-    output_format: RowFormat,
-    pivot: "Pivot | None",
-    checks: "Checks",
-    question: "TimeQuestion | None",
-    pictured: "Pictured",
-) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """How the answer is written and judged."""
+
+    output_format: RowFormat
+    checks: "Checks"
+    pivot: "Pivot | None"
+    question: "TimeQuestion | None"
+    pictured: Pictured
+
+
+def _show(sweep: "Sweep", wanted: Wanted) -> None:
     """Write the results, then judge them.
 
     Raises ``WorkerLostError`` behind the results that there are.
     """
     from memplan.cli.progress import with_progress
 
-    done = _Done(with_progress(sweep, alone=output_format is RowFormat.TABLE))
-    _write(sweep, checks.watch(iter(done)), output_format, pivot, checks, question, pictured)
+    is_table = wanted.output_format is RowFormat.TABLE
+    done = _Done(with_progress(sweep, alone=is_table))
+    _write(sweep, wanted.checks.watch(iter(done)), wanted)
     if done.loss is not None:
         raise done.loss
     if done.is_interrupted:
         whole = f"{sweep.num_tried:,} of {sweep.num_combinations:,} setups"
         remark(f"interrupted: what was done by then is shown, {whole}")
         raise KeyboardInterrupt
-    checks.finish(sys.stdout if output_format is RowFormat.TABLE else sys.stderr, sweep.model)
+    wanted.checks.finish(sys.stdout if is_table else sys.stderr, sweep.model)
 
 
 class _Done:
@@ -265,38 +187,34 @@ class _Done:
             self.is_interrupted = True
 
 
-def _write(
-    sweep: "Sweep",
-    results: "Iterable[SweepResult]",
-    output_format: RowFormat,
-    pivot: "Pivot | None",
-    checks: "Checks",
-    question: "TimeQuestion | None",
-    pictured: "Pictured",
-) -> None:
-    if output_format is RowFormat.TABLE:
-        from memplan.report.console import TerminalConsole
-
-        console, kept = TerminalConsole(), list(results)
-        if not kept:
-            return
-        with pictured.beside(sweep, kept):
-            if pivot is None:
-                from memplan.report.sweep import print_sweep
-
-                print_sweep(console, sweep, kept, question=question)
-            else:
-                from memplan.report.pivot import print_pivot
-
-                print_pivot(console, sweep, kept, pivot)
+def _write(sweep: "Sweep", results: "Iterable[SweepResult]", wanted: Wanted) -> None:
+    if wanted.output_format is RowFormat.TABLE:
+        kept = list(results)
+        if kept:
+            _print(sweep, kept, wanted)
         return
     from memplan.report.sweep import impossible_notes, sweep_rows
 
-    rows = checks.rows(sweep_rows(results, question))
-    for line in _lines(rows, output_format, sweep, question):
+    rows = wanted.checks.rows(sweep_rows(results, wanted.question))
+    for line in _lines(rows, wanted.output_format, sweep, wanted.question):
         say(line)
     for note in impossible_notes(sweep):
         remark(note)
+
+
+def _print(sweep: "Sweep", kept: "list[SweepResult]", wanted: Wanted) -> None:
+    from memplan.report.console import TerminalConsole
+
+    console = TerminalConsole()
+    with wanted.pictured.beside(sweep, kept):
+        if wanted.pivot is None:
+            from memplan.report.sweep import print_sweep
+
+            print_sweep(console, sweep, kept, question=wanted.question)
+        else:
+            from memplan.report.pivot import print_pivot
+
+            print_pivot(console, sweep, kept, wanted.pivot)
 
 
 def _lines(

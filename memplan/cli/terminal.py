@@ -10,7 +10,9 @@ from memplan.errors import InputError
 from memplan.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from memplan.report.rows import Row
 
 _PLAIN = {
     0x2192: "->", 0x2264: "<=", 0x2265: ">=", 0x00D7: "x", 0x2212: "-", 0x2013: "-", 0x2014: "-",
@@ -76,6 +78,23 @@ def say_legend(wanted: bool, *, is_table: bool) -> None:
     from memplan.report.legend import print_legend
 
     print_legend(TerminalConsole())
+
+
+def say_rows(
+    rows: "Sequence[Row]",
+    output_format: str,
+    assumptions: "Sequence[str]",
+    *,
+    schema_version: int,
+) -> None:
+    """Write rows in a format for scripts."""
+    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+
+    if output_format == "json":
+        text = rows_json(rows, schema_version=schema_version, assumptions=assumptions)
+    else:
+        text = rows_csv(rows) if output_format == "csv" else rows_markdown(rows)
+    say(text)
 
 
 def abandon(stream: TextIO) -> None:

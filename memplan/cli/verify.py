@@ -1,35 +1,29 @@
 """``memplan verify``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from memplan.cli.options import (
-    FormatOption,
-    NumLabelsOption,
-    NumNodesOption,
-    OptionalModelArgument,
-    OutputFormat,
-    TaskOption,
-)
-from memplan.cli.taking_settings import NO_SETTINGS, takes_settings
-from memplan.cli.training_options import (
-    AccelerateConfigOption,
-    DeepSpeedConfigOption,
-    EngineOption,
-    EngineOptionOption,
-    FsdpStrategyOption,
-    PrecisionOption,
-    PresetOption,
-    SetupFileOption,
-    TrainingArgumentsOption,
-    ZeroOption,
-)
-from memplan.options.engine_options import parse_engine_options
+from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
 from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL
+from memplan.options.questions import SETTINGS
 from memplan.options.settings import setting_fields
-from memplan.options.table import Values
+from memplan.options.shared import (
+    ENGINE,
+    ENGINE_OPTION,
+    FILES,
+    FORMAT,
+    FSDP_STRATEGY,
+    LAUNCH_FILES,
+    NODES,
+    NUM_LABELS,
+    PRECISION,
+    TASK,
+    ZERO,
+    OutputFormat,
+)
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,146 +35,74 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "a100-80gb"
 """What is pretended where there is none."""
+GPUS = Option(
+    flag="--gpus", kind=int | None, metavar="N", minimum=1, panel=HARDWARE_PANEL,
+    help_text="GPUs in all. [default: as many as torchrun started, else 1]",
+)  # fmt: skip
+GPU = Option(
+    flag="--gpu", kind=str | None, panel=HARDWARE_PANEL,
+    help_text="The card to pretend where there is none. [default: a100-80gb]",
+)  # fmt: skip
+SETUP = (
+    GPUS, NODES, GPU, ENGINE, ZERO, FSDP_STRATEGY, *SETTINGS, ENGINE_OPTION, PRECISION, *FILES,
+    *LAUNCH_FILES, TASK, NUM_LABELS,
+)  # fmt: skip
+"""What is trained."""
+RUN = (
+    Option(
+        flag="--steps", kind=int | None, metavar="N", minimum=2, maximum=100, panel=OUTPUT_PANEL,
+        help_text="Optimizer steps; the last is measured. [default: 8, and 3 on fake tensors]",
+    ),
+    Option(
+        flag="--fake", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
+        help_text="Follow the code on fake tensors although there is a GPU.",
+    ),
+    Option(
+        flag="--record", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Write the measurement down, for others: measurement.json.",
+    ),
+    Option(
+        flag="--replay", kind=list[str] | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Predict what was recorded once more, instead of training; needs no torch. "
+        "Repeatable, or a folder.",
+    ),
+    Option(
+        flag="--snapshot", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Keep the run's memory snapshot, and the predicted one beside it: run.pickle and "
+        "run.predicted.pickle.",
+    ),
+    Option(
+        flag="--within", kind=str | None, metavar="SHARE", panel=OUTPUT_PANEL,
+        help_text="Fail (exit 5) where a peak is further off, or a verdict is wrong: 1%.",
+    ),
+)  # fmt: skip
+"""How it is run, and what is kept of it."""
 
 
-@takes_settings()
+@takes(*SETUP, *RUN, FORMAT)
 def verify(
-    ctx: typer.Context,
-    model: OptionalModelArgument = None,
-    num_gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus",
-            metavar="N",
-            min=1,
-            help="GPUs in all. [default: as many as torchrun started, else 1]",
-            rich_help_panel=HARDWARE_PANEL,
-        ),
-    ] = None,
-    num_nodes: NumNodesOption = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="The card to pretend where there is none. [default: a100-80gb]",
-            rich_help_panel=HARDWARE_PANEL,
-        ),
-    ] = None,
-    engine: EngineOption = None,
-    zero: ZeroOption = None,
-    fsdp_strategy: FsdpStrategyOption = None,
-    settings: Values = NO_SETTINGS,
-    engine_option: EngineOptionOption = None,
-    precision: PrecisionOption = None,
-    setup_file: SetupFileOption = None,
-    preset: PresetOption = None,
-    training_args: TrainingArgumentsOption = None,
-    deepspeed_config: DeepSpeedConfigOption = None,
-    accelerate_config: AccelerateConfigOption = None,
-    task: TaskOption = None,
-    num_labels: NumLabelsOption = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps",
-            metavar="N",
-            min=2,
-            max=100,
-            help="Optimizer steps; the last is measured. [default: 8, and 3 on fake tensors]",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    fake: Annotated[
-        bool,
-        typer.Option(
-            "--fake",
-            help="Follow the code on fake tensors although there is a GPU.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--record",
-            metavar="FILE",
-            help="Write the measurement down, for others: measurement.json.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    replay: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--replay",
-            metavar="FILE",
-            help="Predict what was recorded once more, instead of training; needs no torch. "
-            "Repeatable, or a folder.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    snapshot: Annotated[
-        Path | None,
-        typer.Option(
-            "--snapshot",
-            metavar="FILE",
-            help="Keep the run's memory snapshot, and the predicted one beside it: run.pickle and "
-            "run.predicted.pickle.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    within: Annotated[
-        str | None,
-        typer.Option(
-            "--within",
-            metavar="SHARE",
-            help="Fail (exit 5) where a peak is further off, or a verdict is wrong: 1%.",
-            rich_help_panel=OUTPUT_PANEL,
-        ),
-    ] = None,
-    output_format: FormatOption = OutputFormat.TABLE,
+    ctx: typer.Context, model: OptionalModelArgument = None, values: Values = NO_VALUES
 ) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
-    from memplan.cli.unused import refuse, refuse_unused
+    from memplan.cli.unused import refuse_unused
     from memplan.options.axes import parse_share
-    from memplan.verify.replay import beside, replayed
 
+    within = values["within"]
     share = None if within is None else parse_share(within, option="--within")
-    if replay:
+    if values["replay"]:
+        from memplan.verify.replay import replayed
+
         refuse_unused(ctx, "--replay", REPLAY_USES)
-        runs = [replayed(path) for path in _files(replay)]
+        runs = [replayed(path) for path in _files(list(map(Path, values["replay"])))]
     else:
-        if num_gpus is None:
-            num_gpus = _started_processes()
-        setup = _setup(
-            ctx, settings,
-            fields={
-                "num_gpus": num_gpus, "num_nodes": num_nodes,
-                "engine_options": parse_engine_options(engine_option),
-            },
-            named={
-                "precision": precision, "engine": engine, "zero": zero,
-                "fsdp_strategy": fsdp_strategy,
-            },
-            files={
-                "setup_file": setup_file, "preset": preset, "training_args": training_args,
-                "deepspeed_config": deepspeed_config, "accelerate_config": accelerate_config,
-            },
-        )  # fmt: skip
-        if fake and snapshot is not None:
-            refuse("--fake", ["--snapshot, of which fake tensors have none"])
-        run = run_of(model, setup, task=task, num_labels=num_labels, steps=steps)
-        measured = measure_here(run, gpu=gpu, fake=fake, snapshot=snapshot)
-        if measured is None:
+        run = _ran(ctx, model, values)
+        if run is None:
             return  # another rank speaks
-        if record is not None:
-            _write(measured, record)
-        runs = [beside(measured)]
-        if snapshot is not None:
-            _write_predicted(runs[0], snapshot)
-    _show(runs, output_format)
+        runs = [run]
+    _show(runs, values["format"])
     if share is not None:
         _judge(runs, share, within or "")
-    if not replay and runs[0].measured.death is not None and _started_processes() > 1:
+    if not values["replay"] and runs[0].measured.death is not None and _started_processes() > 1:
         from memplan.errors import CheckFailedError
 
         # The others wait for this rank: torchrun ends them where it fails.
@@ -188,7 +110,30 @@ def verify(
         raise CheckFailedError(msg)
 
 
-REPLAY_USES = frozenset({"replay", "output_format", "within"})
+def _ran(ctx: typer.Context, model: str | None, values: Values) -> "Verified | None":
+    """What was run here, beside what was predicted; None on a rank that is not the one to speak."""
+    from memplan.cli.unused import refuse
+    from memplan.verify.replay import beside
+
+    kept = None if values["snapshot"] is None else Path(values["snapshot"])
+    setup = _setup(ctx, values)
+    if values["fake"] and kept is not None:
+        refuse("--fake", ["--snapshot, of which fake tensors have none"])
+    run = run_of(
+        model, setup, task=values["task"], num_labels=values["num_labels"], steps=values["steps"]
+    )
+    measured = measure_here(run, gpu=values["gpu"], fake=values["fake"], snapshot=kept)
+    if measured is None:
+        return None
+    if values["record"] is not None:
+        _write(measured, Path(values["record"]))
+    found = beside(measured)
+    if kept is not None:
+        _write_predicted(found, kept)
+    return found
+
+
+REPLAY_USES = frozenset({"replay", "format", "within"})
 """What recorded runs leave open."""
 
 
@@ -201,36 +146,34 @@ def _started_processes() -> int:
 
 
 def _setup(
-    ctx: typer.Context,
-    settings: Values,
-    *,
-    fields: dict[str, Any],
-    named: dict[str, str | None],
-    files: dict[str, str | None],
+    ctx: typer.Context, values: Values
 ) -> "tuple[TrainingSetup, str | Mapping[str, object] | None]":
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace
 
     from memplan.cli.asked import asked_of
+    from memplan.options.engine_options import parse_engine_options
     from memplan.options.setup_files import read_base
     from memplan.options.single import with_engine
 
-    given = asked_of(ctx).given_fields({**fields, **setting_fields(settings)})
-    given["num_gpus"] = fields["num_gpus"]
+    engine, precision, zero = values["engine"], values["precision"], values["zero"]
+    given = asked_of(ctx).given_fields(
+        {
+            "num_nodes": values["nodes"],
+            "engine_options": parse_engine_options(values["engine_option"]),
+            **setting_fields(values),
+        }
+    )
+    given["num_gpus"] = _started_processes() if values["gpus"] is None else values["gpus"]
     base = read_base(
         given,
-        named={"engine": named["engine"], "precision": named["precision"]},
-        setup_file=files["setup_file"],
-        training_args=files["training_args"],
-        deepspeed_config=files["deepspeed_config"],
-        accelerate_config=files["accelerate_config"],
-        preset=files["preset"],
+        named={"engine": engine, "precision": precision},
+        setup_file=values["setup"],
+        **{option.parameter: values[option.parameter] for option in (*FILES[1:], *LAUNCH_FILES)},
     )
-    setup = with_engine(
-        base.setup, precision=named["precision"], engine=named["engine"], zero=named["zero"]
-    )
-    if named["fsdp_strategy"] is not None:
-        setup = replace(setup, fsdp_strategy=named["fsdp_strategy"])  # type: ignore[arg-type]
+    setup = with_engine(base.setup, precision=precision, engine=engine, zero=zero)
+    if values["fsdp_strategy"] is not None:
+        setup = replace(setup, fsdp_strategy=values["fsdp_strategy"])
     return setup, base.model
 
 

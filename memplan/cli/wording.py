@@ -9,13 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.options.settings import FIELD_PARAMETERS
+from memplan.options.asked import OPTION_OF_FIELD
+from memplan.options.shared import FILES, LAUNCH_FILES
 
-PARAMETERS = FIELD_PARAMETERS | {
+PARAMETERS = OPTION_OF_FIELD | {
     "zero_stage": "zero", "offload_optimizer": "offload", "num_jobs": "jobs",
 }  # fmt: skip
 """Fields that a command's parameter has another name for."""
 _ADVICE = re.compile(r"`(\w+)(?:=([^`]*))?`")
+_FILE_OPTIONS = frozenset(option.flag for option in (*FILES, *LAUNCH_FILES))
 _HEAD = re.compile(r"(\w+)(?=: )")
 
 
@@ -31,13 +33,17 @@ def option_names(command: Any) -> dict[str, str]:
 
 
 def in_options(message: str, options: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """The message with options for fields: those it advises, and the one at its head if typed.
+    """The message with options for fields: those it advises, and the one at its head.
+
+    A field that a file may have named keeps the name that it has there, unless its option was typed.
 
     >>> known = {"family": "--family", "seq_len": "--seq-len"}
     >>> in_options("read it with `family='llama'`", known, [])
     'read it with --family llama'
     >>> in_options("seq_len: must be from 1", known, ["--seq-len", "0"])
     '--seq-len: must be from 1'
+    >>> in_options("seq_len: must be from 1", known, ["--setup", "run.yaml"])
+    'seq_len: must be from 1'
     """
 
     def advised(match: "re.Match[str]") -> str:
@@ -50,6 +56,7 @@ def in_options(message: str, options: Mapping[str, str], arguments: Sequence[str
     text = _ADVICE.sub(advised, message)
     head = _HEAD.match(text)
     option = options.get(head[1]) if head else None
-    if head and option in {word.partition("=")[0] for word in arguments}:
+    typed = {word.partition("=")[0] for word in arguments}
+    if head and option and (option in typed or _FILE_OPTIONS.isdisjoint(typed)):
         return f"{option}{text[head.end() :]}"
     return text

@@ -7,6 +7,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
+from memplan.graph.sorting import sort_tile
 from memplan.graph.tape import Tape
 from memplan.hardware.gpu import (
     GpuSpec,
@@ -67,6 +68,7 @@ def _plain(options: TapeOptions) -> TapeOptions:
         sdpa=default.sdpa,
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,
+        sort_tile=default.sort_tile,
         is_ampere=default.is_ampere,
     )
 
@@ -182,6 +184,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         sdpa=sdpa_support(gpu),
         multiprocessors=num_multiprocessors(gpu),
         threads_per_multiprocessor=threads_per_multiprocessor(gpu),
+        sort_tile=_sort_tile(gpu),
         is_ampere=is_ampere(gpu),
         checkpointed_layers=_checkpointed_layers(setup),
         selective=setup.checkpointing is Recomputation.SELECTIVE,
@@ -241,6 +244,12 @@ def _log_probabilities(setup: TrainingSetup) -> LogProbabilities:
     if setup.chosen_kernels.loss is LossKernel.TRL:
         return LogProbabilities.FUSED
     return setup.job.log_probabilities
+
+
+def _sort_tile(gpu: GpuSpec | None) -> int:
+    """Of a card that is not known, an H100's."""
+    capability = gpu.compute_capability if gpu is not None else None
+    return TapeOptions().sort_tile if capability is None else sort_tile(capability)
 
 
 def _dropout(setup: TrainingSetup) -> float | None:

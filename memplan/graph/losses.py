@@ -33,11 +33,12 @@ def takes_matrix(t: Tape) -> bool:
 
 
 def language_model_loss(
-    t: Tape, x: Tensor, weight: Parameter, vocab_size: int, project: Project
+    t: Tape, x: Tensor, weight: Parameter | None, vocab_size: int, project: Project
 ) -> Tensor:
-    """The loss of the hidden states ``x`` through ``weight``, the output matrix."""
+    """The loss of the hidden states ``x`` through ``weight``, the output matrix, where the loss is given it."""
     form = LOSS_FORMS[t.kernels.loss]
     if form.matrix is not None:
+        assert weight is not None
         return _MATRIX_LOSSES[form.matrix](t, x, weight)
     logits = project(x)
     if t.kernels.loss is LossKernel.PARALLEL_FUSED:

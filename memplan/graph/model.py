@@ -73,7 +73,8 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         check_tiled(model, tape)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)
-    tape.declared = model.declared
+    if model.blueprint is None:
+        tape.declared = model.declared
     if model.transposed_linear:
         _mark_transposed(tape)
     if options.compile is not Compilation.NONE:
@@ -204,6 +205,9 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     _check_frozen(model, options.freeze)
     _check_media(model, options)
     _check_checkpointed(model, options.checkpointed_layers)
+    if model.blueprint is not None:
+        recorded: Tape = model.blueprint.record(model, options)
+        return recorded
     if len(model.stacks) > 1:
         from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
 

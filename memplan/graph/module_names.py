@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
@@ -53,7 +54,7 @@ class NamedModule:
 
 def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     """Every module of a model that owns weights, in the order of its tape."""
-    names = model.module_names
+    names = _names_of(model, tape)
     # Other tasks' classes (CTC) do not say which matrix it is.
     has_output = model.task is not Task.OTHER
     found: list[NamedModule] = []
@@ -86,12 +87,19 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     return tuple(found)
 
 
+def _names_of(model: ModelSpec, tape: Tape) -> Mapping[str, Any]:
+    """What the class calls its modules: as it says itself, where the model is written as one."""
+    if model.blueprint is None:
+        return model.module_names
+    return {name: {"at": beginning} for name, beginning in tape.beginnings.items()}
+
+
 def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     """Every matrix, and stack of matrices, that belongs to no embedding.
 
     Its name is the parameter's, and on the tape its key among ranks.
     """
-    names = model.module_names
+    names = _names_of(model, tape)
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:

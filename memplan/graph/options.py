@@ -59,6 +59,8 @@ class TapeOptions(HashedOnce):
     multiprocessors: int = 132
     """Of the GPU: how a sum over rows is split between thread blocks."""
     threads_per_multiprocessor: int = 2048
+    sort_tile: int = 4608
+    """Pairs that a block of a sort takes on (``memplan.graph.sorting``)."""
     is_ampere: bool = True
     """The GPU has compute capability 8 or a later one, which some packages ask for."""
     sdpa: SdpaSupport = DEFAULT_SUPPORT

@@ -8,6 +8,7 @@ from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Buffer, Operation, Segment, Tiles
+from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart
 from memplan.training.exchange import NO_SENDS, Sends
@@ -56,6 +57,8 @@ class Recording:
         self.declared: tuple[tuple[str, ...], ...] = ()
         """The order in which the class declares its parameters: the name of a segment, then modules
         of it or single parameters, for each stretch; empty: not known."""
+        self.beginnings: dict[str, str] = {}
+        """How modules' names in the class begin, by the name of their segment, where the class itself says."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}
         """What torch's dispatcher was asked, and the kernel it took."""
         self.flash_grids: dict[FlashGrid, int] = {}
@@ -63,6 +66,8 @@ class Recording:
         self.asked_generation = False
         """Something on it depends on whether the card is of Ampere's generation or a later one."""
         self.asked_multiprocessors = False
+        self.sorts: dict[tuple[int, int], int] = {}
+        """What was sorted: how many pairs, their largest key, and what that takes [bytes]."""
         self.few_rows: dict[int, bool] = {}
         """Tables whose gradients go by the card: whether it sums up so many rows at once."""
         """Something on it depends on how many multiprocessors the card has."""
@@ -103,6 +108,13 @@ class Recording:
         found = self.flash_grids[grid] = num_flash_splits(grid, self.options.multiprocessors)
         return found
 
+    def sort_scratch_bytes(self, count: int, *, largest_key: int) -> int:
+        """What a sort of so many pairs asks for [bytes]."""
+        found = self.sorts[count, largest_key] = sort_scratch_bytes(
+            count, largest_key=largest_key, tile=self.options.sort_tile
+        )
+        return found
+
     def has_few_rows(self, num_rows: int) -> bool:
         """Whether the card sums up the gradient of a table with so many rows at once."""
         found = self.few_rows[num_rows] = _are_few(num_rows, self.options)
@@ -120,6 +132,9 @@ class Recording:
             return False
         if any(_are_few(num_rows, options) is not few for num_rows, few in self.few_rows.items()):
             return False
+        for (count, key), size in self.sorts.items():
+            if sort_scratch_bytes(count, largest_key=key, tile=options.sort_tile) != size:
+                return False
         return all(
             num_flash_splits(grid, options.multiprocessors) == splits
             for grid, splits in self.flash_grids.items()

@@ -89,7 +89,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         )
 
         record_flow(t, counted_parts(model), tied=model.head.tied)
-    t.inputs_bytes = _input_bytes(t, model)
+    t.inputs_bytes = input_bytes(t, model)
     stack = model.stacks[0]
     if stack.embedding is not None and stack.embedding.trajectory is not None:
         options = replace(options, seq_len=TOKENS_PER_STEP * options.seq_len)
@@ -156,7 +156,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     return t
 
 
-def _input_bytes(t: Tape, model: ModelSpec) -> int:
+def input_bytes(t: Tape, model: ModelSpec) -> int:
     """Token ids and labels [bytes].
 
     Where ranks share sequences, shifted labels and positions too. Of a ring a rank's share of each lies

@@ -1,34 +1,45 @@
 """What sorting on the GPU asks for: cub's radix sort of pairs of int64, as torch calls it."""
 
-from memplan.units import ceil_div
+from memplan.units import ceil_div, round_up
 
 DIGIT_BITS = 8
 """Bits that are sorted by in one pass."""
 NUM_DIGITS = 1 << DIGIT_BITS
-TILE = 4224
-"""Pairs that one block takes on; three counts of pairs seen agree with 4096 to 4681."""
+TILES = {(9, 0): 4608, (8, 0): 3840, (0, 0): 2816}
+"""Pairs that one block takes on, by the compute capability from which on it does: 384 threads with 12 or 10
+each, 256 with 11 (cub/device/dispatch/tuning/tuning_radix_sort.cuh of CUDA 13.0, ``OnesweepPolicyKey64`` and the
+``OnesweepPolicy`` of 800 and 700, halved for 8 bytes; torch 2.13 was asked for ten sorts on five cards)."""
 SINGLE_TILE = 2304
 """Up to so many pairs are sorted by one block (``InvokeSingleTile``; torch 2.13 was asked for 17 sizes)."""
 ALIGNMENT = 256
 
 
-def sort_scratch_bytes(count: int, *, largest_key: int) -> int:
+def sort_tile(compute_capability: tuple[int, int]) -> int:
+    """Pairs that one block of a sort takes on.
+
+    >>> sort_tile((9, 0)), sort_tile((8, 9)), sort_tile((7, 5))
+    (4608, 3840, 2816)
+    """
+    return next(tile for least, tile in TILES.items() if compute_capability >= least)
+
+
+def sort_scratch_bytes(count: int, *, largest_key: int, tile: int) -> int:
     """What a sort of ``count`` pairs asks for beside its two results [bytes].
 
     Both arrays once more, counts of each digit, and what blocks tell each other
     (cub/device/dispatch/dispatch_radix_sort.cuh, ``InvokeOnesweep``; only as many bits are sorted by
     as the largest key has: aten/src/ATen/cuda/cub.cuh, ``get_num_bits``). A single pass goes from the
-    arrays to the results, without a copy.
+    arrays to the results, without a copy. ``tile``: see ``sort_tile``.
 
-    >>> sort_scratch_bytes(32768, largest_key=8191), sort_scratch_bytes(4096, largest_key=511)
-    (537088, 71168)
-    >>> sort_scratch_bytes(4096, largest_key=255), sort_scratch_bytes(2304, largest_key=511)
+    >>> sort_scratch_bytes(32768, largest_key=8191, tile=4608), sort_scratch_bytes(4096, largest_key=511, tile=3840)
+    (537088, 72192)
+    >>> sort_scratch_bytes(4096, largest_key=255, tile=4608), sort_scratch_bytes(2304, largest_key=511, tile=4608)
     (3584, 512)
     """
     if count <= SINGLE_TILE:
         return 2 * ALIGNMENT
     passes = ceil_div(max(largest_key.bit_length(), 1), DIGIT_BITS)
     counts = passes * NUM_DIGITS * 8
-    told = ceil_div(count, TILE) * NUM_DIGITS * 4
-    copies = 2 * count * 8 if passes > 1 else 0
+    told = ceil_div(count, tile) * NUM_DIGITS * 4
+    copies = 2 * round_up(count * 8, ALIGNMENT) if passes > 1 else 0
     return copies + counts + told + 2 * ALIGNMENT

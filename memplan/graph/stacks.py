@@ -57,7 +57,7 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
     """
     options = t.options
     whole = getattr(options.freeze, stack.name)
-    recomputed = _checkpointed(options.checkpointed_layers, stack.num_layers)
+    recomputed = checkpointed_layers(options.checkpointed_layers, stack.num_layers)
     cuts = {0, stack.num_layers}
     for first, last in recomputed.ranges:
         cuts |= {first, last + 1}
@@ -79,7 +79,7 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
 
 def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bool, bool]]:
     """Stretches of a tower's layers, from and up to, and whether each is checkpointed and frozen."""
-    recomputed = _checkpointed(options.checkpointed_layers, num_layers)
+    recomputed = checkpointed_layers(options.checkpointed_layers, num_layers)
     cuts = {0, num_layers}
     for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
         cuts |= {first, last + 1}
@@ -90,7 +90,8 @@ def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bo
     ]
 
 
-def _checkpointed(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
+def checkpointed_layers(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
+    """Which of a stack's layers are recomputed; a share is of the first ones."""
     if isinstance(layers, CheckpointedLayers):
         return layers
     return CheckpointedLayers.first(round(layers * num_layers))

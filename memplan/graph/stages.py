@@ -80,7 +80,8 @@ def stage_model(model: ModelSpec, layers: range, place: StagePlace) -> ModelSpec
     if head.tied and not (place.is_first and place.is_last):
         head = replace(head, tied=False)
     cut = replace(stack, runs=_runs_within(stack.runs, layers))
-    return replace(model, stacks=(cut,), head=head)
+    blueprint = None if model.blueprint is None else model.blueprint.with_layers(layers)
+    return replace(model, stacks=(cut,), head=head, blueprint=blueprint)
 
 
 def _runs_within(runs: Sequence[LayerRun], layers: range) -> tuple[LayerRun, ...]:

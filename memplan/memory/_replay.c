@@ -100,13 +100,16 @@ static void drop(State *state, Block *block) {
 
 /* Of the keys from `low` to `high` the first that does not come before a size and an address. */
 static Py_ssize_t between(const Pool *pool, Py_ssize_t low, Py_ssize_t high, int64_t size, int64_t address) {
-    while (low < high) {
-        Py_ssize_t middle = (low + high) >> 1;
-        const Key *key = &pool->keys[middle];
-        if (key->size < size || (key->size == size && key->address < address)) low = middle + 1;
-        else high = middle;
+    Py_ssize_t count = high - low;
+    const Key *keys = pool->keys + low;
+    while (count > 0) { /* without a branch on what is compared, which nobody foresees */
+        Py_ssize_t half = count >> 1;
+        const Key *middle = keys + half;
+        int is_before = (middle->size < size) | ((middle->size == size) & (middle->address < address));
+        keys = is_before ? middle + 1 : keys;
+        count = is_before ? count - half - 1 : half;
     }
-    return low;
+    return keys - pool->keys;
 }
 
 static Py_ssize_t lower(const Pool *pool, int64_t size, int64_t address) {

@@ -1,22 +1,28 @@
 """The model's own allocations of a forward pass, written into a ledger.
 
 The walks know one repetition of each segment. Here every repetition is played out, with the tensors
-of one handed to the next, and an engine is called where it takes part.
+of one handed to the next, and an engine is called where it takes part. Where one finds what another did, it
+is written down as that was (``memplan.memory.repetition``).
 """
+
+from collections.abc import Hashable, Iterable, Sequence
 
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Storage, Tensor
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.step import ForwardPass, StepPasses, kept_by, lets_go
-from memplan.memory.stops import Engine, forward_cuts, pieces
+from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
+from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by, lets_go
+from memplan.memory.stops import Cut, Engine, forward_cuts, pieces
 from memplan.memory.walk import WORKSPACE
 
 Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""
-Place = tuple[Frame, object]
-"""Where a block is noted."""
+Name = tuple[int, int]
+"""A repetition of a segment: its index, and which."""
+Place = tuple[Name, object]
+"""Where a block is noted: in the frame of a repetition, under a key."""
 Sources = dict[object, Place]
 """Where what a repetition is given is noted."""
 
@@ -42,6 +48,11 @@ class ForwardPlayback:
         self.engine = engine
         self.leaves = {leaf.storage for leaf in tape.leaves}
         self.kept = {segment: _kept(segment) for segment in tape.segments}
+        self.frames: dict[Name, Frame] = {}
+        self.scripts: dict[tuple[int, bool], Script] = {}
+        """Of passes, of the first repetition and of later ones, as they were played last."""
+        self.cuts: dict[int, object] = {}
+        """Where these passes were cut."""
 
     def need_workspace(self, *, forward: bool) -> None:
         """Each of the two threads has a handle with a workspace of its own, made at its first product."""
@@ -59,8 +70,8 @@ class ForwardPlayback:
 
     def forward(self) -> None:
         """Every segment's forward pass; ``return_loss`` is to follow."""
-        self.frames: dict[tuple[int, int], Frame] = {}
-        self.inputs: dict[tuple[int, int], Sources] = {}
+        self.frames = {}
+        self.inputs: dict[Name, Sources] = {}
         self.shared: dict[Tensor, Block] = {}
         self.flow: Block | None = None
         self.transit: list[Block] = []
@@ -88,56 +99,150 @@ class ForwardPlayback:
             self._free(place)
 
     def _forward(self, each: ForwardPass) -> None:
-        segment = each.segment
-        ledger = self.ledger
-        kept = self.kept[segment]
-        carried = [each for each in segment.carried if each not in kept]
-        stops = self.engine.stops(segment)
+        segment, engine = each.segment, self.engine
+        stops = engine.stops(segment)
         cuts = [] if stops is None else forward_cuts(each, stops)
+        self._cut_as_before(each, cuts)
         if each.loss:
             # The base model has returned.
             self._let_go_of_carried()
-        given = segment.input.storage if segment.input is not None else None
         for repetition in each.repetitions:
-            ledger.reach(segment, repetition)
-            self.engine.before_forward(segment, repetition)
-            frame = ledger.frame()
-            self.frames[segment.index, repetition] = frame
-            sources = self._sources(segment, repetition)
-            self.inputs[segment.index, repetition] = sources
-            frame.update(zip(each.profile.arriving, self.transit, strict=True))
-            for events, acts in pieces(each.profile.events, cuts):
-                for key, size in events:
-                    if size:
-                        frame[key] = ledger.allocate(size)
-                    elif key is WORKSPACE:
-                        self.need_workspace(forward=True)
-                    elif key not in carried and key in frame:
-                        # An empty tensor's event has no bytes either: torch asks for nothing.
-                        ledger.free(frame.pop(key))
-                    elif key in sources:
-                        self._free(sources[key])
-                if acts:
-                    self.engine.reach(segment, repetition, acts)
-            self.transit = [_taken(key, frame, sources) for key in each.profile.leaving]
-            self._let_go_of_carried()
-            self.carried = [(frame, each) for each in carried]
-            for key in frame:
-                if isinstance(key, Storage) and key.weight_cast and key not in kept:
-                    self.casts.append((frame, key))
-            # The caller's variable holds the input until the module's hooks have run too.
-            self.engine.after_forward(segment, repetition)
-            for storage in segment.given:
-                if storage in sources and self._drops(each, repetition, storage):
-                    self._free(sources[storage])
+            self.ledger.reach(segment, repetition)
+            engine.before_forward(segment, repetition)
+            name = segment.index, repetition
+            frame = self.frames[name] = self.ledger.frame()
+            sources = self.inputs[name] = self._sources(segment, repetition)
+            standing = self._standing(name, sources)
+            script = self.scripts.get((id(each), not repetition))
+            if script is not None and script.standing == standing:
+                self._forward_again(script, segment, repetition, cuts)
+            else:
+                self._forward_anew(each, repetition, cuts, standing)
             output = segment.output.storage if segment.output is not None else None
+            given = segment.input.storage if segment.input is not None else None
             if output in frame:
-                self.output = (frame, output)
+                self.output = (name, output)
             elif output is not None and output is not given:
                 self.output = self._place(output)
         is_done = each.repetitions.stop == segment.repeat
         if is_done and segment is not self.tape.segments[-1]:
             self._release(segment)
+
+    def _cut_as_before(self, each: ForwardPass | BackwardPass, cuts: object) -> None:
+        """Forget how a pass was played whose engine stops elsewhere now."""
+        key = id(each)
+        if self.cuts.get(key) != cuts:
+            self.cuts[key] = cuts
+            self.scripts.pop((key, True), None)
+            self.scripts.pop((key, False), None)
+
+    def _standing(self, name: Name, sources: Sources) -> Hashable:
+        """What decides, beside the walk, what a repetition's forward pass asks for."""
+        places = [(key, *self._seen(name, place)) for key, place in sources.items()]
+        carried = [self._seen(name, place) for place in self.carried]
+        return tuple(places), tuple(carried), len(self.transit)
+
+    def _seen(self, name: Name, place: Place) -> tuple[int, int, object, bool]:
+        """A place as it is seen from a repetition, and whether anything is there."""
+        (index, repetition), key = place
+        frame = self.frames.get(place[0])
+        if index == name[0]:
+            repetition -= name[1]
+        return index, repetition, key, frame is not None and key in frame
+
+    def _blocks_at(self, places: Iterable[Place]) -> list[Block]:
+        """What is there."""
+        frames = ((self.frames.get(name, {}), key) for name, key in places)
+        return [frame[key] for frame, key in frames if key in frame]
+
+    def _given(self, sources: Sources) -> list[Block]:
+        """What a repetition's forward pass finds; a variable may hold what it is given."""
+        places = dict.fromkeys([*sources.values(), *self.carried])
+        return [*self._blocks_at(places), *self.transit]
+
+    def _forward_again(
+        self, script: Script, segment: Segment, repetition: int, cuts: Sequence[Cut]
+    ) -> None:
+        """As another repetition was played."""
+        engine, ledger, name = self.engine, self.ledger, (segment.index, repetition)
+        sources, left = self.inputs[name], script.left
+        blocks = self._given(sources)
+        for stretch in script.stretches:
+            stretch.write(ledger, blocks)
+            act = stretch.act
+            if act.kind is ActKind.REACH:
+                engine.reach(segment, repetition, cuts[act.stop][1])
+            elif act.kind is ActKind.AFTER:
+                engine.after_forward(segment, repetition)
+        self._take(left.taken, sources)
+        for place in self.carried:
+            self.frames[place[0]].pop(place[1], None)
+        self.frames[name].update((key, blocks[each]) for key, each in left.frame.items())
+        self.transit = [blocks[each] for each in left.transit]
+        self._carry(segment, name)
+
+    def _take(self, taken: Sequence[object], sources: Sources) -> None:
+        """These blocks are gone, or somebody else's."""
+        for each in taken:
+            name, key = sources[each]
+            del self.frames[name][key]
+
+    def _carry(self, segment: Segment, name: Name) -> None:
+        """What the model's variable, and autocast's cache, hold of a repetition."""
+        kept = self.kept[segment]
+        self.carried = [(name, each) for each in segment.carried if each not in kept]
+        for key in self.frames[name]:
+            if isinstance(key, Storage) and key.weight_cast and key not in kept:
+                self.casts.append((name, key))
+
+    def _forward_anew(
+        self, each: ForwardPass, repetition: int, cuts: Sequence[Cut], standing: Hashable
+    ) -> None:
+        """Block by block."""
+        segment, ledger, engine = each.segment, self.ledger, self.engine
+        name = segment.index, repetition
+        frame, sources = self.frames[name], self.inputs[name]
+        kept = self.kept[segment]
+        carried = [each for each in segment.carried if each not in kept]
+        there = [key for key, place in sources.items() if self._blocks_at([place])]
+        given, notes = self._given(sources), Notes(ledger)
+        notes.is_alike = not self.workspaces[True] and ledger.repeats
+        frame.update(zip(each.profile.arriving, self.transit, strict=True))
+        for number, (events, acts) in enumerate(pieces(each.profile.events, cuts)):
+            for key, size in events:
+                if size:
+                    frame[key] = ledger.allocate(size)
+                elif key is WORKSPACE:
+                    self.need_workspace(forward=True)
+                elif key not in carried and key in frame:
+                    # An empty tensor's event has no bytes either: torch asks for nothing.
+                    ledger.free(frame.pop(key))
+                elif key in sources:
+                    self._free(sources[key])
+            if acts:
+                notes.stop(Act(ActKind.REACH, number))
+                engine.reach(segment, repetition, acts)
+                notes.go_on()
+        self.transit = [self._taken(key, frame, sources) for key in each.profile.leaving]
+        self._let_go_of_carried()
+        self._carry(segment, name)
+        # The caller's variable holds the input until the module's hooks have run too.
+        notes.stop(Act(ActKind.AFTER))
+        engine.after_forward(segment, repetition)
+        notes.go_on()
+        for storage in segment.given:
+            if storage in sources and self._drops(each, repetition, storage):
+                self._free(sources[storage])
+        notes.stop(Act(ActKind.NONE))
+        taken = [key for key in there if not self._blocks_at([sources[key]])]
+        left = Left(frame=dict(frame), transit=self.transit, taken=taken)
+        self._keep(each, repetition, notes.script(standing, given, left))
+
+    def _keep(
+        self, each: ForwardPass | BackwardPass, repetition: int, script: Script | None
+    ) -> None:
+        if script is not None:
+            self.scripts[id(each), not repetition] = script
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""
@@ -159,7 +264,7 @@ class ForwardPlayback:
         if not repetition:
             found = {each: self._place(each) for each in segment.given}
         else:
-            before = self.frames[segment.index, repetition - 1]
+            before = segment.index, repetition - 1
             found = {given.storage: (before, after.storage) for given, after in segment.streams}
             if segment.input is not None:
                 found[segment.input.storage] = self.output
@@ -169,9 +274,8 @@ class ForwardPlayback:
         """Where a storage of an earlier segment is noted: its last repetition's, as a rule."""
         if storage.segment < 0:
             return None
-        repeat = self.tape.segments[storage.segment].repeat
-        frame = self.frames.get((storage.segment, repeat - 1))
-        return None if frame is None or storage not in frame else (frame, storage)
+        name = storage.segment, self.tape.segments[storage.segment].repeat - 1
+        return (name, storage) if storage in self.frames.get(name, ()) else None
 
     def _drops(self, each: ForwardPass, repetition: int, given: Storage) -> bool:
         """Whether what a repetition was given dies at its end."""
@@ -198,8 +302,8 @@ class ForwardPlayback:
         return False
 
     def _free(self, place: Place) -> None:
-        frame, key = place
-        block = frame.pop(key, None)
+        name, key = place
+        block = self.frames[name].pop(key, None)
         if block is not None:
             self.ledger.free(block)
 
@@ -214,16 +318,15 @@ class ForwardPlayback:
         for repetition in repetitions:
             frame = self.frames.get((storage.segment, repetition))
             if frame is not None and storage in frame:
-                self._free((frame, storage))
+                self._free(((storage.segment, repetition), storage))
                 return
 
-
-def _taken(key: object, frame: Frame, sources: Sources) -> Block:
-    """Take a block out of what a repetition holds, or its input out of where it is noted."""
-    if key in frame or key not in sources:
-        return frame.pop(key)
-    before, noted = sources[key]
-    return before.pop(noted)
+    def _taken(self, key: object, frame: Frame, sources: Sources) -> Block:
+        """Take a block out of what a repetition holds, or its input out of where it is noted."""
+        if key in frame or key not in sources:
+            return frame.pop(key)
+        name, noted = sources[key]
+        return self.frames[name].pop(noted)
 
 
 def _saved(segment: Segment) -> frozenset[Storage]:

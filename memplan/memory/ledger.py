@@ -62,7 +62,8 @@ def cycle_of(
     step = events[start:]
     freed = [~event for event in step if event < 0]
     of_others = [number for number in freed if number < start]
-    num_left = sum(event > 0 for event in step) - (len(freed) - len(of_others))
+    num_made = len(step) - len(freed) - step.count(EMPTY_CACHE)
+    num_left = num_made - (len(freed) - len(of_others))
     if num_left != len(of_others):
         return None
     let_go = set(freed)
@@ -117,6 +118,11 @@ class Ledger:
 
     def begin_pass(self, number: int) -> None:
         """A pass of a pipeline's step is next; only ``Tally`` takes note."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a repetition is told from its events alone, and so may be written down as another was."""
+        return True
 
     @property
     def shares_formats(self) -> bool:

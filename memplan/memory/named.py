@@ -61,6 +61,11 @@ class NamedLedger(Ledger):
         """No: each block has a name of its own."""
         return False
 
+    @property
+    def repeats(self) -> bool:
+        """No, for the same reason."""
+        return False
+
     def reach(self, segment: Segment, repetition: int) -> None:
         """A segment of the model is reached."""
         last = self.stretches[-1]

@@ -4,21 +4,22 @@ Every repetition is played out here too (``memplan.memory.forward_playback``), a
 where it takes part: before and after a segment, when a parameter's gradient is ready.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from memplan.graph.segments import Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
-from memplan.memory.forward_playback import ForwardPlayback, Frame, Place, Sources
+from memplan.memory.forward_playback import ForwardPlayback, Frame, Name, Place, Sources
 from memplan.memory.ledger import Block, Ledger
+from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
 from memplan.memory.step import BackwardPass, StepPasses, hand_back, kept_by, seed_of
 from memplan.memory.stops import Cut, Engine, backward_cuts, pieces
 from memplan.memory.walk import WORKSPACE
 
 _Parked = tuple[
-    dict[tuple[int, int], Frame],
-    dict[tuple[int, int], Sources],
+    dict[Name, Frame],
+    dict[Name, Sources],
     dict[Tensor, Block],
     dict[Storage, int],
     Place | None,
@@ -140,6 +141,7 @@ class Playback(ForwardPlayback):
         for each in self.passes.backward:
             stops = self.engine.stops(each.segment)
             cuts = None if stops is None else backward_cuts(each, stops)
+            self._cut_as_before(each, cuts)
             for _ in range(each.repeats):
                 remaining[each.segment.index] -= 1
                 self._backward(each, remaining[each.segment.index], cuts)
@@ -172,12 +174,71 @@ class Playback(ForwardPlayback):
         return block
 
     def _backward(self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None) -> None:
-        segment, ledger, engine = each.segment, self.ledger, self.engine
-        ledger.reach(segment, repetition)
-        engine.before_backward(segment, repetition)
-        frame = self.frames[segment.index, repetition]
-        sources = self.inputs.get((segment.index, repetition), {})
-        given = segment.input.storage if segment.input is not None else None
+        segment = each.segment
+        self.ledger.reach(segment, repetition)
+        self.engine.before_backward(segment, repetition)
+        name = segment.index, repetition
+        standing = self._standing_back(name)
+        script = self.scripts.get((id(each), not repetition))
+        if script is not None and script.standing == standing:
+            self._backward_again(script, segment, repetition, cuts)
+        else:
+            self._backward_anew(each, repetition, cuts, standing)
+        self.engine.after_backward(segment, repetition)
+
+    def _standing_back(self, name: Name) -> Hashable:
+        """What decides, beside the walk, what a repetition's backward pass asks for."""
+        places = [
+            (key, *self._seen(name, place)) for key, place in self.inputs.get(name, {}).items()
+        ]
+        flow = self.flow is None, self.flow_is_view
+        return tuple(self.frames[name]), tuple(places), flow, tuple(self.shared), len(self.transit)
+
+    def _given_back(self, name: Name) -> list[Block]:
+        """What a repetition's backward pass finds."""
+        flow = [] if self.flow is None else [self.flow]
+        sources = self._blocks_at(self.inputs.get(name, {}).values())
+        return [
+            *self.frames[name].values(), *sources, *flow, *self.shared.values(), *self.transit
+        ]  # fmt: skip
+
+    def _backward_again(
+        self, script: Script, segment: Segment, repetition: int, cuts: list[list[Cut]] | None
+    ) -> None:
+        """As another repetition was played."""
+        name, left = (segment.index, repetition), script.left
+        stops = [acts for each in cuts or () for _, acts in each]
+        blocks = self._given_back(name)
+        for stretch in script.stretches:
+            stretch.write(self.ledger, blocks)
+            act = stretch.act
+            if act.kind is ActKind.REACH:
+                self.engine.reach(segment, repetition, stops[act.stop])
+            elif act.parameter is not None:
+                block = None if stretch.block is None else blocks[stretch.block]
+                self._gradient((act.parameter, repetition if act.is_own else 0), block)
+        self._take(left.taken, self.inputs.get(name, {}))
+        self.frames[name] = {key: blocks[each] for key, each in left.frame.items()}
+        self.flow = None if left.flow is None else blocks[left.flow]
+        self.flow_is_view = left.flow_is_view
+        self.shared = {key: blocks[each] for key, each in left.shared.items()}
+        self.transit = [blocks[each] for each in left.transit]
+
+    def _backward_anew(
+        self,
+        each: BackwardPass,
+        repetition: int,
+        cuts: list[list[Cut]] | None,
+        standing: Hashable,
+    ) -> None:
+        """Block by block."""
+        segment, ledger = each.segment, self.ledger
+        name = segment.index, repetition
+        frame = self.frames[name]
+        sources = self.inputs.get(name, {})
+        there = [key for key, place in sources.items() if self._blocks_at([place])]
+        found, notes = self._given_back(name), Notes(ledger)
+        notes.is_alike = not self.workspaces[False] and ledger.repeats
         for tensor, buffer in each.profile.given.items():
             block = None
             if tensor is segment.output:
@@ -187,53 +248,8 @@ class Playback(ForwardPlayback):
                 block = self.shared.pop(tensor, None)
             if block is not None:
                 frame[buffer] = block
-        begun_with, added = each.profile.first_sum or (None, None)
-        summed = False
-        if not self.flow_is_view:
-            added = None
         frame.update(zip(each.profile.arriving, self.transit, strict=True))
-        handed = each.profile.handed
-        taken = set(handed.values())
-        for number, interval in enumerate(each.intervals):
-            for events, acts in pieces(interval.events, cuts[number] if cuts else ()):
-                for key, size in events:
-                    if size:
-                        if key in taken and key in frame:
-                            continue
-                        if key in frame:
-                            # Made again while the first one is still held by other segments.
-                            frame[repetition, key] = frame[key]
-                        frame[key] = ledger.allocate(size, each.profile.streams.get(key, 0))
-                    elif key is WORKSPACE:
-                        self.need_workspace(forward=False)
-                    elif key in frame:
-                        block = frame.pop(key)
-                        if added is not None and key is added and begun_with in frame:
-                            # Nothing is added to a view in place.
-                            size = each.profile.sum_bytes or added.num_bytes
-                            total = ledger.allocate(size, each.profile.streams.get(begun_with, 0))
-                            ledger.free(frame[begun_with])
-                            frame[begun_with] = total
-                            added, summed = None, True
-                        if key in handed:
-                            frame[handed[key]] = block
-                        else:
-                            ledger.free(block)
-                    elif key in sources:
-                        if key is given and segment.keeps_input and not repetition:
-                            self._free_shared(segment)
-                        self._free(sources[key])
-                    elif isinstance(key, Storage) and key in self.keepers:
-                        self.gone.add(key)
-                        self._free_any(key)
-                if acts:
-                    engine.reach(segment, repetition, acts)
-            parameter = interval.parameter
-            if parameter is None:
-                continue
-            block = None if interval.gradient is None else frame.pop(interval.gradient)
-            copy = repetition if parameter in segment.parameters else 0
-            self._gradient((parameter, copy), block)
+        summed = self._intervals(each, repetition, cuts, notes)
         for tensor, buffer in each.profile.left.items():
             block = frame.pop(buffer, None)
             if block is None:
@@ -249,7 +265,80 @@ class Playback(ForwardPlayback):
         if repetition:
             hand_back(segment, self.shared)
         self.transit = [frame.pop(key) for key in each.profile.leaving]
-        engine.after_backward(segment, repetition)
+        notes.stop(Act(ActKind.NONE))
+        left = Left(
+            frame=dict(frame),
+            transit=self.transit,
+            taken=[key for key in there if not self._blocks_at([sources[key]])],
+            flow=self.flow,
+            flow_is_view=self.flow_is_view,
+            shared=dict(self.shared),
+        )
+        self._keep(each, repetition, notes.script(standing, found, left))
+
+    def _intervals(
+        self, each: BackwardPass, repetition: int, cuts: list[list[Cut]] | None, notes: Notes
+    ) -> bool:
+        """Up to each gradient, which is handed over; whether the input's was added to a view."""
+        segment, ledger, profile = each.segment, self.ledger, each.profile
+        name = segment.index, repetition
+        frame, sources = self.frames[name], self.inputs.get(name, {})
+        given = segment.input.storage if segment.input is not None else None
+        begun_with, added = profile.first_sum or (None, None)
+        if not self.flow_is_view:
+            added = None
+        summed, handed, stop = False, profile.handed, 0
+        taken = set(handed.values())
+        for number, interval in enumerate(each.intervals):
+            for events, acts in pieces(interval.events, cuts[number] if cuts else ()):
+                for key, size in events:
+                    if size:
+                        if key in taken and key in frame:
+                            continue
+                        if key in frame:
+                            # Made again while the first one is still held by other segments.
+                            frame[repetition, key] = frame[key]
+                            notes.is_alike = False
+                        frame[key] = ledger.allocate(size, profile.streams.get(key, 0))
+                    elif key is WORKSPACE:
+                        self.need_workspace(forward=False)
+                    elif key in frame:
+                        block = frame.pop(key)
+                        if added is not None and key is added and begun_with in frame:
+                            # Nothing is added to a view in place.
+                            size = profile.sum_bytes or added.num_bytes
+                            total = ledger.allocate(size, profile.streams.get(begun_with, 0))
+                            ledger.free(frame[begun_with])
+                            frame[begun_with] = total
+                            added, summed = None, True
+                        if key in handed:
+                            frame[handed[key]] = block
+                        else:
+                            ledger.free(block)
+                    elif key in sources:
+                        if key is given and segment.keeps_input and not repetition:
+                            self._free_shared(segment)
+                            notes.is_alike = False
+                        self._free(sources[key])
+                    elif isinstance(key, Storage) and key in self.keepers:
+                        self.gone.add(key)
+                        self._free_any(key)
+                        notes.is_alike = False
+                if acts is not None:
+                    stop += 1
+                if acts:
+                    notes.stop(Act(ActKind.REACH, stop - 1))
+                    self.engine.reach(segment, repetition, acts)
+                    notes.go_on()
+            parameter = interval.parameter
+            if parameter is None:
+                continue
+            made = None if interval.gradient is None else frame.pop(interval.gradient)
+            is_own = parameter in segment.parameters
+            notes.stop(Act(ActKind.GRADIENT, 0, parameter, is_own), made)
+            self._gradient((parameter, repetition if is_own else 0), made)
+            notes.go_on()
+        return summed
 
     def _gradient(self, weight: tuple[Parameter, int], block: Block | None) -> None:
         """Hand a gradient over once autograd has added all of it up.
@@ -283,9 +372,7 @@ class Playback(ForwardPlayback):
             self._free_any(storage)
 
 
-def kept_blocks(
-    frames: dict[tuple[int, int], Frame], least_bytes: int
-) -> Iterator[tuple[Frame, object, int]]:
+def kept_blocks(frames: dict[Name, Frame], least_bytes: int) -> Iterator[tuple[Frame, object, int]]:
     """What a forward pass has left, in blocks of at least so many bytes, in the order of its layers."""
     for frame in [*frames.values()]:
         for key in [*frame]:

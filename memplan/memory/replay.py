@@ -349,18 +349,23 @@ def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
     card with room downwards, one range after the other that are answered alike, to the first with which
     the run dies within a few steps. Where such ranges are narrow, one part in ``caution`` of what the
     run has more than it was pressed for is passed over at a time. With what is found the run is then
-    played until it settles; should it die of that, the next larger capacity that makes a difference is
-    tried.
+    played until it settles; should it die of that, longer and longer steps lead up to one with which it lives,
+    and what lies between the two is halved.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
     >>> floor_bytes(run.on_card) >> 20
     30
     """
     floor = _walked_down(on_card, caution=caution, down_to_bytes=0)
-    while (found := on_card(floor)).died_at is not None:
+    found, step, dies = on_card(floor), 0, None
+    while found.died_at is not None:
         assert found.lacked_bytes is not None, "a run dies for want of something"
-        floor = found.lacked_bytes
-    return floor
+        dies = found.lacked_bytes - _UNIT
+        found = on_card(found.lacked_bytes + step)
+        step = 2 * step or SEGMENT_ROUNDING_BYTES
+    if dies is None:
+        return floor
+    return _between(on_card, dies, found.reserved_bytes, max_cycles=MAX_CYCLES)
 
 
 def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
@@ -393,7 +398,7 @@ def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
         elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
             floor = further
         else:
-            return _between(on_card, further, found.reserved_bytes)
+            return _between(on_card, further, found.reserved_bytes, max_cycles=FEW_CYCLES)
     return floor
 
 
@@ -403,13 +408,13 @@ def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
     return _rounded(floor_bytes - max(surplus, floor_bytes // caution**2))
 
 
-def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int) -> int:
+def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int, *, max_cycles: int) -> int:
     """The least capacity with which a run lives, above one with which it dies, by bisection [bytes]."""
     while True:
         middle = _rounded((dies_bytes + lives_bytes) // 2)
         if not dies_bytes < middle < lives_bytes:
             return lives_bytes
-        found = on_card(middle, max_cycles=FEW_CYCLES)
+        found = on_card(middle, max_cycles=max_cycles)
         if found.died_at is None:
             lives_bytes = found.reserved_bytes
         else:

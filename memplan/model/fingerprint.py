@@ -14,8 +14,8 @@ from memplan.model.spec import ModelSpec
 LENGTH = 16
 """Hexadecimal digits of a fingerprint."""
 
-_NAMES = frozenset({"name", "source", "guess"})
-"""Fields of ``ModelSpec`` that are no part of its shape."""
+_NAMES = frozenset({"name", "source", "guess", "blueprint"})
+"""Fields of ``ModelSpec`` that are no part of its shape, or say it once more."""
 
 
 def model_fingerprint(model: ModelSpec) -> str:

@@ -12,7 +12,7 @@ Names are those of Hugging Face's configs: ``hidden_size``, ``num_heads``
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import HashedOnce, dataclass
@@ -20,8 +20,9 @@ from memplan.model.heads import Task
 from memplan.upward import Displayed, provided
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from memplan.model.config import ConfigReader
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
@@ -37,6 +38,23 @@ class Tying(Enum):
     CLEAR = "clear"
     AMBIGUOUS = "ambiguous"
     """transformers ties what the published checkpoint holds twice (flan-T5, mT5)."""
+
+
+class Blueprint(Protocol):
+    """A model's class, which a layer above knows (``memplan.classes``)."""
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """Which of the config's layers are there; None: all."""
+
+    def reader(self) -> ConfigReader:
+        """The config, to be read key by key."""
+
+    def record(self, model: ModelSpec, options: Any) -> Any:
+        """Write the class's training step on a new tape."""
+
+    def with_layers(self, numbers: Sequence[int]) -> Blueprint:
+        """The same with these of its layers, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +107,8 @@ class ModelSpec(Displayed, HashedOnce):
     assumptions: tuple[str, ...] = ()
     """What of the shape is not the config's own word, and which keys that change memory were not
     read: ``num_hidden_layers 32: not in the config, LlamaConfig's default``. None for built-ins."""
+    blueprint: Blueprint | None = None
+    """The class that it is written as; None: it is written down from this spec."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from memplan.options.table import OptionGroup, SettingOption, Values
+from memplan.options.table import Option, OptionGroup, Values
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter
@@ -55,28 +55,28 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 ADAPTER_OPTIONS = (
-    SettingOption(
+    Option(
         flag="--lora", field="adapter", panel=ADAPTER_PANEL, kind=int | None, metavar="RANK",
         help_text="Train LoRA adapters of this rank; the model's weights are frozen.",
     ),
-    SettingOption(
+    Option(
         flag="--lora-targets", field="adapter", panel=ADAPTER_PANEL, kind=str | None, metavar="NAMES",
         help_text="Modules that have one: q_proj,v_proj or all-linear. [default: peft's for the model "
         "type]",
     ),
-    SettingOption(
+    Option(
         flag="--lora-dropout", field="adapter", panel=ADAPTER_PANEL, kind=float | None, metavar="P",
         help_text="Dropout on what the adapters are given.",
     ),
-    SettingOption(
+    Option(
         flag="--lora-dtype", field="adapter", panel=ADAPTER_PANEL, kind=str | None,
         help_text="The adapters' weights: fp32, as peft makes them, or bf16.",
     ),
-    SettingOption(
+    Option(
         flag="--dora", field="adapter", panel=ADAPTER_PANEL, kind=bool, default=False, metavar=None,
         help_text="Each output has a trained magnitude too (DoRA).",
     ),
-    SettingOption(
+    Option(
         flag="--adapter", field="adapter", panel=ADAPTER_PANEL, kind=str | None, metavar="FILE|DIR",
         help_text="peft's adapter_config.json, or the folder that holds it.",
     ),

@@ -35,19 +35,28 @@ class Asked:
 
     def model(self, name: object) -> "ModelSpec":
         """The model of this name, read as the options say. Raises as ``load_model`` does."""
+        from memplan.errors import ConfigError
         from memplan.sources.models import load_model
 
         values = self.values
-        return load_model(
-            name,  # type: ignore[arg-type]
-            values["task"],
-            family=values["family"],
-            num_labels=values["num_labels"],
-            revision=values["revision"],
-            token=values["token"],
-            allow_guess=values["allow_guess"],
-            allow_unknown_keys=values["allow_unknown_keys"],
-        )
+        try:
+            return load_model(
+                name,  # type: ignore[arg-type]
+                values["task"],
+                family=values["family"],
+                num_labels=values["num_labels"],
+                revision=values["revision"],
+                token=values["token"],
+                allow_guess=values["allow_guess"],
+                allow_unknown_keys=values["allow_unknown_keys"],
+            )
+        except ConfigError as error:
+            from memplan.options.other_files import named_file
+
+            told = named_file(name)
+            if told is None:
+                raise
+            raise ConfigError(told) from error
 
     def node_memory_bytes(self) -> int | None:
         """CPU RAM of a node; None where it is not said [bytes]."""

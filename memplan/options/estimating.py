@@ -12,6 +12,7 @@ from memplan.options.settings import setting_fields
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
+    from memplan.estimator import Estimate
     from memplan.hardware.gpu import GpuSpec
     from memplan.model.spec import ModelSpec
     from memplan.options.setup_files import BaseSetup
@@ -178,3 +179,37 @@ def _with_global_batch(asked: Asked, setups: "list[TrainingSetup]") -> "list[Tra
         raise UsageError(msg)
     size = asked.values["global_batch_size"]
     return [with_global_batch(each, size) for each in setups]
+
+
+def answers(
+    asked: Asked,
+    model: "ModelSpec | None",
+    *,
+    remark: Callable[[str], None],
+    rank: int | None = None,
+) -> "list[Estimate]":
+    """Estimate one setup on each GPU that is named, or once on none.
+
+    Raises a ``MemplanError`` for options that do not go together, and as ``estimate`` does.
+    """
+    from memplan.estimator import estimate
+
+    question = estimate_question(asked, model, alone=True, remark=remark)
+    (setup,) = question.setups
+    if setup.job.names:
+        from memplan.sources.job_models import looked_up
+
+        setup = looked_up(setup)
+    cards: list[GpuSpec | None] = [*question.gpus] or [None]
+    found = [estimate(question.model, setup, card, rank=rank) for card in cards]
+    found = [
+        replace(
+            each, node_memory_bytes=question.node_memory_bytes, notes=(*each.notes, *question.notes)
+        )
+        for each in found
+    ]
+    if setup.lengths is None:
+        return found
+    from memplan.search.lengths import with_batches
+
+    return [with_batches(each) for each in found]

@@ -1,6 +1,6 @@
 """Options that say what is trained for, what is averaged, and how long sequences are."""
 
-from memplan.options.table import OptionGroup, SettingOption, Values
+from memplan.options.table import Option, OptionGroup, Values
 
 JOB_PANEL = "Job"
 
@@ -63,7 +63,7 @@ JOBS = (
     OptionGroup(
         field="job", make=job_of,
         options=(
-            SettingOption(
+            Option(
                 flag="--job", field="job", kind=str | None, metavar="KIND[:KEY=VALUE,...]",
                 panel=JOB_PANEL,
                 help_text="What is trained for: sft, dpo, orpo, simpo, cpo, kto, reward, "
@@ -75,7 +75,7 @@ JOBS = (
     OptionGroup(
         field="ema", make=ema_of,
         options=(
-            SettingOption(
+            Option(
                 flag="--ema", field="ema", kind=str | None, metavar="DTYPE[@cpu]",
                 panel=JOB_PANEL,
                 help_text="An exponential average of the weights beside them: weights (as they "
@@ -86,19 +86,19 @@ JOBS = (
     OptionGroup(
         field="evaluation", make=evaluation_of,
         options=(
-            SettingOption(
+            Option(
                 flag="--eval-batch-size", field="evaluation", kind=int | None, metavar="N",
                 panel=JOB_PANEL,
                 help_text="Evaluate between steps, in batches of so many sequences: a phase of its "
                 "own, which the verdict looks at too.",
             ),
-            SettingOption(
+            Option(
                 flag="--eval-batches-kept", field="evaluation", kind=int | None, metavar="N",
                 panel=JOB_PANEL,
                 help_text="Batches whose logits stay on the GPU, for metrics. [default: 0, the loss "
                 "alone]",
             ),
-            SettingOption(
+            Option(
                 flag="--eval-accumulation-steps", field="evaluation", kind=int | None,
                 metavar="N", panel=JOB_PANEL,
                 help_text="Batches after which they go to the CPU. [default: when all are through]",
@@ -108,7 +108,7 @@ JOBS = (
     OptionGroup(
         field="lengths", make=lengths_of,
         options=(
-            SettingOption(
+            Option(
                 flag="--lengths", field="lengths", kind=str | None, metavar="LENGTHS|FILE",
                 panel=JOB_PANEL,
                 help_text="Sequences of unequal lengths: 512:60%,4096:40% or p50=512,p95=2048,"

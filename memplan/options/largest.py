@@ -34,15 +34,17 @@ def or_max(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read_either
 
 
-def read_whole(value: str | int) -> int:
+def read_whole(value: str | float) -> int:
     """Read a whole number. Raises ``ValueError``.
 
     >>> read_whole("16")
     16
     """
     try:
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError
         return int(value)
-    except ValueError:
+    except (TypeError, ValueError):
         msg = f"{value!r} is not a whole number, nor max"
         raise ValueError(msg) from None
 

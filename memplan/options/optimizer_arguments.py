@@ -1,6 +1,6 @@
 """The optimizer's own settings, written as ``TrainingArguments.optim_args`` is."""
 
-from memplan.options.table import OptionGroup, SettingOption, Values
+from memplan.options.table import Option, OptionGroup, Values
 
 
 def optimizer_options_of(values: Values) -> "dict[str, object] | None":
@@ -21,7 +21,7 @@ def optimizer_options_of(values: Values) -> "dict[str, object] | None":
         raise UsageError(msg) from None
 
 
-_ARGUMENTS = SettingOption(
+_ARGUMENTS = Option(
     flag="--optim-args", field="optimizer_options", kind=str | None, metavar="KEY=VALUE,...",
     help_text="The optimizer's own settings: rank=64,target_modules=attn+mlp.",
 )  # fmt: skip

@@ -25,9 +25,16 @@ RENAMED = {
     **dict.fromkeys(("cp-kind", "cp-comm-type"), "--context-parallel-kind"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
     **dict.fromkeys(
-        ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8", "qlora"),
+        ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8"),
         "--quantize",
     ),
+    "qlora": "--lora 16 --quantize nf4",
+    **dict.fromkeys(("dpo", "grpo", "ppo", "orpo", "kto", "sft"), "--job"),
+    **dict.fromkeys(("trainer", "task-type", "training-type", "method", "rl"), "--job"),
+    **dict.fromkeys(("write-setup", "save", "save-setup", "export", "write"), "--emit"),
+    **dict.fromkeys(("html", "plot", "pdf"), "--report"),
+    **dict.fromkeys(("config", "config-file", "yaml", "axolotl"), "--setup"),
+    "training-arguments": "--training-args",
     **dict.fromkeys(("lora-target-modules", "target-modules"), "--lora-targets"),
     **dict.fromkeys(("adapter-config", "peft-config"), "--adapter"),
     **dict.fromkeys(
@@ -73,8 +80,19 @@ RENAMED = {
 """Name -> the option, with its value where the name says one."""
 
 
-GONE = {"versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`'}
-"""Options of an earlier version, and what does the same."""
+TOLD = {
+    "output": "a page is written with --report, and estimate and plan write a setup with --emit",
+    "versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`',
+    **dict.fromkeys(
+        ("inference", "serve", "generate", "kv-cache", "vllm"),
+        "memplan is about training: what a server needs is not modelled",
+    ),
+}
+"""Options that are not there, and what is to be said instead."""
+
+
+VALUED_ELSEWHERE = {"--deepspeed": "given with --deepspeed-config, where it is DeepSpeed's file"}
+"""Options without a value that take one in the Hugging Face Trainer: how that is given here."""
 
 
 def other_name(option: str, known: tuple[str, ...]) -> str:
@@ -88,7 +106,7 @@ def other_name(option: str, known: tuple[str, ...]) -> str:
     'two setups are compared by `memplan compare MODEL --vs "--zero 3"`'
     """
     name = option.lstrip("-").replace("_", "-").lower()
-    if name in GONE:
-        return GONE[name]
+    if name in TOLD:
+        return TOLD[name]
     renamed = RENAMED.get(name, "")
     return f"it is called {renamed!r}" if renamed.partition(" ")[0] in known else ""

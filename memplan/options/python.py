@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard, get_args
 
 from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass
+from memplan.options import questions
 from memplan.options.asked import OPTION_OF_FIELD, Asked
-from memplan.options.largest import LEAST, or_max
-from memplan.options.planning import PLANNED_FIELDS
 from memplan.options.run_times import TIME_OPTIONS
-from memplan.options.settings import GROUPED_OPTIONS, SETTING_OPTIONS, read_tokens
-from memplan.options.table import SettingOption
+from memplan.options.shared import ALLOW, JOBS
+from memplan.options.table import Option
 
 if TYPE_CHECKING:
     from memplan.search.advice import Advice
@@ -69,93 +68,43 @@ def _reader_of(kind: type) -> Callable[[Any], Any]:
     return read
 
 
-def _keyword(option: SettingOption, taken: Taken | None = None) -> Keyword:
+def _keyword(option: Option, taken: Taken | None = None) -> Keyword:
     kinds = [each for each in get_args(option.kind) or (option.kind,) if each is not type(None)]
-    usual = Taken.LISTED if kinds[0] is str else Taken.ONE
+    is_text = not isinstance(kinds[0], type) or kinds[0] is str
     return Keyword(
         name=option.parameter,
-        kind=kinds[0],
+        kind=str if is_text else kinds[0],
         default=None if taken is Taken.AXIS else option.default,
-        taken=taken or (Taken.AS_IT_IS if option.parameter in OBJECTS else usual),
+        taken=taken or TAKEN.get(option.parameter, Taken.LISTED if is_text else Taken.ONE),
         parser=option.parser,
     )
 
 
-OBJECTS = frozenset({"adapter", "job", "ema", "lengths", "optim_args"})
-"""Options that may be given as what is made of their text."""
-
-
-def _or_max(keyword: Keyword) -> Keyword:
-    if keyword.name not in LEAST:
-        return keyword
-    read = or_max(keyword.parser or _reader_of(int))
-    return Keyword(name=keyword.name, kind=int, default=keyword.default, parser=read)
-
-
-def _texts(*names: str, taken: Taken = Taken.LISTED) -> tuple[Keyword, ...]:
-    return tuple(Keyword(name=name, taken=taken) for name in names)
+TAKEN: Mapping[str, Taken] = {
+    "gpu": Taken.CARDS,
+    **dict.fromkeys(
+        ("adapter", "job", "ema", "lengths", "optim_args", "setup", "gpu_memory", "cpu_memory",
+         "engine_option"),
+        Taken.AS_IT_IS,
+    ),
+}  # fmt: skip
+"""Options that are not taken as their kind says: some may be given as what is made of their text."""
 
 
 def _face(*keywords: Keyword) -> dict[str, Keyword]:
     return {each.name: each for each in keywords}
 
 
-_MODEL = (
-    *_texts("task", "family", "revision", "token"),
-    Keyword(name="num_labels", kind=int),
-    Keyword(name="allow_guess", kind=bool, default=False),
-    Keyword(name="allow_unknown_keys", kind=bool, default=False),
-)
-_FILES = (
-    *_texts("training_args", "preset"),
-    Keyword(name="setup", taken=Taken.AS_IT_IS),
-)
-_HARDWARE = (
-    Keyword(name="gpu", taken=Taken.CARDS),
-    Keyword(name="gpu_memory", taken=Taken.AS_IT_IS),
-    Keyword(name="cpu_memory", taken=Taken.AS_IT_IS),
-)
-_WHOLE_BATCH = Keyword(name="global_batch_size", kind=int)
-_ENGINE_OPTION = Keyword(name="engine_option", taken=Taken.AS_IT_IS)
-_ENGINES = ("engine", "zero", "offload", "offload_param", "fsdp_strategy", "precision")
 _TIMES = tuple(map(_keyword, TIME_OPTIONS))
-_GROUPED = tuple(map(_keyword, GROUPED_OPTIONS))
-
-ESTIMATE = _face(
-    Keyword(name="gpus", kind=int, default=1),
-    Keyword(name="nodes", kind=int),
-    *_HARDWARE, *_texts(*_ENGINES),
-    *(_or_max(_keyword(option)) for option in SETTING_OPTIONS),
-    *map(_or_max, _GROUPED), _ENGINE_OPTION, _WHOLE_BATCH,
-    Keyword(name="num_layers", kind=int, parser=or_max(int)),
-    *_texts("deepspeed_config", "accelerate_config"), *_FILES, *_MODEL, *_TIMES,
-)  # fmt: skip
-"""Of ``memplan.estimate``."""
+ESTIMATE = _face(*(_keyword(each) for each in questions.ESTIMATE if each is not ALLOW), *_TIMES)
+"""Of ``memplan.estimate``; what may be given up is asked of its hints."""
 SWEEP = _face(
-    *_texts("gpus", "nodes", *_ENGINES, taken=Taken.AXIS),
-    *(_keyword(option, Taken.AXIS) for option in SETTING_OPTIONS if option.axis_help),
-    *_HARDWARE, *_GROUPED, _ENGINE_OPTION, _WHOLE_BATCH, *_FILES, *_MODEL, *_TIMES,
-    Keyword(name="jobs", kind=int, default=1),
-)  # fmt: skip
+    *(_keyword(each, Taken.AXIS) for each in questions.SWEEP_AXES),
+    *map(_keyword, (*questions.SWEEP_ONCE, JOBS)),
+    *_TIMES,
+)
 """Of ``memplan.sweep``."""
-PLAN = _face(
-    *_texts(
-        "gpus", "engine", "zero", "precision", "checkpointing", "allow", "maximize",
-        "tensor_parallel", "pipeline_parallel", "virtual_stages", "context_parallel",
-        "expert_parallel",
-    ),
-    Keyword(name="objective", default="speed"),
-    Keyword(name="headroom", default="0%"),
-    Keyword(name="batch_size", kind=int, default=1),
-    Keyword(name="limit", kind=int, default=10),
-    Keyword(name="seq_len", kind=int, parser=read_tokens),
-    *(
-        Keyword(name=option.parameter, taken=Taken.LISTED)
-        for option in SETTING_OPTIONS
-        if option.axis_help and option.field not in PLANNED_FIELDS
-    ),
-    *_HARDWARE, *_GROUPED, _WHOLE_BATCH, *_FILES, *_MODEL, *_TIMES,
-)  # fmt: skip
+PLAN = _face(*map(_keyword, questions.PLAN), *_TIMES)
 """Of ``memplan.plan``."""
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from memplan.options.numbers import read_amount, read_rate, read_share
-from memplan.options.table import SettingOption, Values
+from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 TIME_PANEL = "Time and cost"
 
 
-def _row(flag: str, kind: Any, metavar: str | None, help_text: str, **more: Any) -> SettingOption:
-    return SettingOption(
-        flag=flag, field="", kind=kind, metavar=metavar, help_text=help_text, panel=TIME_PANEL,
+def _row(flag: str, kind: Any, metavar: str | None, help_text: str, **more: Any) -> Option:
+    return Option(
+        flag=flag, kind=kind, metavar=metavar, help_text=help_text, panel=TIME_PANEL,
         show_default=False, **more,
     )  # fmt: skip
 
 
-TIME_OPTIONS: tuple[SettingOption, ...] = (
+TIME_OPTIONS: tuple[Option, ...] = (
     _row("--time", bool, None, "Tell how long a step takes, tokens per second and utilisation.",
          default=False),
     _row("--tokens", int | None, "N", "Tokens of the whole run, 300B or 1T: its days, GPU-hours and "

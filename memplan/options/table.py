@@ -1,9 +1,9 @@
-"""What an option that sets a field of the training setup is: a row of a table, alone or in a group."""
+"""What an option is: a row of a table, alone or in a group that makes one value."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.options.panels import TRAINING_PANEL
 
 Values = Mapping[str, Any]
@@ -11,13 +11,13 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SettingOption:
+class Option:
     """One option."""
 
     flag: str
     """As it is typed; a pair with a slash where it can be denied."""
-    field: str
-    """Of ``TrainingSetup``; nothing where it sets none."""
+    field: str = ""
+    """Of ``TrainingSetup``; nothing where it sets none by itself."""
     help_text: str
     also: tuple[str, ...] = ()
     """Other names that it is typed by."""
@@ -27,11 +27,17 @@ class SettingOption:
     default: object = None
     axis_help: str | None = None
     """How several values are asked for; None: a sweep takes none."""
+    axis_metavar: str | None = None
+    """What stands for several; None: LIST for numbers, else NAMES."""
     parser: Callable[[str], Any] | None = None
     panel: str = TRAINING_PANEL
     """The heading that it stands under in the help."""
     show_default: bool = True
     """Whether the help says it."""
+    minimum: int | None = None
+    maximum: int | None = None
+    completes: str = ""
+    """What a shell completes its value with: ``models`` or ``gpus``; nothing: nothing."""
 
     @property
     def parameter(self) -> str:
@@ -45,7 +51,7 @@ class OptionGroup:
 
     field: str
     """Of ``TrainingSetup``."""
-    options: tuple[SettingOption, ...]
+    options: tuple[Option, ...]
     make: Callable[[Values], object]
     """The value, of the command's parameters; None where none of them is given."""
 
@@ -53,3 +59,16 @@ class OptionGroup:
     def parameters(self) -> frozenset[str]:
         """Names of the command's parameters."""
         return frozenset(option.parameter for option in self.options)
+
+
+def as_axis(option: Option) -> Option:
+    """The same where it may have several values: a list or a range, as text.
+
+    >>> as_axis(Option(flag="--zero", help_text="The stage.", axis_help="Stages: 0-3.")).metavar
+    'NAMES'
+    """
+    return replace(
+        option, kind=str | None, default=None, parser=None, minimum=None, show_default=False,
+        help_text=option.axis_help or option.help_text,
+        metavar=option.axis_metavar or ("LIST" if option.metavar == "N" else "NAMES"),
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.estimator.assumptions import Topic
+from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.replay import MAX_CYCLES
@@ -32,42 +33,51 @@ if TYPE_CHECKING:
     from memplan.search.advice import Hints
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """What is shown of an answer besides."""
+
+    everywhere: bool = True
+    """What each setup needs of each GPU, and the largest micro-batch there."""
+    legend: bool = False
+    assumptions: bool = False
+    reserved: bool = False
+    lifetimes: bool = False
+    question: "TimeQuestion | None" = None
+    """The time of each, which a single setup for people is told in any case."""
+
+
+USUALLY_SHOWN = Shown()
+
+
 def print_comparison(
-    console: "Console",
-    rows: Rows,
-    hints: "Hints | None" = None,
-    *,
-    everywhere: bool = True,
-    legend: bool = False,
-    assumptions: bool = False,
-    reserved: bool = False,
-    lifetimes: bool = False,
-    question: "TimeQuestion | None" = None,
+    console: "Console", rows: Rows, hints: "Hints | None" = None, shown: Shown = USUALLY_SHOWN
 ) -> None:
     """Print the answer for each GPU, then one line per setup, the simplest first.
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
-    ``everywhere``: with what each setup needs of each GPU.
     """
     print_answer(console, rows, hints)
     console.print()
-    label, *others = comparison_columns(rows, hints, everywhere=everywhere, reserved=reserved)
-    if question is not None:
-        others += times_by_card(_answers_by_card(rows), len(label.cells), question)
-    if lifetimes:
+    label, *others = comparison_columns(
+        rows, hints, everywhere=shown.everywhere, reserved=shown.reserved
+    )
+    if shown.question is not None:
+        others += times_by_card(_answers_by_card(rows), len(label.cells), shown.question)
+    if shown.lifetimes:
         from memplan.report.lifetimes import lifetime_columns
 
         others += lifetime_columns([line.first for line in setup_lines(rows)])
     for line in print_blocks(console.width, label, others):
         console.print(line, soft_wrap=True)
     console.print()
-    _print_assumed(console, rows, everything=assumptions)
-    _print_notes(console, rows, everything=assumptions)
+    _print_assumed(console, rows, everything=shown.assumptions)
+    _print_notes(console, rows, everything=shown.assumptions)
     zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
-    _print_words(console, SHORT_LEGEND, legend=legend, zero_init=zero_init)
-    if reserved:
+    _print_words(console, SHORT_LEGEND, legend=shown.legend, zero_init=zero_init)
+    if shown.reserved:
         print_dim(console, RESERVED_LINE)
-    if lifetimes:
+    if shown.lifetimes:
         from memplan.report.lifetimes import lifetime_words
 
         for text in lifetime_words():
@@ -78,54 +88,60 @@ def print_account(
     console: "Console",
     estimates: Sequence[Estimate],
     hints: "Hints | None" = None,
-    *,
-    legend: bool = False,
-    assumptions: bool = False,
-    reserved: bool = False,
-    lifetimes: bool = False,
-    question: "TimeQuestion | None" = None,
+    shown: Shown = USUALLY_SHOWN,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
     print_answer(console, [estimates], hints)
     from memplan.report.times import speed_lines, time_lines  # which tables do without
 
-    if question is not None:
+    if shown.question is not None:
         console.print()
         for each in estimates:
-            for text in time_lines(each, question):
+            for text in time_lines(each, shown.question):
                 _print_plain(console, text)
+    _print_bytes(console, estimates, lifetimes=shown.lifetimes)
+    console.print()
+    for text in host_lines(estimates):
+        _print_plain(console, text)
+    for each in estimates if shown.question is None else ():
+        for text in speed_lines(each):
+            _print_plain(console, text)
+    _print_assumed(console, [estimates], everything=shown.assumptions)
+    _print_notes(console, [estimates], everything=shown.assumptions)
+    _print_beside(console, estimates, shown)
+    _print_words(console, SHORT_ACCOUNT_LEGEND, legend=shown.legend)
+
+
+def _print_bytes(console: "Console", estimates: Sequence[Estimate], *, lifetimes: bool) -> None:
+    """A table by component and phase for each kernel that the cards bring."""
     groups = kernel_groups(estimates)
     for group in groups:
         console.print()
         names = short_names(group) if len(groups) > 1 else ""
-        label, *phases = account_columns(group[0], names)
-        for line in print_blocks(console.width, label, phases):
-            console.print(line, soft_wrap=True)
+        tables = [account_columns(group[0], names)]
         if lifetimes:
             from memplan.report.lifetimes import lifetime_table
 
-            console.print()
-            label, *others = lifetime_table(group[0])
+            tables.append(lifetime_table(group[0]))
+        for number, (label, *others) in enumerate(tables):
+            if number:
+                console.print()
             for line in print_blocks(console.width, label, others):
                 console.print(line, soft_wrap=True)
-    console.print()
-    for text in host_lines(estimates):
-        _print_plain(console, text)
-    for each in estimates if question is None else ():
-        for text in speed_lines(each):
-            _print_plain(console, text)
-    _print_assumed(console, [estimates], everything=assumptions)
-    _print_notes(console, [estimates], everything=assumptions)
-    if reserved or legend:
+
+
+def _print_beside(console: "Console", estimates: Sequence[Estimate], shown: Shown) -> None:
+    """What comes on top of the bytes, and what the allocator makes of them."""
+    if shown.reserved or shown.legend:
         for text in beside_lines(estimates):
             print_dim(console, text)
-    if reserved:
-        for each in estimates:
-            if each.gpu is not None:
-                for text in reserved_lines(each, each.gpu.short_name):
-                    print_dim(console, text)
-        print_dim(console, RESERVED_LINE)
-    _print_words(console, SHORT_ACCOUNT_LEGEND, legend=legend)
+    if not shown.reserved:
+        return
+    for each in estimates:
+        if each.gpu is not None:
+            for text in reserved_lines(each, each.gpu.short_name):
+                print_dim(console, text)
+    print_dim(console, RESERVED_LINE)
 
 
 MOST_ISLANDS = 4
@@ -186,7 +202,7 @@ def times_by_card(
             told = dict(zip(held, each.cells, strict=True))
             cells = tuple(told.get(place, "") for place in range(num_lines))
             header = (f"{name} {each.header[0]}".strip(), *each.header[1:])
-            found.append(Column(header=header, cells=cells, is_figure=True))
+            found.append(replace(each, header=header, cells=cells))
     return found
 
 

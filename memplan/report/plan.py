@@ -83,35 +83,63 @@ def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[di
 
 def print_plan(console: "Console", plan: Plan, *, question: "TimeQuestion | None" = None) -> None:
     """Print the ranked setups, what falls short, and what the speeds rest on."""
+    print_plans(console, [plan], question=question)
+
+
+def print_plans(
+    console: "Console", plans: Sequence[Plan], *, question: "TimeQuestion | None" = None
+) -> None:
+    """Print the answer for each card, then the setups of each, and once what the figures mean."""
     from memplan.report.console import Text
 
-    if plan.setups:
-        for text in (answer_text(plan), *run_lines(plan, question)):
+    for plan in plans:
+        style = "green" if plan.setups else "bold red"
+        for text in (_lead(plan, among=len(plans)), *run_lines(plan, question)):
             for line in hanging(text, console.width):
-                console.print(Text(line, style="green"))
-    else:
-        console.print(Text(f"Nothing fits {plan.gpu.short_name}.", style="bold red"))
+                console.print(Text(line, style=style))
+    for plan in plans:
+        if len(plans) > 1:
+            console.print()
+        _print_setups(console, plan, question)
+    for line in dict.fromkeys(line for plan in plans for line in footnotes(plan)):
+        console.print(Text(line, style="dim"))
+
+
+def _lead(plan: Plan, *, among: int) -> str:
+    """The answer in a line, with the card's name where there are several."""
+    name = plan.gpu.short_name
+    if not plan.setups:
+        return f"Nothing fits {name}."
+    return f"{name}  {answer_text(plan)}" if among > 1 else answer_text(plan)
+
+
+def _print_setups(console: "Console", plan: Plan, question: "TimeQuestion | None") -> None:
+    """What is planned for, the table of what fits, the front, and what does not fit."""
+    from memplan.report.console import Text
+
     some = plan.some
-    console.print(
-        Text.assemble(
-            (some.model.name, "bold"),
-            f" ({some.model.task.value}), {job_text(plan)}on {plan.gpu.short_name} "
-            f"({format_gib(plan.gpu.capacity_bytes, digits=1)})",
-        )
+    about = (
+        f"{some.model.name} ({some.model.task.value}), {job_text(plan)}on {plan.gpu.short_name} "
+        f"({format_gib(plan.gpu.capacity_bytes, digits=1)})"
     )
+    if plan.setups:
+        about += (
+            f": {len(plan.setups)} of {plan.num_fitting} setups with room for what they allocate"
+        )
+    for line in hanging(about, console.width):
+        text = Text(line)
+        start = line.find(some.model.name)
+        text.stylize("bold" if start >= 0 else "", start, start + len(some.model.name))
+        console.print(text)
     if plan.setups:
         console.print()
         for drawn in plan_lines(console.width, plan, question):
             console.print(drawn, soft_wrap=True)
         console.print()
-        for text in front_lines(plan):
-            for line in hanging(text, console.width) or [""]:
-                console.print(Text(line))
-    for text in (*shortfall_lines(plan), *overfilling_lines(plan)):
-        for line in hanging(text, console.width):
+    told = (*front_lines(plan), *shortfall_lines(plan), *overfilling_lines(plan))
+    for words in told:
+        for line in hanging(words, console.width) or [""]:
             console.print(Text(line))
-    for line in footnotes(plan):
-        console.print(Text(line, style="dim"))
 
 
 _STRETCHED: "Mapping[Objective, Mapping[tuple[str, ...], Callable[[PlannedSetup], str]]]" = {
@@ -221,11 +249,17 @@ def front_lines(plan: Plan) -> list[str]:
         share = each.time.tokens_per_s / fastest
         bar = "█" * max(1, round(share * FRONT_WIDTH))
         label = (
-            f"{each.setup.num_gpus} x {setup_label(each.setup)}, {each.setup.chosen_precision.value}, "
+            f"{each.setup.num_gpus} x {_short_way(each)}, {each.setup.chosen_precision.value}, "
             f"checkpointing {checkpointing_label(each.setup)}, micro-batch {each.setup.micro_batch_size}"
         )
         lines.append(f"  {needed / GIB:7,.1f} GiB  {share:4.0%} {bar:<{FRONT_WIDTH}} {label}")
     return [*lines, ""]
+
+
+def _short_way(each: PlannedSetup) -> str:
+    """The engine, behind what is given up."""
+    kept = each.given_up is Concession.NONE
+    return setup_label(each.setup) if kept else _way_text(each)
 
 
 FRONT_WIDTH = 20
@@ -386,9 +420,8 @@ def footnotes(plan: Plan) -> list[str]:
     fits = f"Fits: what it needs, by a replay of its run{kept}"
     if plan.setups:
         order = (
-            f"{_OBJECTIVES[goal.objective]}, {len(plan.setups)} of {plan.num_fitting} setups with room for "
-            f"what they allocate, each with its {_LARGEST.get(goal.objective, 'largest micro-batch')}; among "
-            "equals (2 %) the simplest. "
+            f"{_OBJECTIVES[goal.objective]}, each with its "
+            f"{_LARGEST.get(goal.objective, 'largest micro-batch')}; among equals (2 %) the simplest. "
             f"{fits}; left: what that leaves"
         )
         order += "; CPU: RAM of a node." if _shows_cpu(plan) else "."

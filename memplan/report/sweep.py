@@ -7,7 +7,7 @@ from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.runtime import ByteRange
 from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text, params_text
-from memplan.report.blocks import Column, has_room, print_blocks
+from memplan.report.blocks import Column, hanging, has_room, print_blocks
 from memplan.report.changes import checkpointing_label, offload_label, sharing_label
 from memplan.report.columns import host_column
 from memplan.report.estimate import ZERO_INIT_LINE, times_by_card
@@ -169,7 +169,8 @@ def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequen
         and len(_values(name, results)) == 1
         and (text := _said(name, results[0])) != _SILENT.get(name)
     ]
-    console.print(Text("Everywhere: " + ", ".join(same), style="dim"))
+    for line in hanging("Everywhere: " + ", ".join(same), console.width):
+        console.print(Text(line, style="dim"))
 
 
 def varying_columns(results: Sequence[SweepResult]) -> list[str]:

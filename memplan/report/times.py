@@ -318,5 +318,7 @@ _GIVE_WAY: Mapping[tuple[str, ...], int] = {
     ("TFLOP/s", "per GPU"): 9,
     ("HFU", "%"): 8,
     ("tokens/s", "per GPU"): 7,
+    ("MFU", "%"): 6,
+    ("step", "s"): 1,
 }
 """Columns that are left out where it is narrow, the highest first."""

@@ -24,16 +24,29 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
     if not model.stacks or model.tables:
         msg = f"{model.name}: is not a plain stack of layers, so their number cannot be varied"
         raise SetupError(msg)
-    return replace(model, stacks=tuple(_resized(stack, num_layers) for stack in model.stacks))
+    stacks = tuple(_resized(stack, num_layers) for stack in model.stacks)
+    blueprint = model.blueprint
+    if blueprint is not None:
+        blueprint = blueprint.with_layers(_numbers(_layers(model.stacks[0]), num_layers))
+    return replace(model, stacks=stacks, blueprint=blueprint)
+
+
+def _layers(stack: StackSpec) -> "list[_Layer]":
+    return [(run.layer, run.shared) for run in stack.runs for _ in range(run.count)]
+
+
+def _numbers(layers: "list[_Layer]", num_layers: int) -> list[int]:
+    """Which of the model's own layers each is like."""
+    start, period = pattern(layers)
+    return [
+        number if number < len(layers) else start + (number - start) % period
+        for number in range(num_layers)
+    ]
 
 
 def _resized(stack: StackSpec, num_layers: int) -> StackSpec:
-    layers = [(run.layer, run.shared) for run in stack.runs for _ in range(run.count)]
-    start, period = pattern(layers)
-    grown = [
-        layers[number] if number < len(layers) else layers[start + (number - start) % period]
-        for number in range(num_layers)
-    ]
+    layers = _layers(stack)
+    grown = [layers[number] for number in _numbers(layers, num_layers)]
     runs = tuple(
         LayerRun(count=len(list(equal)), layer=layer, shared=shared)
         for (layer, shared), equal in groupby(grown)

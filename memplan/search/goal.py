@@ -330,6 +330,8 @@ class Plan(Displayed):
     """What is told of times in rows; None: nothing."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
+    is_interrupted: bool = False
+    """It was ended before all was tried: what is here is what was found by then."""
 
     @property
     def some(self) -> Estimate:

@@ -50,12 +50,22 @@ HOPELESS = 2
 """How many times a card's memory states alone take where no estimate is made of what else they do."""
 
 
-def plan(model: ModelSpec, goal: Goal, gpu: GpuSpec, *, times: TimeQuestion | None = None) -> Plan:
+def plan(
+    model: ModelSpec,
+    goal: Goal,
+    gpu: GpuSpec,
+    *,
+    times: TimeQuestion | None = None,
+    stoppable: bool = False,
+) -> Plan:
     """Search for the setups that reach a goal on one kind of GPU; by their times where these are asked for.
 
-    Raises ``SetupError`` where no combination of the goal's settings exists.
+    ``stoppable``: an interruption ends the search, and the plan is of what was found by then.
+
+    Raises ``SetupError`` where no combination of the goal's settings exists, and ``KeyboardInterrupt`` where
+    nothing was found before it.
     """
-    return Planner(model, goal, gpu, times).run()
+    return Planner(model, goal, gpu, times).run(stoppable=stoppable)
 
 
 class Planner:
@@ -93,9 +103,22 @@ class Planner:
         """The last size that fitted, by everything but the number of GPUs: where to look
         first when there are more."""
 
-    def run(self) -> Plan:
+    def run(self, *, stoppable: bool = False) -> Plan:
         """Try everything, rank what fits, and say what the rest lacks."""
         check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
+        try:
+            ranked, front = self._look_through()
+        except KeyboardInterrupt:
+            if not (stoppable and self.found):
+                raise
+            # What falls short was not looked at whole, and saying what it lacks takes as long again.
+            self.failed.clear()
+            ranked, front = self._known_by_now()
+            return replace(self._plan_of(ranked, front), is_interrupted=True)
+        return self._plan_of(ranked, front)
+
+    def _look_through(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
+        """Try every number of GPUs in every way, then the best of them with leaner kernels; what fits, and the front."""
         counts = self._counts()
         while self._try_more(counts):
             pass
@@ -106,9 +129,20 @@ class Planner:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
         self._add_lean_kernels()
-        ranked, front = self._told_of()
+        told = self._told_of()
         while self._try_more(counts):
-            ranked, front = self._told_of()
+            told = self._told_of()
+        return told
+
+    def _known_by_now(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
+        """Of what was found so far what is borne out, or the best of it."""
+        known = [each for each in self.found if id(each.estimate) not in self.open]
+        self.found = known or self._firsts(1)[:1]
+        ranked = self._ranked()
+        return ranked, self._front(ranked)
+
+    def _plan_of(self, ranked: list[PlannedSetup], front: list[PlannedSetup]) -> Plan:
+        """The answer: what fits in its order, and what the rest lacks."""
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
@@ -321,15 +355,18 @@ class Planner:
         """What fits, best first, and the front of memory and time; a replay bears out whatever is told."""
         while True:
             ranked = self._settled()
-            if self.times is None:
-                return ranked, []
-            from memplan.search.objective import memory_front  # only then
-
-            front = memory_front(ranked, lambda each: id(each.estimate) in self.open)
+            front = self._front(ranked)
             each = self._first_open(front)
             if each is None:
                 return ranked, front
             self._settle(each)
+
+    def _front(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
+        if self.times is None:
+            return []
+        from memplan.search.objective import memory_front  # only then
+
+        return memory_front(ranked, lambda each: id(each.estimate) in self.open)
 
     def _first_open(self, setups: Iterable[PlannedSetup]) -> PlannedSetup | None:
         return next((each for each in setups if id(each.estimate) in self.open), None)

@@ -9,6 +9,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -17,6 +18,8 @@ from memplan.text import shortened, shown
 from memplan.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import yaml
 
 MAX_JSON_BYTES = 16 * MIB
@@ -32,11 +35,33 @@ tens of thousands crash libyaml's."""
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 TOML_SUFFIX = ".toml"
 
+_LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
+"""What PyYAML 6.0.4's libyaml says from 1,000 levels on, which it reaches before it hands over the first."""
 _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 _KINDS: dict[type, str] = {
     type(None): "nothing", list: "a list", str: "one text", bool: "true or false",
     int: "one number", float: "one number",
 }  # fmt: skip
+
+
+_confines: tuple[Path, ...] = ()
+"""Folders below which everything lies that may be read; none: everything may."""
+
+
+@contextmanager
+def confined_to(*folders: Path) -> "Iterator[None]":
+    """Inside, files are read below these folders alone, of which the first is named, and below memplan's own.
+
+    Links are followed before they are judged. Others are refused with a ``ConfigError``.
+    """
+    global _confines
+    before = _confines
+    package = Path(__file__).parent.parent
+    _confines = tuple(each.resolve() for each in (*folders, package))
+    try:
+        yield
+    finally:
+        _confines = before
 
 
 def read_mapping(path: str | Path) -> dict[str, object]:
@@ -113,6 +138,8 @@ def _read_text(path: Path, *, label: str, max_bytes: int, expected: str = _CONFI
 def _read(
     path: Path, *, label: str, max_bytes: int, expected: str, only_head: bool = False
 ) -> bytes:
+    if _confines and not any(path.resolve().is_relative_to(each) for each in _confines):
+        _refuse(label, f"lies outside {_confines[0]}, which is all that may be read here")
     try:
         num_bytes, data = _open_and_read(path, max_bytes, only_head=only_head)
     except FileNotFoundError:
@@ -208,6 +235,8 @@ def _parse_yaml(text: str, *, label: str) -> object:
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
+        if error.problem == _LIBYAML_TOO_DEEP:
+            _refuse(label, _TOO_DEEP)
         mark = error.problem_mark or error.context_mark
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         _refuse(label, f"is not YAML: {error.problem or error.context}{place}")

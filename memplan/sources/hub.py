@@ -43,6 +43,13 @@ class _Request:
     file_name: str = CONFIG_FILE
 
 
+def cache_folder() -> Path:
+    """Where the hub's files are kept on this machine."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 def fetch_config(
     repo_id: str,
     *,

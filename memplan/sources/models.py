@@ -144,6 +144,7 @@ def _read(found: FoundConfig, asked: _Asked) -> ModelSpec:
 def _read_with(
     found: FoundConfig, asked: _Asked, defaults: Mapping[str, Mapping[str, object]], log: "ReadLog"
 ) -> ModelSpec:
+    from memplan.classes.blueprint import blueprint_of
     from memplan.families import read_model
     from memplan.sources.parameter_order import declared_order
 
@@ -161,6 +162,7 @@ def _read_with(
         spec,
         declared=declared_order(spec.family),
         quantization=_own_quantization(found.config),
+        blueprint=blueprint_of(spec, found.config, defaults.get(spec.family, {})),
     )
 
 

@@ -21,7 +21,12 @@ def recorded_runs(path: Path) -> list[dict[str, Any]]:
             "reserved_peak": run["reserved"],
             "least_capacity": run["lived"][-1][0] * SEGMENT_ROUNDING_BYTES,
         }
+        if "held" in run:
+            run["truth"]["held"] = run["held"]
     return runs
+
+
+SHARDED = {"fsdp": "FSDP2", "fsdp1": "FSDP1"}
 
 
 def kind_of(run: dict[str, Any]) -> str:
@@ -29,8 +34,8 @@ def kind_of(run: dict[str, Any]) -> str:
     setup = run["setup"]
     if setup["engine"] == "deepspeed":
         return f"ZeRO-{setup['zero_stage']}"
-    if setup["engine"] == "fsdp":
-        return "FSDP2"
+    if setup["engine"] in SHARDED:
+        return SHARDED[setup["engine"]]
     return "DDP" if setup["num_gpus"] > 1 else "one GPU"
 
 
@@ -42,6 +47,7 @@ def said_of(run: dict[str, Any]) -> dict[str, int]:
         "requested_peak": found.peak_bytes,
         "reserved_peak": found.reserved_bytes,
         "least_capacity": found.required_bytes,
+        "held": found.held_bytes,
     }
 
 

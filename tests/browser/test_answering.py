@@ -22,7 +22,7 @@ def _page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("path", ["report.html", "x/report.html", "/nowhere/at all/report.html"])
 def test_a_page_is_handed_over_wherever_it_was_to_go(path: str):
     code, out, err, texts, others = answering.answer(
-        ["explain", "gpt2", "--output", path], {}, columns=80, colour=False
+        ["explain", "gpt2", "--report", path], {}, columns=80, colour=False
     )
     assert (code, err, others) == (0, "", {})
     assert f"Wrote {path}" in out

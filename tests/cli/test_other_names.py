@@ -1,6 +1,7 @@
 """Options under the names that people know from elsewhere."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, .
         ("--expert-parallel-size", "It is called '--expert-parallel'"),
         ("--max-length", "It is called '--seq-len'"),
         ("--gradient-checkpointing", "It is called '--checkpointing full'"),
+        ("--qlora", "It is called '--lora 16 --quantize nf4'"),
+        ("--inference", "Memplan is about training"),
         ("--zeroo", "Did you mean '--zero'?"),
     ],
 )
@@ -62,3 +65,40 @@ def test_values_as_others_call_them(run: Run, option: str, value: str, words: st
     done = run("estimate", "gpt2", option, value)
     assert done.exit_code == 3
     assert done.stderr.rstrip().endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "run.yml",
+            "base_model: gpt2\nmicro_batch_size: 2\nadapter: lora\n",
+            "give it as --setup run.yml",
+        ),
+        ("ds.json", '{"zero_optimization": {"stage": 3}}', "--deepspeed-config ds.json"),
+        ("setup.yaml", "engine: fsdp\nnum_gpus: 8\n", "give it as --setup setup.yaml"),
+        ("model.yaml", "hidden_size: 8\n", "model_type: is missing"),
+    ],
+)
+def test_a_file_that_is_no_models_is_told_its_option(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text, encoding="utf-8")
+    done = run("estimate", name)
+    assert done.exit_code == 3
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_the_trainers_deepspeed_is_told_apart(run: Run) -> None:
+    done = run("estimate", "gpt2", "--deepspeed", "ds.json")
+    assert done.exit_code == 2
+    assert "ds.json is given with --deepspeed-config" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["estimate", "sweep", "plan", "explain", "compare"])
+def test_the_words_need_no_question(run: Run, command: str) -> None:
+    done = run(command, "--legend")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "tight: " in done.stdout

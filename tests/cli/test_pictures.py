@@ -56,9 +56,8 @@ def test_the_answer_comes_first_and_the_page_is_named_last(
             "deepspeed",
         ),
         ("plan", *JOB, "--gpus", "2", "--engine", "deepspeed", "--emit", "deepspeed"),
-        ("plan", *JOB, "--output", "front.svg"),
     ],
-    ids=["estimate", "plan", "drawing"],
+    ids=["estimate", "plan"],
 )
 @pytest.mark.parametrize(
     "option", [("--chart",), ("--report", "page.html")], ids=["chart", "report"]

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,50 @@ def test_lower_bounds_that_are_too_large_still_say_so(run: Run) -> None:
     answer = run("plan", "deepseek-v4-flash", "--gpu", "v100-16gb", "--gpus", "1")
     assert answer.exit_code == 0
     assert "Nothing fits" in answer.stdout
+
+
+INTERRUPTED = """
+import sys, memplan.cli
+from memplan.search.planner import Planner
+whole, tried = Planner._find, []
+def some(self, *asked):
+    tried.append(asked)
+    if len(tried) > {number}:
+        raise KeyboardInterrupt
+    return whole(self, *asked)
+Planner._find = some
+sys.argv[1:] = ["plan", "gpt2", "--gpus", "2", "--gpu", "h100", "--format", "{form}"]
+sys.exit(memplan.cli.main())
+"""
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_what_was_found_before_an_interrupt_is_shown(checkout: Path, form: str) -> None:
+    code = INTERRUPTED.format(number=3, form=form)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=checkout, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
+    if form == "table":
+        assert done.stdout.startswith("Fastest: ")
+    else:
+        assert 0 < len(json.loads(done.stdout)["rows"]) <= 3
+
+
+def test_an_interrupt_before_anything_is_found_says_nothing(checkout: Path) -> None:
+    code = INTERRUPTED.format(number=0, form="table")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=checkout, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_of_several_cards_each_has_its_answer_in_the_first_lines(run: Run) -> None:
+    told = run("plan", "gpt2", "--gpus", "1", "--gpu", "t4,h100").stdout.splitlines()
+    leads = [line for line in told[:6] if "Fastest: " in line]
+    assert [line.split()[0] for line in leads] == ["T4", "H100-80"]
+    assert len([line for line in told if line.startswith("Fastest first")]) == 1

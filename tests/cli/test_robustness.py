@@ -151,19 +151,24 @@ def test_no_cell_of_a_csv_is_a_formula(run: Run, tmp_path: Path, start: str) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "option"),
     [
-        ("explain", "gpt2", "--gpu", "h100"),
-        ("estimate", "gpt2", "--gpu", "h100", "--engine", "ddp", "--emit", "training-args"),
-        ("plan", "gpt2", "--gpu", "h100", "--engine", "fsdp", "--emit", "accelerate"),
+        (("explain", "gpt2", "--gpu", "h100"), "--report"),
+        (
+            ("estimate", "gpt2", "--gpu", "h100", "--engine", "ddp", "--emit", "training-args"),
+            "--output",
+        ),
+        (("plan", "gpt2", "--gpu", "h100", "--engine", "fsdp", "--emit", "accelerate"), "--output"),
     ],
-    ids=" ".join,
+    ids=["explain", "estimate", "plan"],
 )
-def test_a_null_byte_in_output_is_one_line(run: Run, arguments: tuple[str, ...]) -> None:
-    outcome = run(*arguments, "--output", "a\0b.html")
+def test_a_null_byte_in_output_is_one_line(
+    run: Run, arguments: tuple[str, ...], option: str
+) -> None:
+    outcome = run(*arguments, option, "a\0b.html")
     assert outcome.exit_code in (2, 3)
     assert outcome.stderr.splitlines()[-1].startswith("memplan: error: ")
-    assert "--output" in outcome.stderr
+    assert option in outcome.stderr
     assert "embedded null byte" in outcome.stderr
 
 

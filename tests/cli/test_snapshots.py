@@ -85,7 +85,7 @@ def test_the_table_shows_places_as_they_are(run: Any, model: str):
         (("--against", "code.pickle"), 3, "code.pickle: asks for STACK_GLOBAL at byte"),
         (("--against", "list.pickle"), 3, "expected a memory snapshot"),
         (("--against", "a", "--snapshot", "b"), 2, "--snapshot makes no use of --against"),
-        (("--output", "a.html", "--snapshot", "b"), 2, "--output makes no use of --snapshot"),
+        (("--timeline", "--snapshot", "b"), 2, "--snapshot makes no use of --timeline"),
         (("--snapshot", "b", "--format", "json"), 2, "--snapshot makes no use of --format"),
         (("--snapshot", "none/out.pickle"), 3, "--snapshot: none/out.pickle cannot be written"),
         (("--operation", "mul", "--snapshot", "b"), 2, "--operation makes no use of"),

@@ -68,7 +68,7 @@ def test_a_death_that_was_not_said(run: Any, tmp_path: Path) -> None:
         (("gtp2",), 2, "nothing is downloaded here"),
         (("meta-llama/Llama-9-1B",), 2, "nothing is downloaded here"),
         (("gpt2", "--freeze", "embeddings"), 3, "--freeze: verify cannot run this yet"),
-        (("gpt2", "--gpus", "4", "--engine", "fsdp", "--tp", "2"), 3, "tensor_parallel: verify"),
+        (("gpt2", "--gpus", "4", "--engine", "fsdp", "--tp", "2"), 3, "--tensor-parallel: verify"),
         (("flux.1-dev",), 3, "this is one of diffusers'"),
         (("gpt2", "--replay", "a.json"), 2, "--replay makes no use of MODEL"),
         (("--replay", "no.json"), 3, "no.json"),

@@ -219,6 +219,26 @@ class TestFloor:
                 assert run.on_card(end - 512).died_at is None
         assert islanded > 3
 
+    def test_what_dies_only_late_is_not_taken_for_enough_on_an_island_among_what_does(self) -> None:
+        # All lives for a few steps down to 10 MiB; in the end what has less than 40 dies, but for an island.
+        def on_card(
+            capacity_bytes: int | None, *, max_cycles: int = replays.MAX_CYCLES
+        ) -> AllocatorPeaks:
+            capacity = 60 if capacity_bytes is None else capacity_bytes // MIB
+            asked = min(60, capacity // 2 * 2)
+            lives = asked >= 40 or asked == 20 or (asked >= 10 and max_cycles <= replays.FEW_CYCLES)
+            return AllocatorPeaks(
+                requested_bytes=0,
+                allocated_bytes=0,
+                reserved_bytes=asked * MIB,
+                num_mallocs=0,
+                num_flushes=0,
+                died_at=None if lives else 7,
+                lacked_bytes=None if asked == 60 else (asked + 2) * MIB,
+            )
+
+        assert floor_bytes(on_card) == 40 * MIB
+
     @pytest.mark.parametrize("name", ["gpt2", "t5-small"])
     def test_of_real_runs_too(self, name: str) -> None:
         for options in ({"engine": "fsdp"}, {"engine": "deepspeed", "zero_stage": 3}):

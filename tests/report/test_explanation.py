@@ -192,11 +192,11 @@ def test_json(run: Callable[..., Any]) -> None:
     [
         ((), "name a MODEL"),
         (("gpt2", "--zero", "1-3", "--gpus", "8"), "takes one"),
-        (("gpt2", "--output", "report.pdf"), "must end in .html"),
+        (("gpt2", "--report", "report.pdf"), "must end in .html"),
         (("gpt2", "--operation", "sigmoid-chain"), "1 GiB"),
-        (("gpt2", "--output", "r.html", "--format", "csv"), "--output makes no use of --format"),
+        (("gpt2", "--report", "r.html", "--format", "csv"), "--format makes no use of --report"),
     ],
-    ids=["no model", "three stages", "ending", "model and operation", "output and format"],
+    ids=["no model", "three stages", "ending", "model and operation", "report and format"],
 )
 def test_usage_errors(run: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
     outcome = run("explain", *arguments)

@@ -153,15 +153,15 @@ def test_svg_is_xml() -> None:
 @pytest.mark.parametrize("name", ["report.html", "timeline.svg"])
 def test_command_writes_the_file(run: Callable[..., Any], tmp_path: Path, name: str) -> None:
     output = tmp_path / name
-    outcome = run("explain", "gpt2", "--output", str(output))
+    outcome = run("explain", "gpt2", "--report", str(output))
 
     assert outcome.exit_code == 0
-    assert outcome.stdout.startswith(f"Wrote {output}: ")
+    assert outcome.stdout.splitlines()[-1].startswith(f"Wrote {output}: ")
     assert "peak" in output.read_text(encoding="utf-8")
 
 
 def test_command_says_where_it_cannot_write(run: Callable[..., Any], tmp_path: Path) -> None:
-    outcome = run("explain", "gpt2", "--output", str(tmp_path / "missing" / "report.html"))
+    outcome = run("explain", "gpt2", "--report", str(tmp_path / "missing" / "report.html"))
 
     assert outcome.exit_code == 3
     assert "cannot be written" in outcome.stderr

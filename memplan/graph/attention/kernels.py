@@ -28,6 +28,7 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.training.kernels import AttentionKernel
+from memplan.units import round_up
 
 EFFICIENT_STATISTICS_MULTIPLE = 32
 """The memory-efficient kernel pads its log-sum-exp to a multiple of this many rows."""
@@ -101,8 +102,10 @@ def efficient(
 ) -> Tensor:
     """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
     mask = _additive(t, mask, shape, query.dtype)
-    if mask is not None and mask.requires_grad:
-        mask = _expanded(t, mask, shape)
+    if mask is not None:
+        mask = _aligned(t, mask, shape)
+        if mask.requires_grad:
+            mask = _expanded(t, mask, shape)
     out = t.tensor(shape.outputs, query.dtype)
     padded = -(-shape.queries // EFFICIENT_STATISTICS_MULTIPLE) * EFFICIENT_STATISTICS_MULTIPLE
     statistics = t.tensor(shape.batch * shape.spec.num_heads * padded, DType.FP32)
@@ -133,12 +136,34 @@ def _additive(t: Tape, mask: Tensor | None, shape: Shape, dtype: DType) -> Tenso
     return mask if t.autocast is None else t.cast(mask, t.autocast)
 
 
-def _expanded(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
-    """A view for every sequence of the batch; the gradient is summed over them."""
-    if shape.batch == 1:
+MASK_MULTIPLE = 8
+"""Rows of a mask for the memory-efficient kernel begin at a multiple of this many elements (torch 2.13,
+aten/src/ATen/native/transformers/attention.cpp, ``pad_bias`` and ``preprocess_mask``)."""
+MASK_GRADIENT_MULTIPLE = 16
+"""Those of its gradient (transformers/cuda/attention_backward.cu, ``alignTo``)."""
+
+
+def _aligned(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
+    """A mask whose rows do not is copied into longer ones, of which it is a view."""
+    keys = shape.keys
+    if not keys % MASK_MULTIPLE:
         return mask
-    out = t.view(mask, shape.scores)
-    t.record(OperationKind.EXPAND, (mask,), (out,), gradients=(Gradient.FRESH,))
+    padded = t.tensor(mask.numel // keys * round_up(keys, MASK_MULTIPLE), mask.dtype)
+    t.record(OperationKind.PAD, (mask,), (padded,), gradients=(Gradient.FRESH,))
+    return t.slice(padded, mask.numel)
+
+
+def _expanded(t: Tape, mask: Tensor, shape: Shape) -> Tensor:
+    """A view for every sequence of the batch, whose gradient is summed over them.
+
+    It is as large as that gradient is made, in rows of ``MASK_GRADIENT_MULTIPLE``.
+    """
+    row = round_up(shape.keys, MASK_GRADIENT_MULTIPLE)
+    if shape.batch == 1 and row == shape.keys:
+        return mask
+    out = t.view(mask, shape.scores // shape.keys * row)
+    kind = Gradient.ALIAS if shape.batch == 1 else Gradient.FRESH
+    t.record(OperationKind.EXPAND, (mask,), (out,), gradients=(kind,))
     return out
 
 

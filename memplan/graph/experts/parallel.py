@@ -15,7 +15,6 @@ from memplan.graph.experts.routing import take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec
@@ -126,7 +125,7 @@ def _sorted(t: Tape, chosen: Tensor, num_experts: int) -> Tensor:
     """``torch.argsort(stable=True)``: values and a copy go at once."""
     order = t.tensor(chosen.numel, DType.INT64)
     size = order.storage.num_bytes
-    sorting = sort_scratch_bytes(chosen.numel, largest_key=num_experts - 1)
+    sorting = t.sort_scratch_bytes(chosen.numel, largest_key=num_experts - 1)
     t.record(
         OperationKind.SORT, (chosen,), (order,), gradients=(Gradient.NONE,),
         forward_scratch_bytes=(size, RESULT, size, *((sorting,) if sorting else ())),
@@ -193,7 +192,7 @@ def _combined(t: Tape, x: Tensor, back: Tensor, scores: Tensor, sources: Tensor)
     t.touch(back)
     out = t.tensor(x.numel, x.dtype)
     index = sources.storage.num_bytes
-    sorting = sort_scratch_bytes(sources.numel, largest_key=x.numel)
+    sorting = t.sort_scratch_bytes(sources.numel, largest_key=x.numel)
     t.record(
         OperationKind.SCATTER, (zeros, sources, weighted), (out,), saves=(sources,),
         gradients=(Gradient.NONE, Gradient.NONE, Gradient.FRESH),

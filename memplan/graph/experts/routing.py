@@ -12,7 +12,6 @@ from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
-from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
@@ -274,7 +273,7 @@ def _index_scratch(t: Tape, x: Tensor, indices: Tensor, rows: int) -> Sequence[i
     if t.decomposed:
         return (allocated_bytes(x.numel, x.dtype),)
     copy = indices.storage.num_bytes
-    sorting = sort_scratch_bytes(indices.numel, largest_key=rows - 1)
+    sorting = t.sort_scratch_bytes(indices.numel, largest_key=rows - 1)
     return copy, copy, ~0, copy, copy, copy, sorting
 
 

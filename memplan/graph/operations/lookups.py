@@ -4,7 +4,6 @@ from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.sorting import sort_scratch_bytes
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import WeightRole
@@ -96,7 +95,7 @@ def embedding_backward_scratch(
         whole = allocated_bytes(num_weights, DType.FP32)
         sums = [numbers] if dtype is DType.FP32 else [numbers, whole]
     ids, marks = allocated_bytes(num_ids, DType.INT64), allocated_bytes(used, DType.INT64)
-    sorting = sort_scratch_bytes(num_ids, largest_key=num_rows)
+    sorting = t.sort_scratch_bytes(num_ids, largest_key=num_rows)
     small = ALLOCATION_ROUNDING
     return (
         ids, ids, ids, sorting, ~3, ~2, RESULT, ids, small, ids, 3 * small, ~10, ~9,

@@ -68,13 +68,19 @@ def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tens
 
 
 def complex_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Cosines and sines as one table of complex numbers, two fp32 each, whatever the dtype."""
+    """The stack's table of complex numbers, whatever the dtype; held by the stack."""
     del dtype
+    table = complex_table(t, positions, dim)
+    t.hold(table)
+    return table, table
+
+
+def complex_table(t: Tape, positions: int, dim: int) -> Tensor:
+    """Cosines and sines as one table of complex numbers, two fp32 each."""
     angles = t.tensor(positions * (dim // 2), DType.FP32)
     t.record(OperationKind.MUL, (), (angles,))
     table = t.tensor(positions * dim, DType.FP32)
     scratch = angles.storage.num_bytes + table.storage.num_bytes
     t.record(OperationKind.POLAR, (angles,), (table,), forward_scratch_bytes=scratch)
     t.touch(angles)
-    t.hold(table)
-    return table, table
+    return table

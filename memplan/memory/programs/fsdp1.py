@@ -8,9 +8,10 @@ The order is that of ``_init_utils.py`` (``_init_param_handle_from_module``), ``
 (``shard``, ``init_flat_param_attributes``, ``pre_unshard``, ``unshard``) and ``_runtime_utils.py``
 (``_pre_backward_hook``, ``_post_backward_hook``, ``_reduce_grad``).
 
-FSDP1 marks blocks that another stream reads (``record_stream``): they are free when that stream has
-come so far. Here they are free at once, as if nothing ran late; ``limit_all_gathers`` bounds how far
-from it a run can be.
+FSDP1 marks blocks that another stream reads (``record_stream``): they are free at the first request after
+that stream has come so far (``CUDACachingAllocator.cpp``, ``process_events``). Here that is the next
+request, as if nothing ran late; ``limit_all_gathers`` bounds how far from it a run can be. It shows where
+no request follows: behind the last unit's backward pass, and behind a step that asks for nothing.
 """
 
 from memplan.graph.segments import Segment
@@ -26,6 +27,7 @@ from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import FollowedUses, ShardedProgram
 from memplan.memory.rank import RankInput
+from memplan.memory.tally import repeated_uses
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 
@@ -45,7 +47,7 @@ class FlatUse:
     """One flat parameter."""
 
     __slots__ = (
-        "awaits_backward", "copy", "done", "gathered", "gradient", "gradients", "prefetched",
+        "awaits_backward", "copy", "done", "gathered", "gradient", "gradients", "is_lent", "prefetched",
         "shard_gradient", "unit",
     )  # fmt: skip
 
@@ -64,6 +66,8 @@ class FlatUse:
         self.gradient: Block | None = None
         """Those of micro-batches that did not reduce, joined; without sharding the reduced one."""
         self.shard_gradient: Block | None = None
+        self.is_lent = False
+        """What is reduced is the block that another stream has read."""
         self.done = False
         """Its backward pass is over."""
 
@@ -99,6 +103,10 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """Uses in the order of their forward passes."""
         self.hooked: list[Block] = []
         """Inputs of frozen units that their hooks hold, and the gradients of these."""
+        self.summed = repeated_uses(given.passes)
+        """Weights whose gradient is a sum, which is made where the views were."""
+        self.lent: list[Block] = []
+        """Given back while another stream reads them: they are free at the next request."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -133,6 +141,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """A full checkpoint gathers the root for as long as it goes through the layers."""
         if self.options.state_dict_type is not StateDictType.FULL:
             return
+        self._take_back()
         sizes = [self.units.root.whole_bytes]
         if self.options.wrapping is AutoWrap.LAYERS:
             layers = (unit.whole_bytes for unit in self.units.all() if unit.name != ROOT)
@@ -229,6 +238,27 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         super().micro_batch(step, first=first, last=last)
         self.ran = True
 
+    def forward_pass(self) -> None:
+        """Its requests are the first after a step that asked for nothing."""
+        self._take_back()
+        super().forward_pass()
+
+    def begin_pass(self) -> None:
+        """So are those of a pass without gradients."""
+        self._take_back()
+
+    def _let_go(self, block: Block, *, is_lent: bool) -> None:
+        """Give a block back, which another stream may have read; of fake tensors no stream does."""
+        if is_lent and not self.given.tape.options.decomposed:
+            self.lent.append(block)
+        else:
+            self.ledger.free(block)
+
+    def _take_back(self) -> None:
+        """Something is about to be requested: what other streams have read is free."""
+        self.ledger.free_all(self.lent)
+        self.lent.clear()
+
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs; the root comes first."""
         if not self.entered and self.root is not None:
@@ -318,6 +348,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             late, self.late = self.late, use
             if late is not None:
                 self._post_backward(late)
+        self._take_back()
 
     def _hold_input(self, segment: Segment, repetition: int) -> None:
         """What a frozen unit was given when its layer ran again, and the gradient of the one above.
@@ -350,7 +381,7 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         for use in self._uses():
             use.done = use.prefetched = False
             if self.formats.offloaded and use.shard_gradient is not None:
-                self.ledger.free(use.shard_gradient)
+                self._let_go(use.shard_gradient, is_lent=use.is_lent)
                 use.shard_gradient = None
         self.order.clear()
 
@@ -358,35 +389,43 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """Join the gradients of the views; let the parameters go; reduce, or keep for later."""
         use.done = True
         unit, ledger = use.unit, self.ledger
+        self._take_back()
         if not use.gradients:
             self._reshard(use, frees=self.reduces or not self.keeps_whole)
             return
         size, name = unit.flat_gradient_bytes, "gradients of a unit, joined"
         joined = ledger.allocate(size, GATHER_STREAM, _GRADIENTS, name)
         self._reshard(use, frees=self.reduces or not self.keeps_whole)
-        for weight in [*use.gradients]:
-            ledger.free(use.gradients.pop(weight))
+        for weight, block in use.gradients.items():
+            # Autograd marks what it joins on another stream than that it was made on, sums are made on this one.
+            self._let_go(block, is_lent=weight[0] not in self.summed)
+        use.gradients.clear()
         added = None
         if use.gradient is None:
             use.gradient = joined
         else:
             added = joined
         if self.options.backward_prefetch is Prefetch.POST:
+            self._take_back()
             self._prefetch_before(use)
         if not self.reduces:
             if added is None:
                 self._show_gradients(use)
         elif self.sharded:
+            self._take_back()
             self._reduce(use)
         else:
             self._reduce_whole(use, is_sum=added is not None)
         if added is not None:
-            ledger.free(added)
+            # Nine recorded runs: where whole gradients are reduced as they are, this one waits too.
+            is_whole = self.reduces and not self.sharded
+            self._let_go(added, is_lent=is_whole and use.is_lent)
 
     def _show_gradients(self, use: FlatUse) -> None:
         """Each original parameter gets a gradient as small as its shard, then a view of the whole."""
         if not self.options.use_orig_params or not self.sharded or self.formats.offloaded:
             return
+        self._take_back()
         for _, _, numel in flat_places(use.unit, self.options, self.formats, self.place):
             if numel:
                 size, name = allocated_bytes(numel, self.formats.kept), "gradients of shards"
@@ -415,16 +454,17 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         if unit.casts_reduced:
             stream = REPLICA_STREAM if replicas > 1 else REDUCE_STREAM
             cast = ledger.allocate(unit.gradient_shard_bytes, stream, _GRADIENTS, _REDUCED)
-            ledger.free(shard)
+            self._let_go(shard, is_lent=replicas > 1)
             shard = cast
+        is_lent = replicas > 1 and not unit.casts_reduced
         if use.shard_gradient is None:
-            use.shard_gradient = shard
+            use.shard_gradient, use.is_lent = shard, is_lent
         else:
-            ledger.free(shard)
+            self._let_go(shard, is_lent=is_lent)
         for block in reversed(copies):
             ledger.free(block)
         assert use.gradient is not None
-        ledger.free(use.gradient)
+        self._let_go(use.gradient, is_lent=True)
         use.gradient = None
 
     def _reduce_whole(self, use: FlatUse, *, is_sum: bool) -> None:
@@ -443,9 +483,11 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         # Each format's copy goes when the next one is there, the reduced gradient at the end.
         waiting = [use.gradient]
         if found is not self.formats.reduce:
+            self._take_back()
             size = unit.cast_gradient_bytes or unit.flat_gradient_bytes
             waiting.append(ledger.allocate(size, REDUCE_STREAM, _BUFFERS, _CAST))
         if self.formats.reduce is not self.formats.kept:
+            self._take_back()
             size = unit.gradient_shard_bytes
             cast = ledger.allocate(size, REDUCE_STREAM, _GRADIENTS, _REDUCED)
             if len(waiting) > 1:
@@ -453,8 +495,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             waiting.append(cast)
         now = waiting.pop()
         for block in waiting:
-            ledger.free(block)
-        use.gradient = now
+            self._let_go(block, is_lent=True)
+        use.gradient, use.is_lent = now, not waiting
 
     # -- the update ------------------------------------------------------------------------------
 
@@ -467,6 +509,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
             moved = self.optimizer.moved_bytes(shards)
             self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
         else:
+            if self.optimizer.asks(shards, first=first):
+                self._take_back()
             self.optimizer.step(shards, of="the shards", first=first)
 
     def _stepped(self) -> list[int]:
@@ -491,5 +535,5 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         for use in self._uses():
             for block in (use.gradient, use.shard_gradient):
                 if block is not None:
-                    self.ledger.free(block)
+                    self._let_go(block, is_lent=use.is_lent)
             use.gradient = use.shard_gradient = None

@@ -118,6 +118,21 @@ class Stepper:
                 self._play(acts, names, self._line(tensor, of), number, replace)
         self.ledger.free_all(reversed(names.values()))
 
+    def asks(self, tensors: Sequence[Stepped], *, first: bool) -> bool:
+        """Whether a step over these requests any block: its first one makes states."""
+        row = self.row
+        if first and not self.is_made:
+            return True
+        if row.update_all is not None:
+            script = Script(self.options, first=first)
+            row.update_all(script, tensors)
+            return any(act.num_bytes for act in script.acts)
+        each = (
+            acts_of(row, self.options, tensor, init=False, update=True, first=first)
+            for tensor in dict.fromkeys(tensors)
+        )
+        return any(act.num_bytes for acts in each for act in acts)
+
     def moved_bytes(self, tensors: Sequence[Stepped]) -> int:
         """What a step over these reads and writes [bytes]: each gradient once, weights and states both
         ways; of a form that goes over them in many kernels, what all of these do."""

@@ -1,0 +1,93 @@
+"""Which types are written as classes, and how a tape is made of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memplan.classes.registry import CLASSES, TASKS
+from memplan.model.config import ConfigReader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from memplan.graph.modules.run import Run
+    from memplan.graph.options import TapeOptions
+    from memplan.model.spec import ModelSpec
+
+
+class ClassBlueprint:
+    """A config whose model is written as a class, and which of its layers are there.
+
+    Two are equal where their configs are, so that models can be looked up by them.
+    """
+
+    __slots__ = ("_key", "_values", "family", "source")
+
+    def __init__(
+        self,
+        family: str,
+        config: Mapping[str, object],
+        row: Mapping[str, object],
+        *,
+        source: str,
+        layers: tuple[int, ...] | None = None,
+    ) -> None:
+        self.family = family
+        self.source = source
+        self._values = config, row, layers
+        self._key = family, _text(config), layers
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassBlueprint) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def with_layers(self, numbers: Sequence[int]) -> ClassBlueprint:
+        """The same with these of its layers, counted from 0; one may be there more than once."""
+        config, row, layers = self._values
+        picked = tuple(numbers if layers is None else (layers[number] for number in numbers))
+        return ClassBlueprint(self.family, config, row, source=self.source, layers=picked)
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """Which of the config's layers are there; None: all."""
+        return self._values[2]
+
+    def reader(self) -> ConfigReader:
+        """The config, to be read key by key."""
+        config, row, _ = self._values
+        defaults, renamed = row.get("defaults"), row.get("renamed")
+        return ConfigReader(
+            config, source=self.source, model_type=self.family,
+            defaults=defaults if isinstance(defaults, dict) else {},
+            renamed=renamed if isinstance(renamed, dict) else {},
+        )  # fmt: skip
+
+    def record(self, model: ModelSpec, options: TapeOptions) -> Run:
+        """Write the training step of the model's class on a new tape."""
+        from memplan.classes.record import record_class  # only when it is recorded
+
+        return record_class(model, options)
+
+
+def blueprint_of(
+    model: ModelSpec, config: Mapping[str, object], row: Mapping[str, object]
+) -> ClassBlueprint | None:
+    """The class that a model is written as; None where it is written down from its spec.
+
+    ``row`` is what transformers' class fills in (``defaults``) and calls differently (``renamed``).
+    """
+    if model.family not in CLASSES or model.task not in TASKS:
+        return None
+    return ClassBlueprint(model.family, config, row, source=model.source)
+
+
+def _text(value: object) -> str:
+    """A config's values as text that is the same whatever their order."""
+    if isinstance(value, dict):
+        pairs = sorted((str(key), _text(each)) for key, each in value.items())
+        return f"{{{', '.join(f'{key}: {each}' for key, each in pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)

@@ -1,0 +1,144 @@
+"""What a task adds to a decoder: logits and their loss, or classes of sequences and tokens.
+
+(transformers 5.23, modeling_layers.py: ``GenericForSequenceClassification``, ``GenericForTokenClassification``)
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from memplan.graph.joint_losses import joint_loss, objective_outputs
+from memplan.graph.losses import language_model_loss, takes_matrix
+from memplan.graph.modules.basic import Dropout, Embedding, Linear
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module, Site
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.model.config import ConfigReader
+from memplan.model.heads import DECODER_CLASSIFIER
+from memplan.model.parameters import ModelPart, WeightRole
+from memplan.training.objectives import JOINED, Objective
+
+if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
+
+MakeBase = Callable[[ConfigReader], Module]
+"""The class of the model that every task shares."""
+
+
+class Task(Module):
+    """A base model, and what a task does with its hidden states."""
+
+    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
+        self.spec = model
+        self.model = base(config)
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> None:
+        run = self.run
+        if received is None:
+            run.enter(BASE_MODEL)
+        x = self.model(batch, length, received)
+        self.begin_head(x)
+        run.leave(BASE_MODEL)
+        finish(self, self.loss(x))
+
+    def begin_head(self, x: Handle) -> None:
+        """The task's own segment begins."""
+        self.run.start("head", x.record, part=ModelPart.HEAD, frozen=self.is_frozen(ModelPart.HEAD))
+
+    def loss(self, x: Handle) -> Tensor:
+        """The loss of the hidden states, or what the job makes of them."""
+        raise NotImplementedError
+
+
+def finish(module: Task, loss: Tensor) -> None:
+    """The model returns; where several take part, their loss is made behind it."""
+    run = module.run
+    run.release_cache()
+    run.leave(WHOLE_MODEL)
+    run.finish(loss)
+    if run.options.objective in JOINED and not run.options.without_gradients:
+        joint_loss(run, loss, module.spec.num_outputs)
+
+
+class BaseModel(Task):
+    """The model without a task: its hidden states are what it gives."""
+
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
+        """There is nothing around it."""
+        super().attach(site, path, within)
+        return self.model.attach(site, path, within)
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> None:
+        x = self.model(batch, length, received)
+        self.begin_head(x)
+        finish(self, x.record)
+
+
+class ForCausalLM(Task):
+    """Logits of every token and the loss on the next one."""
+
+    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
+        super().__init__(config, model, base)
+        self.lm_head = Linear(model.hidden_size, model.num_outputs, role=WeightRole.OUTPUT)
+        table = self.model.children.get("embed_tokens")
+        if model.head.tied and isinstance(table, Embedding):
+            self.lm_head.weight = table.weight
+            table.tied = True
+
+    def loss(self, x: Handle) -> Tensor:
+        run = self.run
+        if run.options.objective is not Objective.TASK:
+            return objective_outputs(run, self.spec, x.record, self.table())
+        group = run.options.tensor_parallel
+        count = self.spec.num_outputs
+        if group is not None and group.loss:
+            count //= group.degree
+        weight = self.lm_head.parameter(self.lm_head.weight) if takes_matrix(run) else None
+
+        def project(hidden: Tensor) -> Tensor:
+            return self.logits(Handle(run, hidden, x.shape)).record
+
+        return language_model_loss(run, x.record, weight, count, project)
+
+    def logits(self, x: Handle) -> Handle:
+        """Hidden states through the output matrix."""
+        return self.lm_head(x)
+
+    def table(self) -> Parameter:
+        """The token table, of which another stage's head knows the shape alone."""
+        table = self.model.children["embed_tokens"]
+        if isinstance(table, Embedding):
+            return self.run.parameters[table.weight]
+        shape = self.spec.vocab_size, self.spec.hidden_size
+        return Parameter("embed_tokens.weight", shape, self.run.compute, module="", trainable=False)
+
+
+class ForSequenceClassification(Task):
+    """Logits of every token, of which the last one's of each sequence count."""
+
+    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
+        super().__init__(config, model, base)
+        self.score = Linear(model.hidden_size, model.num_labels)
+
+    def loss(self, x: Handle) -> Tensor:
+        run = self.run
+        logits = self.score(x)
+        batch, _, labels = logits.shape
+        pooled = run.slice(logits.record, batch * labels)
+        return cross_entropy(run, pooled)
+
+
+class ForTokenClassification(Task):
+    """Classes of every token."""
+
+    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
+        super().__init__(config, model, base)
+        classifier = model.head.classifier or DECODER_CLASSIFIER
+        self.dropout = Dropout(classifier.token_dropout)
+        self.score = Linear(model.hidden_size, model.num_labels, bias=True)
+
+    def loss(self, x: Handle) -> Tensor:
+        x = self.dropout(x)
+        logits = self.score(x)
+        return cross_entropy(self.run, logits.float().record)

@@ -1,0 +1,126 @@
+"""A model's class on a tape: built from its config, with what others put in the place of its parts."""
+
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from memplan.classes import heads
+from memplan.classes.heads import Task
+from memplan.classes.registry import CLASSES, TASKS
+from memplan.classes.replaced import replace_classes
+from memplan.classes.stages import cut, layered, receive
+from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.run import Run
+from memplan.graph.options import TapeOptions
+from memplan.graph.single_stack import input_bytes
+from memplan.graph.splits import Sharing, Split, SplitPlan
+from memplan.graph.stacks import WHOLE_MODEL
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ModelPart
+from memplan.model.spec import ModelSpec
+from memplan.training.kernels import Kernels
+from memplan.training.parallelism import StagePlace
+
+if TYPE_CHECKING:
+    from memplan.graph.modules.handles import Handle
+
+
+def record_class(model: ModelSpec, options: TapeOptions) -> Run:
+    """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
+    run = Run(options, source=model.source)
+    group = options.tensor_parallel
+    parts = None if group is None else (options.split_plan, group.sequence)
+    built = _attached(model, run.kernels, parts, options.stage)
+    built.site.run = run
+    run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
+    run.inputs_bytes = input_bytes(run, model)
+    _run(run, built, model)
+    run.declared = declared_order(run, built)
+    run.close()
+    del built.site.run  # or the class would hold the tape
+    return run
+
+
+@lru_cache(maxsize=32)
+def _attached(
+    model: ModelSpec,
+    kernels: Kernels,
+    parts: tuple[SplitPlan, bool] | None,
+    stage: StagePlace | None,
+) -> Task:
+    """The model's class with what others put in the place of its parts; one tape after another is made of it."""
+    blueprint = model.blueprint
+    assert blueprint is not None
+    built = build(blueprint.reader(), model)
+    replace_classes(built, kernels)
+    _, layers = layered(built)
+    if blueprint.layers is not None:
+        layers.kinds = [layers.kinds[number] for number in blueprint.layers]
+    if parts is not None:
+        plan, sequence = parts
+        split_modules(built, plan, sequence=sequence)
+    if stage is not None:
+        cut(built, stage)
+    built.attach(Site())
+    return built
+
+
+def build(config: ConfigReader, model: ModelSpec) -> Task:
+    """The class of the model's task around that of its type."""
+    file, _, name = CLASSES[config.model_type].partition(".")
+    base: type[Module] = getattr(import_module(f"memplan.classes.{file}"), name)
+    task: type[Task] = getattr(heads, TASKS[model.task])
+    return task(config, model, base)
+
+
+def _run(run: Run, built: Task, model: ModelSpec) -> None:
+    stage, options = run.options.stage, run.options
+    batch, length = options.batch_size, options.seq_len
+    received: Handle | None = None
+    if stage is None or stage.is_first:
+        frozen = options.freeze.embeddings
+        run.start("embed", None, part=ModelPart.EMBEDDING, frozen=frozen)
+        run.enter(WHOLE_MODEL)
+    else:
+        received = receive(run, batch, length, model.hidden_size)
+    if stage is None or stage.is_last:
+        built(batch, length, received)
+        return
+    x: Handle = built.model(batch, length, received)
+    if run.segment.output is None:  # a stage without layers
+        run.finish(x.record)
+
+
+def split_modules(model: Module, plan: SplitPlan, *, sequence: bool) -> None:
+    """Give every module the share that a rank has of it, by its name in the plan of its class."""
+    splits = {
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), plan.attention.columns),
+        "o_proj": plan.attention.rows,
+        **dict.fromkeys(("gate_proj", "up_proj"), plan.network.columns),
+        "down_proj": plan.network.rows,
+        "lm_head": Split.VOCABULARY,
+        "embed_tokens": Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
+    }
+    for name, module in model.modules():
+        module.split = splits.get(name, Split.WHOLE)
+        module.gathers = sequence and name in ("self_attn", "mlp")
+
+
+def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
+    """The order of ``named_parameters()``, which is that of the constructors: stretches of names, each
+    behind that of their segment."""
+    places = {
+        id(parameter): segment.name for segment in run.segments for parameter in segment.parameters
+    }
+    stretches: list[list[str]] = []
+    for weight in model.parameters():
+        parameter = run.parameters.get(weight)
+        place = None if parameter is None else places.get(id(parameter))
+        if parameter is None or place is None:
+            continue
+        name = parameter.name.replace(".base_layer", "")
+        if not stretches or stretches[-1][0] != place:
+            stretches.append([place])
+        if name not in stretches[-1]:
+            stretches[-1].append(name)
+    return tuple(map(tuple, stretches))

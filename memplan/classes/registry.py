@@ -1,0 +1,19 @@
+"""Types that are written as classes: the file and the class of each, and the heads of tasks."""
+
+from memplan.model.heads import Task
+
+CLASSES = {
+    "llama": "llama.LlamaModel",
+    "mistral": "llama.MistralModel",
+    "qwen2": "llama.Qwen2Model",
+    "qwen3": "llama.Qwen3Model",
+}
+"""By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
+
+TASKS = {
+    Task.BASE: "BaseModel",
+    Task.CAUSAL_LM: "ForCausalLM",
+    Task.SEQUENCE_CLASSIFICATION: "ForSequenceClassification",
+    Task.TOKEN_CLASSIFICATION: "ForTokenClassification",
+}
+"""The class around it (``memplan.classes.heads``)."""

@@ -1,0 +1,78 @@
+"""Classes that others put in the place of a model's own, as their packages do it.
+
+Liger's ``apply_liger_kernel_to_llama`` and Unsloth's patches replace norms, networks and functions of
+transformers' modules; ALST's ``TiledMLP`` stands around a network.
+"""
+
+from memplan.classes.llama import GatedMLP
+from memplan.graph.feed_forward import fused_gate
+from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module, Site
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tensors import Tensor
+from memplan.graph.tiles import run_in_tiles
+from memplan.training.kernels import FITTING_TILES, WHOLE, FeedForwardKernel, Kernels, NormKernel
+from memplan.units import ceil_div
+
+
+class FusedMLP(GatedMLP):
+    """Liger's ``LigerSwiGLUMLP``: one kernel between the projections."""
+
+    def forward(self, x: Handle) -> Handle:
+        """It keeps gate and up, and writes their gradients over them."""
+        return self.down_proj(multiplied(self.gate_proj(x), self.up_proj(x)))
+
+
+def multiplied(gate: Handle, up: Handle) -> Handle:
+    """``LigerSiLUMulFunction`` and its like."""
+    return gate.like(fused_gate(gate.run, gate.record, up.record))
+
+
+class TiledMLP(Module):
+    """A network over tiles of its input, forward and again in backward."""
+
+    def __init__(self, network: Module) -> None:
+        self.network = network
+
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
+        """The network keeps its name."""
+        self.site, self.path, self.within = site, path, within
+        return self.network.attach(site, path, within)
+
+    def forward(self, x: Handle) -> Handle:
+        """One operation, whatever the network runs."""
+        run, width = self.run, x.shape[-1]
+        count = run.kernels.mlp_tiles
+        if count == FITTING_TILES:
+            count = ceil_div(run.options.seq_len, width)
+
+        def network(tile: Tensor) -> Tensor:
+            with run.inside_tile():
+                made: Handle = self.network(Handle(run, tile, (tile.numel // width, width)))
+                return made.record
+
+        record = run_in_tiles(
+            run, OperationKind.TILED_NETWORK, x.record, width, count, network, joined=True
+        )
+        return Handle(run, record, x.shape)
+
+
+def replace_classes(model: Module, kernels: Kernels) -> None:
+    """Put the classes of the chosen kernels in the place of the model's own."""
+    fused_norms = kernels.norm is not NormKernel.EAGER
+    fused_networks = kernels.feed_forward is FeedForwardKernel.FUSED
+    for _, module in list(model.modules()):
+        if fused_norms and isinstance(module, RMSNorm):
+            _become(module, FusedRMSNorm)
+        if fused_networks and isinstance(module, GatedMLP):
+            _become(module, FusedMLP)
+    if kernels.mlp_tiles != WHOLE:
+        for _, module in list(model.modules()):
+            for name, each in list(module.children.items()):
+                if isinstance(each, GatedMLP):
+                    setattr(module, name, TiledMLP(each))
+
+
+def _become(module: Module, cls: type[Module]) -> None:
+    object.__setattr__(module, "__class__", cls)

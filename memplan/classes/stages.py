@@ -1,0 +1,76 @@
+"""A pipeline's stage: a model of which a part is left, and what it is given in place of tokens."""
+
+from math import prod
+
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.module import Module
+from memplan.graph.modules.run import Run
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Gradient
+from memplan.graph.tensors import Storage, Tensor
+from memplan.model.parameters import ModelPart
+from memplan.training.parallelism import StagePlace
+
+
+class Identity(Module):
+    """What stands where another stage has a module."""
+
+    def forward(self, x: Handle) -> Handle:
+        """The same tensor."""
+        return x
+
+
+def cut(model: Module, place: StagePlace) -> None:
+    """Leave what a stage has beside its layers.
+
+    Of a base model the first stage has what it declares before them, the last one what owns weights
+    behind them; a weight whose owner is on another stage becomes a copy.
+    """
+    base, layers = layered(model)
+    is_before = True
+    for name, each in list(base.children.items()):
+        if each is layers:
+            is_before = False
+        elif not (place.is_first if is_before else place.is_last or not any(each.parameters())):
+            base.children[name] = Identity()
+            object.__setattr__(base, name, base.children[name])
+    owned = set(model.parameters())
+    for _, module in model.modules():
+        for name, weight in list(module.weights.items()):
+            if weight not in owned:
+                setattr(module, name, weight.copy())
+
+
+def layered(model: Module) -> tuple[Module, LayerList]:
+    """The module that has the layers, and these."""
+    found = (
+        (module, each)
+        for module in (model, *(each for _, each in model.modules()))
+        for each in module.children.values()
+        if isinstance(each, LayerList)
+    )
+    return next(found)
+
+
+def receive(run: Run, *shape: int) -> Handle:
+    """What the stage before sends: a leaf that wants a gradient (``_retrieve_recv_activations``).
+
+    Where the runtime has a buffer for it that stays, it takes nothing of its own.
+    """
+    run.start("received", None, part=ModelPart.OTHER)
+    stage, group = run.options.stage, run.options.tensor_parallel
+    assert stage is not None
+    if group is not None and group.sequence:
+        shape = shape[0], shape[1] // group.degree, shape[2]
+    if stage.runtime.reads_buffers:
+        x = Handle(run, Tensor(prod(shape), run.compute, Storage(0, -1, 0)), shape)
+    else:
+        x = empty(run, shape, run.compute)
+        run.record(OperationKind.RECEIVE, (), (x.record,))
+    run.leaf(x.record)
+    if not stage.runtime.copies_inputs:
+        return x
+    copied = empty(run, shape, run.compute)
+    run.record(OperationKind.CLONE, (x.record,), (copied.record,), gradients=(Gradient.ALIAS,))
+    return copied

@@ -1,0 +1,218 @@
+"""transformers' attention functions on handles: sdpa, eager, and what stands around them.
+
+(transformers 5.23, integrations/sdpa_attention.py, models/llama/modeling_llama.py)
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from memplan.dtypes import DType
+from memplan.graph.attention.eager import eager_fused
+from memplan.graph.attention.head_layout import Shape as Sizes
+from memplan.graph.attention.kernels import cudnn, efficient, flash
+from memplan.graph.attention.kernels import math as written_out
+from memplan.graph.attention.ring import ring_attention
+from memplan.graph.modules.basic import dropout
+from memplan.graph.modules.exchange import exchanged
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.layouts import always, in_rows
+from memplan.graph.modules.run import Run
+from memplan.graph.modules.strides import dense_strides
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.elementwise import dropout_probability, softmax
+from memplan.graph.segments import Gradient
+from memplan.graph.selective import recomputes_core_attention, region_since
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionSpec, Projection
+from memplan.training.context_parallel import ContextParallelKind
+from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+
+Attended = tuple[Handle, Handle | None]
+"""What comes of it, of (batch, tokens, heads, width), and the weights where the function made some."""
+Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
+"""Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
+
+
+def attention_function(run: Run) -> Attend:
+    """The function that a class's attention calls: by the kernels, and over shared sequences."""
+    chosen = sdpa_attention
+    if run.kernels.attention is AttentionKernel.EAGER:
+        chosen = fused_attention if run.kernels.fused_elementwise else eager_attention
+    group = run.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
+        return exchanged(chosen, group.degree)
+    return chosen
+
+
+def sdpa_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """``sdpa_attention_forward``: grouped heads are left to the kernel, or written out for every query head."""
+    groups = query.shape[1] // key.shape[1]
+    fits = query.shape[-1] == value.shape[-1] <= MAX_FLASH_HEAD_DIM
+    kept = groups > 1 and mask is None and fits
+    if groups > 1 and not kept and not query.run.kernels.attention.is_package:
+        key = key.repeat_heads(groups)
+        value = value.repeat_heads(groups)
+    out = scaled_dot_product_attention(query, key, value, mask, probability, grouped=kept)
+    out = out.transpose(1, 2).contiguous()
+    return out, None
+
+
+def eager_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """``eager_attention_forward``: scores, an fp32 softmax cast back, dropout, the weighted values."""
+    run = query.run
+    start = len(run.segment.operations)
+    groups = query.shape[1] // key.shape[1]
+    keys = key.repeat_heads(groups)
+    values = value.repeat_heads(groups)
+    weights = matmul(query, keys.transpose(2, 3)) * 1.0
+    if mask is not None:
+        weights = weights + mask
+    weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    weights = dropout(weights, probability)
+    out = matmul(weights, values)
+    out = out.transpose(1, 2).contiguous()
+    if recomputes_core_attention(run.options):
+        run.segment.regions.append(region_since(run.segment, start))
+    return out, weights
+
+
+def fused_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """Megatron's: one kernel scales, masks and normalizes the scores."""
+    del mask
+    run = query.run
+    batch, heads, length, width = query.shape
+    start = len(run.segment.operations)
+    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability)
+    sizes = Sizes(batch, length, key.shape[2], spec)
+    out = eager_fused(run, query.laid(), key.laid(), value.laid(), sizes)
+    if recomputes_core_attention(run.options):
+        run.segment.regions.append(region_since(run.segment, start))
+    return Handle(run, out, (batch, length, heads, value.shape[-1])), None
+
+
+@lru_cache(maxsize=256)
+def score_spec(
+    heads: int, kv_heads: int, head_dim: int, value_dim: int, probability: float
+) -> AttentionSpec:
+    """What the kernels' formulas ask of a call."""
+    return AttentionSpec(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, projection=Projection.SEPARATE,
+        dropout=probability, value_head_dim=value_dim if value_dim != head_dim else None,
+    )  # fmt: skip
+
+
+def scaled_dot_product_attention(
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    probability: float,
+    *,
+    grouped: bool = False,
+) -> Handle:
+    """The kernel that the card's dispatcher takes; what it gives lies as the queries do."""
+    run = query.run
+    batch, heads, length, width = query.shape
+    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability)
+    kernel = _kernel_of(query, key, value, mask, probability, grouped=grouped)
+    if run.autocast is not None:
+        if mask is not None and mask.dtype is not DType.BOOL:
+            mask = mask.to(run.autocast)
+        value, key, query = (each.to(run.autocast) for each in (value, key, query))
+    sizes = _sizes(run, batch, length, key.shape[2], spec)
+    added = None if mask is None else mask.record
+    out = _through(run, kernel, (query.laid(), key.laid(), value.laid()), sizes, added)
+    made_width = value.shape[-1]
+    if out.by_head:
+        made = Handle(run, out, (batch, heads, length, made_width))
+    else:
+        made = Handle(run, out, (batch, length, heads, made_width)).transpose(1, 2)
+    for each in (query, key, value):
+        each.leads_to(made, always(dense_strides(each.shape, each.strides)))
+    return made
+
+
+def _kernel_of(
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    probability: float,
+    *,
+    grouped: bool,
+) -> ScoreKernel:
+    run = query.run
+    if run.kernels.attention.is_package:
+        return ScoreKernel.FLASH
+    call = SdpaCall(
+        dtype=run.autocast or query.dtype, head_dim=query.shape[-1],
+        value_head_dim=value.shape[-1], queries=query.shape[2], keys=key.shape[2],
+        masked=mask is not None, trained_mask=mask is not None and mask.requires_grad,
+        dropout=dropout_probability(run, probability) > 0, grouped=grouped, spread=False,
+    )  # fmt: skip
+    return run.sdpa_kernel(call)
+
+
+def _sizes(run: Run, batch: int, queries: int, keys: int, spec: AttentionSpec) -> Sizes:
+    """Of the call; the package is told each sequence of one row."""
+    if run.kernels.attention.is_package and run.options.packing is Packing.PADDING_FREE:
+        batch = run.options.num_sequences
+        queries //= batch
+        return Sizes(batch, queries, queries, spec, is_varlen=True)
+    return Sizes(batch, queries, keys, spec)
+
+
+def _through(
+    run: Run,
+    kernel: ScoreKernel,
+    given: tuple[Tensor, Tensor, Tensor],
+    sizes: Sizes,
+    mask: Tensor | None,
+) -> Tensor:
+    group = run.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.RING:
+        return ring_attention(run, group, kernel, *given, sizes)
+    if kernel is ScoreKernel.FLASH:
+        return flash(run, *given, sizes)
+    if kernel is ScoreKernel.CUDNN:
+        return cudnn(run, *given, sizes, mask)
+    if kernel is ScoreKernel.EFFICIENT:
+        return efficient(run, *given, sizes, mask)
+    return run.contiguous(written_out(run, *given, sizes, mask))
+
+
+def matmul(left: Handle, right: Handle) -> Handle:
+    """``torch.matmul`` of heads: autocast's casts, what ``reshape`` has to copy, the product, a view of it."""
+    run = left.run
+    batch, heads, rows, inner = left.shape
+    columns = right.shape[-1]
+    cast_left = left
+    if run.autocast is not None:
+        right = right.to(run.autocast)
+        cast_left = left.to(run.autocast)
+    first, second = _merged(cast_left), _merged(right)
+    made = empty(run, (batch * heads, rows, columns), first.dtype)
+    one, two = first.record, second.record
+    saves = ([two] if one.requires_grad else []) + ([one] if two.requires_grad else [])
+    run.record(
+        OperationKind.MATMUL, (one, two), (made.record,), saves=saves,
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+        flops=2 * batch * heads * rows * columns * inner,
+    )  # fmt: skip
+    for each in (first, second):
+        each.leads_to(made, in_rows(each.shape))
+    del each, cast_left, left
+    return made.view(batch, heads, rows, columns)
+
+
+def _merged(x: Handle) -> Handle:
+    """Batch and heads as one dimension, in a view or a copy."""
+    batch, heads, rows, columns = x.shape
+    return x.reshape(batch * heads, rows, columns)

@@ -1,0 +1,189 @@
+"""Modules of ``torch.nn`` on handles."""
+
+from math import prod
+
+from memplan.dtypes import DType
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.strides import Shape, view_strides
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import drop, dropout_probability
+from memplan.graph.operations.lookups import embedding_lookup
+from memplan.graph.operations.norms import rms_norm_fused
+from memplan.graph.operations.products import linear, matmul_weight
+from memplan.graph.splits import Split
+from memplan.graph.tensor_parallel import add_up, note_parts_of_sums, split_product, token_table
+from memplan.graph.tensors import Parameter, Tensor
+from memplan.model.networks import Activation
+from memplan.model.parameters import WeightRole
+from memplan.units import ceil_div
+
+
+class Linear(Module):
+    """``torch.nn.Linear``."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        role: WeightRole = WeightRole.MATRIX,
+    ) -> None:
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Weight(out_features, in_features, role=role, of_linear=True)
+        if bias:
+            self.bias = Weight(out_features, role=WeightRole.OTHER)
+
+    def forward(self, x: Handle) -> Handle:
+        """``x @ weight.T + bias``."""
+        x = flattened(x)
+        made = self._tied(x) if self.weight.owner is not self else self._own(x)
+        width = self._width()
+        if len(x.shape) == 2:
+            return Handle(self.run, made, (made.numel // width, width), flat=True)
+        batch = x.shape[0]
+        return Handle(self.run, made, (batch, made.numel // (batch * width), width), flat=True)
+
+    def _own(self, x: Handle) -> Tensor:
+        run, split = self.run, self.split
+        group = run.options.tensor_parallel
+        degree = 1 if group is None else group.degree
+        before = len(run.segment.parameters)
+        made = linear(
+            run, x.laid(), self.within,
+            self.in_features // (degree if split is Split.ROW else 1),
+            self.out_features // (degree if split is Split.COLUMN else 1),
+            bias="bias" in self.weights, split=split, role=self.weight.role,
+        )  # fmt: skip
+        if group is not None and group.sequence:
+            note_parts_of_sums(run, before)
+        if len(run.segment.parameters) > before:
+            self.declared(self.weight, run.segment.parameters[before])
+        return made
+
+    def _tied(self, x: Handle) -> Tensor:
+        """Through a matrix that another module owns."""
+        run, group = self.run, self.run.options.tensor_parallel
+        table = self.parameter(self.weight)
+        if group is None or self.split is Split.WHOLE:
+            return matmul_weight(run, x.laid(), table, module=self.within)
+
+        def product(given: Tensor, _: int) -> Tensor:
+            return matmul_weight(run, given, table, module=self.within)
+
+        return split_product(run, group, x.laid(), self.split, self.out_features, product)
+
+    def _width(self) -> int:
+        """Columns of the result that this rank has."""
+        group, width = self.run.options.tensor_parallel, self.out_features
+        if group is None:
+            return width
+        if self.split is Split.COLUMN:
+            return width // group.degree
+        if self.split is Split.VOCABULARY and group.loss:
+            return ceil_div(width, group.degree)
+        return width
+
+
+def flattened(x: Handle) -> Handle:
+    """What a linear layer reads as rows: a copy where that is no view, of what autocast casts."""
+    if view_strides(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is not None:
+        return x
+    return (x if x.run.autocast is None else x.to(x.run.autocast)).contiguous()
+
+
+class Embedding(Module):
+    """``torch.nn.Embedding``."""
+
+    def __init__(self, num_rows: int, width: int, *, role: WeightRole = WeightRole.TABLE) -> None:
+        self.width = width
+        self.weight = Weight(num_rows, width, role=role)
+
+    tied = False
+    """Another module reads its table too."""
+
+    def forward(self, shape: Shape, ids: Handle | None = None) -> Handle:
+        """Rows of the table, for ids of a shape; those of the batch itself take nothing here."""
+        run, group = self.run, self.run.options.tensor_parallel
+        table = self.table()
+        record = embedding_lookup(run, table, prod(shape), None if ids is None else ids.record)
+        if group is not None and table.ranks > 1:
+            record = add_up(run, group, record)
+            shape = shape[0], record.numel // (shape[0] * self.width)
+        return Handle(run, record, (*shape, self.width))
+
+    def table(self) -> Parameter:
+        """The table, or a rank's rows of it."""
+        run, group = self.run, self.run.options.tensor_parallel
+        if group is None or self.split is Split.WHOLE:
+            return self.parameter(self.weight)
+        table = token_table(run, group, *self.weight.shape, tied=self.tied)
+        self.declared(self.weight, table)
+        return table
+
+
+class Dropout(Module):
+    """``torch.nn.Dropout``."""
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def forward(self, x: Handle) -> Handle:
+        """A byte a number is kept, where anything is dropped."""
+        return dropout(x, self.probability)
+
+
+def dropout(x: Handle, probability: float) -> Handle:
+    """``torch.nn.functional.dropout``."""
+    if dropout_probability(x.run, probability) == 0.0:
+        return x
+    return x.like(drop(x.run, x.record))
+
+
+class ActivationModule(Module):
+    """A nonlinearity that is a module (transformers' ``ACT2FN``)."""
+
+    def __init__(self, kind: Activation) -> None:
+        self.kind = kind
+
+    def forward(self, x: Handle) -> Handle:
+        """In the steps that its implementation takes."""
+        return x.like(activation(x.run, x.record, self.kind))
+
+
+class RMSNorm(Module):
+    """Llama's: an fp32 copy over the root of its mean square, cast back, times the weight.
+
+    (transformers 5.23, models/llama/modeling_llama.py, ``LlamaRMSNorm``)
+    """
+
+    def __init__(self, width: int) -> None:
+        self.weight = Weight(width, role=WeightRole.NORM)
+
+    def forward(self, x: Handle) -> Handle:
+        """Over the last dimension."""
+        dtype = x.dtype
+        x = x.float()
+        variance = x.pow(2).mean()
+        x = x * (variance + 1e-6).rsqrt()
+        return scaled(self, self.weight, x.to(dtype))
+
+
+def scaled(module: Module, weight: Weight, x: Handle) -> Handle:
+    """A weight times a tensor, which it is broadcast to."""
+    return x.like(x.run.mul(module.parameter(weight), x.record))
+
+
+class FusedRMSNorm(RMSNorm):
+    """The same as one kernel: ``torch.nn.RMSNorm``, Liger's or Unsloth's."""
+
+    def forward(self, x: Handle) -> Handle:
+        """It keeps its input and a number for each row."""
+        made = rms_norm_fused(self.run, x.laid(), self.parameter(self.weight))
+        return x.like(made)
+
+
+def fp32_under_autocast(x: Handle) -> Handle:
+    """What autocast runs in fp32: a copy."""
+    return x if x.run.autocast is None else x.to(DType.FP32)

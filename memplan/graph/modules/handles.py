@@ -1,0 +1,298 @@
+"""What a name in a model's code is bound to: a tensor with its shape and strides, on the tape's record of it."""
+
+from math import prod
+
+from memplan.dtypes import DType
+from memplan.graph.modules.layouts import Node, Rule, Settled, in_rows, unchanged
+from memplan.graph.modules.run import Run
+from memplan.graph.modules.strides import (
+    Shape,
+    broadcast,
+    dense_strides,
+    is_contiguous,
+    row_strides,
+    view_strides,
+)
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Gradient
+from memplan.graph.tensors import Tensor
+
+LEAST_SPLIT = 4
+"""Dimensions from which on a view of another shape is a node of autograd's that is written down: heads are
+split off or merged there. Rows of a matrix that are seen as sequences change nothing of what is allocated."""
+Number = float
+"""A number in a formula: which one it is changes nothing here."""
+
+
+class Handle:
+    """A tensor as a name holds it; when the last handle of a storage goes, the tape notes where."""
+
+    __slots__ = ("flat", "node", "record", "run", "shape", "strides")
+
+    def __init__(
+        self,
+        run: Run,
+        record: Tensor,
+        shape: Shape,
+        strides: Shape | None = None,
+        *,
+        flat: bool = False,
+    ) -> None:
+        self.run = run
+        self.record = record
+        self.shape = shape
+        self.strides = row_strides(shape) if strides is None else strides
+        self.flat = flat
+        """A linear layer made it, which takes its gradient in rows."""
+        self.node: Node | None = None
+        """Its place in the graph of views; None: it is behind none."""
+        run.name(record)
+
+    def __del__(self) -> None:
+        self.run.unname(self.record)
+
+    @property
+    def dtype(self) -> DType:
+        """The format of its elements."""
+        return self.record.dtype
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return prod(self.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a gradient reaches it."""
+        return self.record.requires_grad
+
+    @property
+    def by_head(self) -> bool:
+        """Whether heads lie one after another in memory, and not tokens."""
+        shape, strides = self.shape, self.strides
+        return len(shape) == 4 and shape[1] > 1 and strides[1] > strides[2]
+
+    def laid(self) -> Tensor:
+        """The record, told how it lies, for kernels that go by it."""
+        self.record.by_head = self.by_head
+        self.record.is_flat = len(self.shape) == 2
+        return self.record
+
+    def like(self, record: Tensor, other: "Handle | None" = None) -> "Handle":
+        """What an operation element by element gave: it lies as the operand that has its shape."""
+        source, shape = self, self.shape
+        if other is not None and other.shape != shape:
+            shape = broadcast(shape, other.shape)
+            source = self if self.shape == shape else other
+        made = Handle(self.run, record, shape, dense_strides(shape, source.strides))
+        self.leads_to(made)
+        if other is not None:
+            other.leads_to(made)
+        return made
+
+    def leads_to(
+        self, made: "Handle", rule: Rule | None = None, settles: Settled | None = None
+    ) -> "Handle":
+        """Note how a gradient of ``made`` lies when it arrives here: as it lay there, unless a rule says so."""
+        if rule is None:
+            made.flat |= self.flat
+        if self.node is None and settles is None:
+            return made
+        if rule is None:
+            # What was broadcast is summed up.
+            rule = unchanged if self.shape == made.shape else in_rows(self.shape)
+        if self.node is None:
+            self.node = Node(self.shape, self.strides, flat=self.flat)
+        if made.node is None:
+            made.node = Node(made.shape, made.strides, flat=made.flat)
+        self.run.layouts.add(self.node, made.node, rule, settles)
+        return made
+
+    # --- arithmetic ---------------------------------------------------------------------------------
+
+    def __add__(self, other: "Handle | Number") -> "Handle":
+        if isinstance(other, Handle):
+            return self.like(self.run.add(self.record, other.record), other)
+        return self.like(self.run.shift(self.record))
+
+    def __mul__(self, other: "Handle | Number") -> "Handle":
+        if isinstance(other, Handle):
+            return self.like(self.run.mul(self.record, other.record), other)
+        return self.like(self.run.scale(self.record))
+
+    def __radd__(self, other: Number) -> "Handle":
+        return self + other
+
+    def __rmul__(self, other: Number) -> "Handle":
+        return self * other
+
+    def __truediv__(self, other: Number) -> "Handle":
+        return self * other
+
+    def __neg__(self) -> "Handle":
+        return self.like(self.run.scale(self.record, OperationKind.NEG))
+
+    def __and__(self, other: "Handle") -> "Handle":
+        return self.apart(OperationKind.BITWISE_AND, other)
+
+    def apart(
+        self,
+        kind: OperationKind,
+        *others: "Handle",
+        dtype: DType | None = None,
+        shape: Shape = (),
+    ) -> "Handle":
+        """What an operation gives that no gradient passes; ``shape`` is what it is spread to."""
+        shape = broadcast(self.shape, shape)
+        for each in others:
+            shape = broadcast(shape, each.shape)
+        made = empty(self.run, shape, dtype or self.dtype)
+        self.run.record(kind, (self.record, *(each.record for each in others)), (made.record,))
+        return made
+
+    def to(self, dtype: DType) -> "Handle":
+        """A copy in another format; itself where it has that."""
+        return self if self.dtype is dtype else self.like(self.run.cast(self.record, dtype))
+
+    def float(self) -> "Handle":
+        """A copy in fp32."""
+        return self.to(DType.FP32)
+
+    def pow(self, exponent: Number) -> "Handle":  # noqa: ARG002  (every power keeps and costs the same)
+        """A power of each element."""
+        return self.like(self.run.square(self.record))
+
+    def rsqrt(self) -> "Handle":
+        """One over the root."""
+        return self.unary(OperationKind.RSQRT, saves_output=True)
+
+    def tanh(self) -> "Handle":
+        """The hyperbolic tangent."""
+        return self.unary(OperationKind.TANH, saves_output=True)
+
+    def unary(
+        self, kind: OperationKind, *, saves_input: bool = False, saves_output: bool = False
+    ) -> "Handle":
+        """A function of each element."""
+        return self.like(
+            self.run.elementwise(
+                kind, self.record, saves_input=saves_input, saves_output=saves_output
+            )
+        )
+
+    def mean(self) -> "Handle":
+        """The mean over the last dimension, which stays as one of size 1."""
+        record = self.run.mean(self.record, self.shape[-1])
+        return Handle(self.run, record, (*self.shape[:-1], 1))
+
+    # --- views, by their strides ------------------------------------------------------------------------
+
+    def narrow(self, size: int, dim: int = -1) -> "Handle":
+        """``x[..., a:b]``: its gradient is a tensor of zeros in rows, whatever lies beneath."""
+        shape = list(self.shape)
+        shape[dim] = size
+        record = self.run.slice(self.record, prod(shape))
+        return self.leads_to(
+            Handle(self.run, record, tuple(shape), self.strides), in_rows(self.shape)
+        )
+
+    def split(self, *sizes: int, dim: int = -1) -> "list[Handle]":
+        """Parts along a dimension; their gradients are joined into one tensor of rows."""
+        shapes = []
+        for size in sizes:
+            shape = list(self.shape)
+            shape[dim] = size
+            shapes.append(tuple(shape))
+        records = self.run.split(self.record, *(prod(shape) for shape in shapes))
+        rule = in_rows(self.shape)
+        return [
+            self.leads_to(Handle(self.run, record, shape, self.strides), rule)
+            for record, shape in zip(records, shapes, strict=True)
+        ]
+
+    def unsqueeze(self, dim: int) -> "Handle":
+        """A dimension of one more: no operation."""
+        shape, strides = list(self.shape), list(self.strides)
+        shape.insert(dim, 1)
+        strides.insert(dim, 0)
+        made = Handle(self.run, self.record, tuple(shape), tuple(strides))
+        return self.leads_to(made, lambda lies: (*lies[:dim], *lies[dim + 1 :]))
+
+    def permute(self, *dims: int) -> "Handle":
+        """Dimensions change places: no operation."""
+        shape = tuple(self.shape[each] for each in dims)
+        strides = tuple(self.strides[each] for each in dims)
+        made = Handle(self.run, self.record, shape, strides)
+        back = tuple(dims.index(each) for each in range(len(dims)))
+        return self.leads_to(made, lambda lies: tuple(lies[each] for each in back))
+
+    def transpose(self, one: int, other: int) -> "Handle":
+        """Two dimensions change places."""
+        dims = list(range(len(self.shape)))
+        dims[one], dims[other] = dims[other], dims[one]
+        return self.permute(*dims)
+
+    def view(self, *wanted: int) -> "Handle":
+        """Another shape of the same storage, or of a copy where there is no such view.
+
+        In backward a copy, if what arrives does not lie so.
+        """
+        shape = self._whole(wanted)
+        strides = view_strides(self.shape, self.strides, shape)
+        if strides is None:
+            return self.contiguous().view(*shape)
+        before = self.shape
+        if max(len(shape), len(before)) < LEAST_SPLIT:
+            made = Handle(self.run, self.record, shape, strides)
+            return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
+        made = Handle(self.run, self.run.view(self.record, self.numel), shape, strides)
+        self.run.record(
+            OperationKind.VIEW, (self.record,), (made.record,), gradients=(Gradient.SEEN,)
+        )
+        return self.leads_to(
+            made,
+            lambda lies: view_strides(shape, lies, before),
+            settles=Settled(self.run.segment.operations[-1], Gradient.SEEN),
+        )
+
+    reshape = view
+
+    def _whole(self, wanted: Shape) -> Shape:
+        if -1 not in wanted:
+            return wanted
+        known = -prod(wanted)
+        return tuple(self.numel // known if size < 0 else size for size in wanted)
+
+    def contiguous(self) -> "Handle":
+        """The same in rows: a copy where it does not lie so."""
+        if is_contiguous(self.shape, self.strides):
+            return self
+        made = Handle(self.run, self.run.contiguous(self.record), self.shape)
+        return self.leads_to(made)
+
+    def repeat_heads(self, times: int) -> "Handle":
+        """``repeat_kv``: keys or values for every query head; of a single head a view."""
+        if times == 1:
+            return self
+        batch, heads, length, width = self.shape
+        shape = batch, heads * times, length, width
+        if heads == 1:
+            strides = self.strides[0], 0, *self.strides[2:]
+            record = self.run.view(self.record, self.numel * times)
+            made, kind = Handle(self.run, record, shape, strides), OperationKind.EXPAND
+        else:
+            made, kind = empty(self.run, shape, self.dtype), OperationKind.REPEAT_KV
+        self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.FRESH,))
+        return self.leads_to(made, in_rows(self.shape))
+
+
+def empty(run: Run, shape: Shape, dtype: DType) -> Handle:
+    """A tensor of its own, in rows."""
+    return Handle(run, run.tensor(prod(shape), dtype), shape)
+
+
+def made_by(run: Run, kind: OperationKind, shape: Shape, dtype: DType) -> Handle:
+    """What an operation gives that reads nothing of the model's."""
+    made = empty(run, shape, dtype)
+    run.record(kind, (), (made.record,))
+    return made

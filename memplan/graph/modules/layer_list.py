@@ -1,0 +1,121 @@
+"""Layers: equal neighbours are recorded once and repeated by arithmetic."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module, Site
+from memplan.graph.stacks import checkpointed_layers
+from memplan.model.parameters import ModelPart
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Neighbours that are equal, and checkpointed and trained alike."""
+
+    kind: Hashable
+    start: int
+    count: int
+    checkpointed: bool
+    frozen: bool
+
+
+class LayerList(Module):
+    """``torch.nn.ModuleList``, of which a module for each kind of layer is made.
+
+    ``kinds`` says of every layer what sets it apart from the others; ``make`` builds one of a kind.
+    """
+
+    def __init__(
+        self, segment: str, kinds: Sequence[Hashable], make: Callable[[Any], Module]
+    ) -> None:
+        self.segment_name = segment
+        self.kinds: list[Any] = list(kinds)
+        self.made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
+        for number, layer in enumerate(self.made.values()):
+            setattr(self, str(number), layer)
+
+    @property
+    def spans_segments(self) -> bool:
+        """Each layer is a segment."""
+        return True
+
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
+        """Layers have names of their own, which begin anew in each of them."""
+        self.site, self.path, self.within = site, path, within
+        owns = False
+        for layer in self.made.values():
+            owns |= layer.attach(site, path, "")
+        return owns
+
+    def runs(self) -> Iterator[LayerRun]:
+        """Stretches of the list that are recorded once."""
+        options, depth = self.run.options, len(self.kinds)
+        recomputed = checkpointed_layers(options.checkpointed_layers, depth)
+        cuts: set[int] = set()
+        for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
+            cuts |= {first, last + 1}
+        if options.stage is not None:
+            # What reads what was received, and what makes what is sent, stand apart.
+            cuts |= set() if options.stage.is_first else {1}
+            cuts |= set() if options.stage.is_last else {depth - 1}
+        if options.adaptation is not None:
+            cuts |= options.adaptation.cuts(self.segment_name)
+        frozen = self.is_frozen(ModelPart.LAYERS)
+        at = 0
+        for kind, group in groupby(self.kinds):
+            stop = at + len(list(group))
+            for low, high in pairwise([at, *sorted(cut for cut in cuts if at < cut < stop), stop]):
+                own = frozen or options.freeze.freezes_layer(low)
+                yield LayerRun(kind, low, high - low, low in recomputed, own)
+            at = stop
+
+    def __iter__(self) -> "Iterator[Layer]":
+        """Each layer that is recorded, as the class's own loop comes to it."""
+        self.run.beginnings[self.segment_name] = f"{self.path}.{{}}."
+        for stretch in self.runs():
+            left = stretch.count
+            while left:
+                yield Layer(self.made[stretch.kind], self.segment_name, stretch, left)
+                segment = self.run.segment
+                left -= segment.repeat
+                given, made = segment.input, segment.output
+                assert given is not None
+                assert made is not None
+                if given.storage is not made.storage and self.run.is_named(given.storage):
+                    self.run.outlive(given.storage)
+
+
+class Layer:
+    """One turn of the loop over layers: calling it is a segment."""
+
+    __slots__ = ("_left", "_module", "_name", "_stretch")
+
+    def __init__(self, module: Module, name: str, stretch: LayerRun, left: int) -> None:
+        self._module, self._name, self._stretch, self._left = module, name, stretch, left
+
+    @property
+    def kind(self) -> Any:
+        """What sets it apart from other layers."""
+        return self._stretch.kind
+
+    def __call__(self, x: Handle, *args: Any) -> Handle:
+        """Run it once for all that are like it.
+
+        They are not where one gives another format than it is given, or the first trained one stands
+        behind frozen ones.
+        """
+        run, stretch = self._module.run, self._stretch
+        run.start(
+            self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
+            checkpointed=stretch.checkpointed, frozen=stretch.frozen,
+        )  # fmt: skip
+        run.segment.layer = run.layers[stretch.start]
+        given = x.dtype, x.requires_grad
+        made: Handle = self._module(x, *args)
+        run.finish(made.record)
+        if (made.dtype, made.requires_grad) != given:
+            run.segment.repeat = 1
+        return made

@@ -1,0 +1,80 @@
+"""Masks and positions that a model makes once for all layers.
+
+(transformers 5.23, masking_utils.py: ``create_causal_mask``, ``create_sliding_window_causal_mask``)
+"""
+
+from math import prod
+
+from memplan.dtypes import DType
+from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.run import Run
+from memplan.graph.modules.strides import Shape
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tensors import Storage, Tensor, allocated_bytes
+from memplan.training.kernels import AttentionKernel, Packing
+
+
+def causal_mask(
+    run: Run, batch: int, length: int, *, window: int | None = None, eager: bool = False
+) -> Handle | None:
+    """The mask of layers with this window; None where the kernel has a mode of its own for it.
+
+    The class is ``eager`` whose attention is never another.
+    """
+    if run.kernels.attention.is_package:
+        # It is told windows and lengths in numbers.
+        return None
+    eager = eager or run.kernels.attention is AttentionKernel.EAGER
+    if run.options.packing is not Packing.NONE:
+        pattern = _packed(run, (batch, 1, length, length), windowed=window is not None)
+        return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
+    if not eager and (window is None or length < window):
+        return None
+    pattern = _causal(run, length) if window is None else _sliding(run, length)
+    if not eager:
+        return pattern
+    return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
+
+
+def _causal(run: Run, length: int) -> Handle:
+    """``kv <= q``: one matrix for the whole batch."""
+    return made_by(run, OperationKind.LE, (length, length), DType.BOOL)
+
+
+def _sliding(run: Run, length: int) -> Handle:
+    """``kv > q - window`` and ``kv <= q``, each joined to what came before (``and_masks``)."""
+    shape = length, length
+    recent = made_by(run, OperationKind.GT, shape, DType.BOOL)
+    first = recent.apart(OperationKind.BITWISE_AND)
+    del recent
+    causal = made_by(run, OperationKind.LE, shape, DType.BOOL)
+    return first & causal
+
+
+def _packed(run: Run, shape: Shape, *, windowed: bool) -> Handle:
+    """Sequences that lie in one row, told apart: each pair's numbers compared, then its positions."""
+    same = made_by(run, OperationKind.EQ, shape, DType.BOOL)
+    first = same.apart(OperationKind.BITWISE_AND)
+    del same
+    if not windowed:
+        causal = made_by(run, OperationKind.LE, shape, DType.BOOL)
+        return first & causal
+    recent = made_by(run, OperationKind.GT, shape, DType.BOOL)
+    inner = recent.apart(OperationKind.BITWISE_AND)
+    del recent
+    causal = made_by(run, OperationKind.LE, shape, DType.BOOL)
+    causal = inner & causal
+    del inner
+    return first & causal
+
+
+def position_ids(run: Run, batch: int, length: int) -> Handle:
+    """Those of the batch, where it brings some, or one row for all."""
+    own = run.options.packing is Packing.DOCUMENTS or run.options.context_parallel is not None
+    return from_batch(run, (batch if own else 1, length))
+
+
+def from_batch(run: Run, shape: Shape, dtype: DType = DType.INT64) -> Handle:
+    """What the batch holds: no segment's."""
+    numel = prod(shape)
+    return Handle(run, Tensor(numel, dtype, Storage(allocated_bytes(numel, dtype), -1, 0)), shape)

@@ -1,0 +1,194 @@
+"""Modules: weights and children as a constructor declares them, and what a call runs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memplan.dtypes import DType
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.run import Run
+from memplan.graph.splits import Split
+from memplan.graph.tensor_parallel import gather_sequence
+from memplan.graph.tensors import Parameter
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+
+
+class Weight:
+    """A parameter as a constructor declares it: ``torch.nn.Parameter``."""
+
+    __slots__ = ("name", "of_linear", "owner", "role", "shape")
+
+    def __init__(
+        self,
+        *shape: int,
+        role: WeightRole = WeightRole.MATRIX,
+        of_linear: bool = False,
+    ) -> None:
+        self.shape = shape
+        self.role = role
+        self.of_linear = of_linear
+        """It is the matrix of a linear layer, which may be packed."""
+        self.owner: Module | None = None
+        """The first module that declares it; others that do so too are tied to it."""
+        self.name = ""
+
+    def copy(self) -> "Weight":
+        """One of the same kind, which another module owns."""
+        return Weight(*self.shape, role=self.role, of_linear=self.of_linear)
+
+
+class Site:
+    """Where a model's modules are recorded: one for all of them, so that they serve one tape after another."""
+
+    __slots__ = ("run",)
+
+    run: Run
+
+
+class Module:
+    """Children and weights in the order in which they are declared, and what a call runs."""
+
+    site: Site
+    path = ""
+    """Its name in the whole class."""
+    within = ""
+    """Its name in its segment: the layer that it is in, or the whole class."""
+    segment: tuple[str, ModelPart] | None = None
+    """The segment that begins where it is called."""
+    gathers = False
+    """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
+    split = Split.WHOLE
+    """What a rank has of it."""
+    block: LayerBlock | None = None
+    """The block of a layer that its tensors count as; None: that of what it is in."""
+    forward: Callable[..., Any]
+    """What a call runs, once everything around it is noted."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, Module):
+            self.children[name] = value
+        elif isinstance(value, Weight):
+            if value.owner is None:
+                value.owner, value.name = self, name
+            self.weights[name] = value
+        object.__setattr__(self, name, value)
+
+    @property
+    def children(self) -> "dict[str, Module]":
+        """Modules in it, by the names of its attributes."""
+        found: dict[str, Module] = self.__dict__.setdefault("_children", {})
+        return found
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Its own weights, and those that are tied to another module's."""
+        found: dict[str, Weight] = self.__dict__.setdefault("_weights", {})
+        return found
+
+    def modules(self) -> "Iterator[tuple[str, Module]]":
+        """All modules in it, each with its own name."""
+        for name, each in self.children.items():
+            yield name, each
+            yield from each.modules()
+
+    def parameters(self) -> Iterator[Weight]:
+        """Its own weights, then those of its children: the order of ``named_parameters()``."""
+        yield from (each for each in self.weights.values() if each.owner is self)
+        for each in self.children.values():
+            yield from each.parameters()
+
+    @property
+    def spans_segments(self) -> bool:
+        """It has layers in it, so that no segment has all of it."""
+        return any(each.spans_segments for each in self.children.values())
+
+    @property
+    def run(self) -> Run:
+        """The tape."""
+        return self.site.run
+
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
+        """Give it and all in it a tape and their names; returns whether any of them owns weights."""
+        self.site, self.path, self.within = site, path, within
+        spans = self.spans_segments
+        owns = bool(self.weights)
+        for name, each in self.children.items():
+            inner = name if spans or not within else f"{within}.{name}"
+            owns |= each.attach(site, f"{path}.{name}" if path else name, inner)
+        self.__dict__["owns_weights"] = owns
+        return owns
+
+    owns_weights = True
+    """It or a module in it owns weights: an engine's hooks are known from these."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Run ``forward``, with the hooks that engines hang on modules around it."""
+        run = self.run
+        if self.segment is not None:
+            name, part = self.segment
+            run.start(name, args[0].record, part=part, frozen=self.is_frozen(part))
+        if self.gathers:
+            args = (gathered(args[0]), *args[1:])
+        if self.block is not None:
+            around, run.block = run.block, self.block
+            made = self.forward(*args)
+            run.block = around
+            return made
+        if self.owns_weights:
+            return self.forward(*args)
+        run.enter(self.within)
+        made = self.forward(*args)
+        if isinstance(made, Handle) and made.requires_grad:
+            run.leave(self.within)
+        return made
+
+    def is_frozen(self, part: ModelPart) -> bool:
+        """Whether a segment of the decoder's is not trained."""
+        freeze = self.run.options.freeze
+        parts = {
+            ModelPart.EMBEDDING: freeze.embeddings, ModelPart.HEAD: freeze.head,
+            ModelPart.NORM: freeze.norm or freeze.decoder, ModelPart.LAYERS: freeze.decoder,
+        }  # fmt: skip
+        return parts.get(part, False)
+
+    def parameter(self, weight: Weight) -> Parameter:
+        """The tape's record of a weight: declared where its owner's segment first reads it.
+
+        A module that shares another segment's weight is tied to it.
+        """
+        run, owner = self.run, weight.owner
+        assert owner is not None
+        found = run.parameters.get(weight)
+        here = found is not None and any(found is each for each in run.segment.parameters)
+        if found is not None and owner is not self and not here:
+            return run.own_copy(found, self.within)
+        if found is None or not here:
+            name = f"{owner.within}.{weight.name}" if owner.within else weight.name
+            declare = run.matrix if weight.of_linear else run.parameter
+            found = declare(name, *weight.shape, role=weight.role)
+            self.declared(weight, found)
+        return found
+
+    def declared(self, weight: Weight, parameter: Parameter) -> None:
+        """Note what a weight is on the tape; behind gathered sequences each rank has a part of its gradient."""
+        run, owner = self.run, weight.owner
+        assert owner is not None
+        run.parameters[weight] = parameter
+        run.beginnings.setdefault(run.segment.name, owner.path.removesuffix(owner.within))
+        group = run.options.tensor_parallel
+        if group is not None and group.sequence and not parameter.is_distributed:
+            parameter.added_up = parameter.is_distributed = True
+
+    def operand(self, weight: Weight, dtype: DType | None = None) -> Handle:
+        """A weight as an operand, in another format where one is named."""
+        record = self.parameter(weight)
+        held = Handle(self.run, record, record.shape)
+        return held if dtype is None else held.to(dtype)
+
+
+def gathered(x: Handle) -> Handle:
+    """All of the sequences of which each rank has a share."""
+    group = x.run.options.tensor_parallel
+    assert group is not None
+    batch, length, width = x.shape
+    record = gather_sequence(x.run, group, x.record)
+    return Handle(x.run, record, (batch, length * group.degree, width))

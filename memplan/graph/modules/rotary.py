@@ -1,0 +1,119 @@
+"""Rotary positions on handles: tables, and the functions that turn queries and keys by them.
+
+(transformers 5.23, models/llama/modeling_llama.py: ``LlamaRotaryEmbedding``, ``apply_rotary_pos_emb``)
+"""
+
+from collections.abc import Callable
+
+from memplan.dtypes import DType
+from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.layouts import Settled, unchanged
+from memplan.graph.modules.module import Module
+from memplan.graph.modules.strides import dense_strides
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.rotary import complex_table, rotary_as_complex, rotary_in_place
+from memplan.graph.segments import Gradient
+from memplan.training.kernels import RotaryKernel
+
+Tables = tuple[Handle, Handle]
+"""Cosines and sines of (1 or batch, tokens, width)."""
+Turn = Callable[[Handle, Handle, Handle, Handle], Tables]
+
+
+class RotaryEmbedding(Module):
+    """``LlamaRotaryEmbedding``: made in fp32 and cast."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def forward(self, x: Handle, positions: Handle) -> Tables:
+        """Of all positions, in the format of ``x``."""
+        run = self.run
+        self.hold_frequencies()
+        rows, length = positions.shape
+        if run.kernels.rotary is RotaryKernel.COMPLEX:
+            table = complex_table(run, rows * length, self.width)
+            whole = Handle(run, table, (rows, length, self.width))
+            return whole, whole
+        shape = rows, length, (self.width + 1) // 2
+        freqs = made_by(run, OperationKind.MUL, shape, DType.FP32)
+        emb = freqs.apart(OperationKind.CAT, shape=(rows, length, self.width))
+        cos = emb.apart(OperationKind.COS) * 1.0
+        sin = emb.apart(OperationKind.SIN) * 1.0
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+    def hold_frequencies(self) -> None:
+        """``inv_freq`` and ``original_inv_freq``: as small as they are, they hold a segment of the
+        allocator's where ZeRO gives all weights around them back.
+
+        Left out beside a quantized base, whose loader brings them in an order of its own.
+        """
+        run = self.run
+        if not run.decomposed and run.options.quantizer is None:
+            for _ in range(2):
+                run.buffer(self.width // 2, DType.FP32)
+
+
+def turn_function(kernel: RotaryKernel) -> Turn:
+    """What turns queries and keys: the class's own function, or what a package puts in its place."""
+    return _FUNCTIONS[kernel]
+
+
+def apply_rotary(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """``apply_rotary_pos_emb``."""
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    turned_query = (query * cos) + (rotate_half(query) * sin)
+    turned_key = (key * cos) + (rotate_half(key) * sin)
+    return turned_query, turned_key
+
+
+def rotate_half(x: Handle) -> Handle:
+    """Halves change places, the second one with another sign."""
+    width = x.shape[-1]
+    first = x.narrow(width // 2)
+    second = x.narrow(width - width // 2)
+    return concatenate(-second, first)
+
+
+def concatenate(*parts: Handle) -> Handle:
+    """``torch.cat`` along the last dimension: it gives rows, whatever its inputs' strides."""
+    run = parts[0].run
+    shape = *parts[0].shape[:-1], sum(each.shape[-1] for each in parts)
+    made = Handle(run, run.concatenate(*(each.record for each in parts)), shape)
+    for each in parts:
+        each.leads_to(made, unchanged)
+    return made
+
+
+def turned_in_place(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """Liger's: where they lie, and their gradients too where these lie as they did."""
+    return _in_place(query, cos, sin, keeps=True), _in_place(key, cos, sin, keeps=True)
+
+
+def turned_into_copies(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """Unsloth's: the same in forward; in backward into new tensors."""
+    return _in_place(query, cos, sin, keeps=False), _in_place(key, cos, sin, keeps=False)
+
+
+def _in_place(x: Handle, cos: Handle, sin: Handle, *, keeps: bool) -> Handle:
+    """One of them; ``keeps``: a gradient that lies as it did is written over, another one copied first."""
+    run, right = x.run, dense_strides(x.shape, x.strides)
+    made = rotary_in_place(run, x.laid(), cos.record, sin.record, by_row=keeps)
+    settles = Settled(run.segment.operations[-1], Gradient.ALIAS, right) if keeps else None
+    return x.leads_to(Handle(run, made, x.shape, x.strides), lambda _: right, settles)
+
+
+def turned_as_complex(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """torchtitan's: fp32 copies times a table of complex numbers, cast back."""
+    del sin
+    turned = rotary_as_complex(query.run, query.record, key.record, cos.record)
+    return query.like(turned[0]), key.like(turned[1])
+
+
+_FUNCTIONS: dict[RotaryKernel, Turn] = {
+    RotaryKernel.EAGER: apply_rotary,
+    RotaryKernel.LIGER: turned_in_place,
+    RotaryKernel.UNSLOTH: turned_into_copies,
+    RotaryKernel.COMPLEX: turned_as_complex,
+}

@@ -1,0 +1,151 @@
+"""A tape with a model's frames on it: who holds what, by name."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from memplan.fast_dataclass import replace
+from memplan.graph.modules.interpreter import check_interpreter
+from memplan.graph.modules.layouts import Layouts
+from memplan.graph.options import TapeOptions
+from memplan.graph.segments import Operation, Segment
+from memplan.graph.tape import Tape
+from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.model.parameters import ModelPart
+
+if TYPE_CHECKING:
+    from memplan.model.layers import LayerSpec
+
+check_once = cache(check_interpreter)
+
+
+class Run(Tape):
+    """A recording that counts the names of each storage.
+
+    When Python drops the last one the storage dies there, unless an operation keeps it.
+    """
+
+    def __init__(self, options: TapeOptions, *, source: str) -> None:
+        check_once()
+        super().__init__(options, source=source)
+        self.layers: Sequence[LayerSpec] = ()
+        """What each layer is to the counts of FLOPs and times."""
+        self.layouts = Layouts()
+        """How what the open segment made hangs together in backward."""
+        self.parameters: dict[object, Parameter] = {}
+        """What a weight of a module is on the tape, where a segment last declared it."""
+        self._names: dict[Storage, int] = {}
+        self._outliving: set[Storage] = set()
+        self._is_open = True
+
+    def name(self, record: Tensor) -> None:
+        """A name more holds its storage."""
+        storage = record.storage
+        self._names[storage] = self._names.get(storage, 0) + 1
+
+    def unname(self, record: Tensor) -> None:
+        """A name less: with the last one it dies here, or is let go where an earlier segment made it."""
+        storage = record.storage
+        left = self._names[storage] - 1
+        if left:
+            self._names[storage] = left
+            return
+        del self._names[storage]
+        if storage.segment == self.segment.index:
+            self.touch(record)
+        elif storage in self._outliving:
+            self._outliving.remove(storage)
+            self.release(record)
+        elif self._is_open and storage in self.segment.given:
+            self._touches += 1
+            storage.touched = self._touches
+            self.let_input_go()
+
+    def is_named(self, storage: Storage) -> bool:
+        """Whether any name holds it."""
+        return storage in self._names
+
+    def outlive(self, storage: Storage) -> None:
+        """Note that a name holds it beyond the segment that reads it."""
+        if storage.segment >= 0 and not storage.held:
+            storage.held = True
+            self._outliving.add(storage)
+
+    def start(
+        self,
+        name: str,
+        x: Tensor | None,
+        *,
+        part: ModelPart,
+        repeat: int = 1,
+        checkpointed: bool = False,
+        frozen: bool = False,
+    ) -> None:
+        """End the open segment with ``x`` and begin one that reads it; what else has a name outlives it."""
+        if self.segments and self.segment.output is None and x is not None:
+            self.finish(x)
+        for storage in self._names:
+            if x is None or storage is not x.storage:
+                self.outlive(storage)
+        self.begin(name, part=part, repeat=repeat, checkpointed=checkpointed, frozen=frozen, x=x)
+        self._is_open = True
+
+    def finish(self, x: Tensor) -> None:
+        """End the open segment with what it hands on."""
+        seen = forget(self.segment, self.layouts.settle())
+        self.end(seen.get(x, x))
+        self._is_open = False
+
+    @contextmanager
+    def inside_tile(self) -> Iterator[None]:
+        """What is recorded inside is a tile's, which holds what it was given to its end."""
+        is_open, self._is_open = self._is_open, False
+        yield
+        self._is_open = is_open
+
+    def end(self, output: Tensor, further: Sequence[Tensor] = ()) -> None:
+        """Finish the segment; an input that goes with its last operation stays to the end."""
+        super().end(output, further)
+        segment = self.segment
+        if segment.input_let_go == len(segment.operations) - 1:
+            segment.input_let_go = None
+
+    def close(self) -> None:
+        """Forget names and modules: nothing is recorded any more."""
+        self._is_open = False
+        self.parameters.clear()
+
+
+def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:
+    """Take views off a segment that neither pass allocates anything for: who reads one reads its source.
+
+    Returns what each of them is a view of.
+    """
+    if not views:
+        return {}
+    sources: dict[Tensor, Tensor] = {}
+    gone = set(map(id, views))
+    before: list[int] = []
+    kept: list[Operation] = []
+    for each in segment.operations:
+        before.append(len(kept))
+        if sources and not sources.keys().isdisjoint(each.inputs):
+            each.inputs = tuple(sources.get(tensor, tensor) for tensor in each.inputs)
+        if id(each) in gone:
+            sources[each.outputs[0]] = each.inputs[0]
+        else:
+            kept.append(each)
+    before.append(len(kept))
+    for storage in {tensor.storage for each in kept for tensor in each.outputs}:
+        if storage.segment == segment.index:
+            storage.last_read = max(before[storage.last_read + 1] - 1, 0)
+    segment.operations = kept
+    segment.entered = [(before[position], name) for position, name in segment.entered]
+    segment.left = [(before[position], name) for position, name in segment.left]
+    segment.regions = [
+        replace(each, start=before[each.start], stop=before[each.stop]) for each in segment.regions
+    ]
+    if segment.input_let_go is not None:
+        segment.input_let_go = max(before[segment.input_let_go + 1] - 1, 0)
+    return sources

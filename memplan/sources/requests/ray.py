@@ -1,0 +1,65 @@
+"""A script for Ray Train (Ray 2.50): ``TorchTrainer`` with a ``ScalingConfig``, for ``ray job submit -- python FILE``.
+
+A worker is a GPU. ``resources_per_worker`` counts processors, GPUs and bytes of CPU RAM (*Configuring scale and GPUs*); names of cards are those
+of ``ray/util/accelerators/accelerators.py``. Workers of one node share its RAM, so each asks for its part. Ray Train sets up torch's process
+group itself: ``train_function`` is called in each worker.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+from memplan.sources.requests.words import SCRIPT, comments
+from memplan.units import ceil_div
+
+if TYPE_CHECKING:
+    from memplan.estimator.job_request import JobRequest
+
+ACCELERATORS = {
+    "v100-sxm2-16gb": "V100", "v100-sxm2-32gb": "V100", "p100-pcie-16gb": "P100", "p100-sxm2-16gb": "P100", "t4-16gb": "T4",
+    "a10g-24gb": "A10G", "l4-24gb": "L4", "l40s-48gb": "L40S", "a100-sxm4-40gb": "A100-40G", "a100-sxm4-80gb": "A100-80G",
+    "h100-sxm-80gb": "H100", "h200-sxm-141gb": "H200", "h20-96gb": "H20", "b200-180gb": "B200",
+}  # fmt: skip
+"""Ray's names by the catalog's; of a card that is not here none is asked for."""
+
+
+def text(request: "JobRequest") -> str:
+    """The script."""
+    worker = {
+        "CPU": ceil_div(request.num_cores, request.gpus_per_node),
+        "GPU": 1,
+        "memory": ceil_div(request.memory_bytes, request.gpus_per_node),
+    }
+    name = None if request.gpu is None else ACCELERATORS.get(request.gpu.gpu_id)
+    scaling = {
+        "num_workers": request.num_gpus,
+        "use_gpu": True,
+        "resources_per_worker": worker,
+        **({} if name is None else {"accelerator_type": name}),
+    }
+    environment = json.dumps(dict(request.environment))
+    lines = [
+        *comments(request),
+        *_limit(request),
+        "import ray",
+        "from ray.train import RunConfig, ScalingConfig",
+        "from ray.train.torch import TorchTrainer",
+        "",
+        f"from {SCRIPT.removesuffix('.py')} import train_function",
+        "",
+        f'ray.init(runtime_env={{"env_vars": {environment}}})',
+        "trainer = TorchTrainer(",
+        "    train_function,",
+        "    scaling_config=ScalingConfig(",
+        *(f"        {key}={value!r}," for key, value in scaling.items()),
+        "    ),",
+        f"    run_config=RunConfig(name={request.name!r}),",
+        ")",
+        "trainer.fit()",
+    ]
+    return "\n".join(lines)
+
+
+def _limit(request: "JobRequest") -> list[str]:
+    if request.time_s is None:
+        return []
+    return [f"#   at most {request.time_s / 3600:,.1f} hours, for which Ray Train has no key"]
