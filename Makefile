@@ -30,16 +30,23 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
+.PHONY: help fix check lint format types layers readme docs pictures site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# A new environment with a pip that knows --group: the pip at hand puts it there in half the time of Python's own copy.
+define new_environment
+	$(SYSTEM_PYTHON) -m venv --without-pip $(1)
+	$(SYSTEM_PYTHON) -m pip --python $(1)/bin/python install --quiet --no-compile "pip>=25.1" \
+	  || $(SYSTEM_PYTHON) -m venv --upgrade-deps $(1)
+endef
+
 # The compiled core is built where it lies, if it can be.
 $(VENV)/.ready: pyproject.toml setup.py memplan/memory/_replay.c
-	$(SYSTEM_PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --no-compile --upgrade "pip>=25.1"  # the first to know --group
+	$(call new_environment,$(VENV))
 	$(VENV)/bin/python -m pip install --quiet --no-compile --editable . --group dev  # imports compile what they need
+	@$(VENV)/bin/python -m compileall -q -j 0 memplan || true  # not in each of the processes that begin together
 	@touch $@
 
 fix: $(ENVIRONMENT)  ## Rewrite what can be: formatting, simple lint, generated blocks of README.md and docs/
@@ -67,6 +74,10 @@ readme: $(ENVIRONMENT)
 docs: $(ENVIRONMENT)  ## Build the documentation site into site/, warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
+pictures: $(ENVIRONMENT)  ## Draw docs/pictures anew (takes minutes, and matplotlib)
+	$(PYTHON) -m pip install --quiet --no-compile matplotlib
+	$(PYTHON) docs/picture_files.py
+
 site: docs  ## The same, with the page that runs memplan in a browser (needs npm)
 	$(PYTHON) docs/browser/build.py site
 
@@ -80,13 +91,13 @@ sanitize: $(ENVIRONMENT)  ## Run the compiled core's tests under address and und
 	$(PYTHON) benchmarks/sanitize.py $(PYTEST_FLAGS)
 
 $(VERIFY_VENV)/.ready: pyproject.toml
-	$(SYSTEM_PYTHON) -m venv $(VERIFY_VENV)
+	$(call new_environment,$(VERIFY_VENV))
 	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile $(TORCH)
-	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers pytest hypothesis
+	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers accelerate peft pytest hypothesis
 	@touch $@
 
 verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
-	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing $(PYTEST_FLAGS)
+	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing tests/live $(PYTEST_FLAGS)
 
 newest: $(VERIFY_VENV)/.ready  ## Say what moved in the newest torch, transformers and DeepSpeed
 	DS_BUILD_OPS=0 $(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile --upgrade deepspeed transformers
@@ -118,7 +129,7 @@ bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal
 	$(PYTHON) benchmarks/commands.py
 	$(PYTHON) benchmarks/sweep.py
 
-mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, each in a copy: nine of ten have to fail a test
+mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, in memory: nine of ten have to fail a test
 	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
 
 equal: $(ENVIRONMENT)  ## Compare every figure of a matrix of setups with those of another commit: BEFORE=main

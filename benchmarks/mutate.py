@@ -1,393 +1,432 @@
 """Whether the tests would see a slip in the estimation core: small changes at random, each of which some test has to fail on.
 
-``python benchmarks/mutate.py --seed 1`` first runs the tests of ``TESTS`` once, file by file, and notes which lines of the core
-each runs and how long it takes; then it draws mutants of lines that are run at all, and for each runs the quickest
-files that run its line, in a copy of the checkout, until one fails. It exits 1 where fewer than ``LEAST_KILLED`` die, and
-names those that live. Nothing but the standard library and pytest is needed.
+``python benchmarks/mutate.py --seed 1`` first runs the tests of ``TESTS`` once, file by file, and notes which places of the
+core each of them runs and how long it takes; then it draws mutants of places that are run at all, and for each runs the
+quickest tests that run its place until one fails. It exits 1 where fewer than ``LEAST_KILLED`` die, and names those that
+live. No file is changed: a process that is forked before memplan is imported finds the changed module in place of the one on
+disk. Nothing but the standard library and pytest is needed.
 """
 
 import argparse
 import ast
+import base64
+import builtins
+import hashlib
+import importlib
 import json
 import os
 import random
-import shutil
-import subprocess
+import resource
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from queue import Queue
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mutants import RAN, Mutant, marked, mutants_of
+
+if TYPE_CHECKING:
+    from _pytest.reports import TestReport
 
 ROOT = Path(__file__).parent.parent
-CORE = ("graph", "memory", "training", "compute", "estimator", "families")
+CORE = ("graph", "memory", "training", "compute", "estimator", "families", "search")
 """Packages of the estimation core that are mutated."""
 TESTS = (
-    "tests/memory", "tests/graph", "tests/training", "tests/compute", "tests/estimator",
-    "tests/formulas", "tests/families", "tests/accuracy", "tests/test_every_field.py",
-    "tests/test_golden.py",
+    *(f"memplan/{each}" for each in CORE),
+    "tests/memory", "tests/graph", "tests/training", "tests/compute", "tests/estimator", "tests/formulas",
+    "tests/families", "tests/search", "tests/accuracy", "tests/test_every_field.py",
 )  # fmt: skip
-"""Tests that look at it: most of those of the command line and of reports would only be slower."""
+"""Tests and examples that look at it: most of those of the command line and of reports would only be slower."""
+PRELOADED = ("rich.console", "rich.table", "typer.main", "yaml")
+"""What every process would import anew otherwise."""
 LEAST_KILLED = 0.9
-MOST_FILE_S = 90.0
-"""Files that take longer to look at, which is twice as long as to run, are left out."""
-MOST_MUTANT_S = 120.0
-"""Together, of the files that are run for one mutant, where none fails."""
-ENDLESS = 4
-"""A mutant that takes so many times what its files take hangs, which is seen as well."""
-
-COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
-    ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
-}  # fmt: skip
-RENAMED = {"max": "min", "min": "max", "any": "all", "all": "any", "reversed": "list"}
+MOST_FILE_S = 40.0
+"""Of a file of tests, what it runs in more CPU time than that is not looked at."""
+MOST_MUTANT_S = 45.0
+"""CPU time, together, of the tests that are run for one mutant where none fails."""
+ENDLESS = 3
+"""A mutant that takes so many times what its tests take hangs, which is seen as well."""
+MOST_BYTES = 6 << 30
+"""So is one that asks for more memory than that."""
+FIRST = 4
+"""How many tests of a file are run before any further one of a file that was run; twice as many each time after."""
+FAILED, BROKEN = 1, 2
+"""How a process ends in which a test failed, and one that could not do what it was asked for."""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one line."""
-
-    path: str
-    line: int
-    start: int
-    stop: int
-    """Bytes of the file that are put in the place of others."""
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {_short(self.before)}  ->  {_short(self.after)}"
+# -- one process per question --------------------------------------------------------------------
 
 
-def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= 70 else f"{words[:67]}..."
+class Code:
+    """Compiled modules that are imported in place of those on disk."""
+
+    def __init__(self, replaced: Mapping[str, CodeType]) -> None:
+        self.replaced = replaced
+
+    def install(self) -> None:
+        """Have every import look here first."""
+        usual = SourceFileLoader.get_code
+
+        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+            return self.replaced.get(loader.path) or usual(loader, fullname)
+
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
-class Finder(ast.NodeVisitor):
-    """Every mutant of a module. What is only said or checked is left out: annotations, decorators,
-    messages of errors, what only a type checker reads."""
+@dataclass(eq=False)  # pytest keeps plugins in sets
+class Asked:
+    """A pytest plugin that collects and runs what it is asked for, instead of what the command line says."""
 
-    def __init__(self, path: str, source: str) -> None:
-        self.path = path
-        self.bytes = source.encode()
-        self.found: list[Mutant] = []
-        self.starts = [0]
-        for line in self.bytes.splitlines(keepends=True):
-            self.starts.append(self.starts[-1] + len(line))
+    ask: Callable[["Asked", pytest.Session], None]
+    has_failed: bool = False
+    has_passed: bool = False
 
-    def change(self, node: ast.expr | ast.stmt, after: ast.expr | ast.stmt | str) -> None:
-        """Note a mutant that has something else in a node's place."""
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        start = self.starts[node.lineno - 1] + node.col_offset
-        stop = self.starts[node.end_lineno - 1] + node.end_col_offset
-        text = after if isinstance(after, str) else f"({ast.unparse(after)})"
-        before = self.bytes[start:stop].decode()
-        self.found.append(Mutant(self.path, node.lineno, start, stop, before, text))
+    def run(self, session: pytest.Session, item: pytest.Item, then: pytest.Item | None) -> bool:
+        """Whether a test passes."""
+        self.has_passed = False
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=then)
+        return self.has_passed and not session.testsfailed
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """The body, without the docstring."""
-        for each in (*node.args.defaults, *node.args.kw_defaults):
-            if each is not None:
-                self.visit(each)
-        self.visit_body(node.body)
+    def pytest_runtest_logreport(self, report: "TestReport") -> None:
+        """Note it."""
+        self.has_failed |= report.failed
+        self.has_passed |= report.when == "call" and report.passed
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.visit_body(node.body)
+    def pytest_collection(self) -> bool:
+        """Nothing yet."""
+        return True
 
-    def visit_body(self, body: Sequence[ast.stmt]) -> None:
-        for each in body:
-            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
-                continue
-            self.visit(each)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Everything at its time."""
+        self.ask(self, session)
+        return True
 
-    def visit_Module(self, node: ast.Module) -> None:
-        self.visit_body(node.body)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
+def fork(run: Callable[[], int], seconds: float | None) -> int:
+    """Start a process of so much CPU time, or of any; it ends with what ``run`` returns."""
+    process = os.fork()
+    if process:
+        return process
+    if seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        signal.alarm(int(20 * seconds))  # what waits for ever takes no CPU time
+    try:
+        os._exit(run())
+    except BaseException:  # noqa: BLE001 - no process goes on as if it were its parent
+        os._exit(BROKEN)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        names = [each.id for each in node.targets if isinstance(each, ast.Name)]
-        if "__slots__" not in names and "__all__" not in names:
-            self.visit(node.value)
 
-    def visit_Raise(self, node: ast.Raise) -> None:
-        """What it says is no estimate."""
+def pytest_with(
+    ask: Callable[["Asked", pytest.Session], None], replaced: Mapping[str, CodeType]
+) -> int:
+    """Run pytest with these modules, silently; its exit status, 0 where nothing was collected."""
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    Code(replaced).install()
+    plugin = Asked(ask)
+    flags = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--capture=no"]
+    status = pytest.main(flags, plugins=[plugin])
+    if plugin.has_failed:
+        return FAILED
+    # Nothing is found where nothing was looked for, and tests that were skipped are none that failed.
+    return 0 if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else BROKEN
 
-    def visit_Assert(self, node: ast.Assert) -> None:
-        """Nor is what a type checker is told."""
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Words."""
-
-    def visit_If(self, node: ast.If) -> None:
-        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+def all_in_forks(starts: Iterable[Callable[[], int]], jobs: int) -> Iterator[tuple[int, int]]:
+    """Start each, ``jobs`` at a time; the number and the wait status of each as it ends."""
+    running: dict[int, int] = {}
+    waiting = enumerate(starts)
+    while True:
+        for number, start in waiting:
+            running[start()] = number
+            if len(running) >= jobs:
+                break
+        if not running:
             return
-        refuses = any(isinstance(each, ast.Raise) for each in node.body)
-        if not refuses:
-            self.change(node.test, ast.UnaryOp(ast.Not(), node.test))
-            self.visit(node.test)
-        for each in (*node.body, *node.orelse):
-            self.visit(each)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self.change(node, ast.IfExp(node.test, node.orelse, node.body))
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        if len(node.ops) == 1:
-            operator = COMPARED[type(node.ops[0])]()
-            self.change(node, ast.Compare(node.left, [operator], node.comparators))
-        self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        other = COMPUTED.get(type(node.op))
-        if other is not None and not _joins_text(node):
-            self.change(node, ast.BinOp(node.left, other(), node.right))
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        other = COMPUTED.get(type(node.op))
-        if other is not None:
-            self.change(node, ast.unparse(ast.AugAssign(node.target, other(), node.value)))
-        self.visit(node.value)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        self.change(node, ast.BoolOp(other, node.values))
-        self.generic_visit(node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        if isinstance(node.op, ast.Not):
-            self.change(node, node.operand)
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, bool):
-            self.change(node, str(not node.value))
-        elif isinstance(node.value, int):
-            self.change(node, str(node.value + 1))
-
-    def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Name) and node.func.id in RENAMED:
-            self.change(node.func, RENAMED[node.func.id])
-        self.generic_visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        """A call for what it does is not made."""
-        if isinstance(node.value, ast.Call):
-            self.change(node, "pass")
-        self.generic_visit(node)
+        process, status = os.waitpid(-1, 0)
+        if process in running:
+            yield running.pop(process), status
 
 
-def _joins_text(node: ast.BinOp) -> bool:
-    sides = (node.left, node.right)
-    return any(
-        isinstance(each, ast.JoinedStr | ast.List | ast.Tuple)
-        or (isinstance(each, ast.Constant) and isinstance(each.value, str))
-        for each in sides
-    )
+# -- which tests run which places ----------------------------------------------------------------
 
 
-def mutants_of(path: Path, root: Path) -> list[Mutant]:
-    """All that can be made of one module."""
-    source = path.read_text(encoding="utf-8")
-    finder = Finder(path.relative_to(root).as_posix(), source)
-    finder.visit(ast.parse(source))
-    return finder.found
+class Places:
+    """Every line of the core, numbered through."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}
+        self.count = 0
+        digest = hashlib.sha256()
+        for path in modules():
+            text = path.read_text(encoding="utf-8")
+            digest.update(text.encode())
+            self.first[path.relative_to(ROOT).as_posix()] = self.count
+            self.count += text.count("\n") + 2
+        self.digest = digest.hexdigest()
+
+    def codes(self) -> dict[str, CodeType]:
+        """The core with marks."""
+        return {
+            str(ROOT / name): compile(marked((ROOT / name).read_text("utf-8"), first), name, "exec")
+            for name, first in self.first.items()
+        }
+
+    def span(self, path: str) -> slice:
+        """Those of one module."""
+        first = self.first[path]
+        after = min((each for each in self.first.values() if each > first), default=self.count)
+        return slice(first, after)
 
 
-# -- which tests run which lines -----------------------------------------------------------------
-
-PLUGIN = """
-import json, os, sys, time
-
-ROOT = os.getcwd() + os.sep
-CORE = tuple(ROOT + os.path.join("memplan", each) + os.sep for each in os.environ["MUTATED"].split(","))
-CALLS = 40
-seen, waiting, calls_of, began = {}, {}, {}, time.perf_counter()
-
-def lines_of(code):
-    return {line for _, _, line in code.co_lines() if line}
-
-def calls(frame, event, _):
-    code = frame.f_code
-    left = waiting.get(code)
-    if left is None:
-        own = code.co_filename.startswith(CORE)
-        left = waiting[code] = lines_of(code) if own else ()
-        if own:
-            seen.setdefault(code.co_filename[len(ROOT):], set()).add(code.co_firstlineno)
-    if not left:
-        return None
-    calls_of[code] = calls_of.get(code, 0) + 1
-    if calls_of[code] > CALLS:
-        left.clear()
-        return None
-    return steps
-
-def steps(frame, event, _):
-    if event == "line":
-        code = frame.f_code
-        waiting[code].discard(frame.f_lineno)
-        seen[code.co_filename[len(ROOT):]].add(frame.f_lineno)
-    return steps
-
-sys.settrace(calls)
-
-def pytest_sessionfinish(session, exitstatus):
-    sys.settrace(None)
-    found = {"seconds": time.perf_counter() - began, "status": int(exitstatus),
-             "lines": {path: sorted(lines) for path, lines in seen.items()}}
-    with open(os.environ["FOUND"], "w") as file:
-        json.dump(found, file)
-"""
-"""A plugin of pytest that notes the lines of a function's first calls, then lets it run untraced."""
+def modules() -> list[Path]:
+    """The core's."""
+    return [path for package in CORE for path in sorted((ROOT / "memplan" / package).rglob("*.py"))]
 
 
-class Checkout:
-    """A copy of what git tracks, in which files are changed and tests run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.clock = time.time_ns()
-        tracked = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, check=True, text=True,
-        ).stdout  # fmt: skip
-        for name in filter(None, tracked.split("\0")):
-            if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
-
-    def write(self, name: str, text: bytes) -> None:
-        """Write a file that no compiled module of an earlier one stands for."""
-        path = self.folder / name
-        path.write_bytes(text)
-        self.clock += 2_000_000_000
-        os.utime(path, ns=(self.clock, self.clock))
-
-    def pytest(self, *arguments: str, timeout_s: float, **environment: str) -> int | None:
-        """Its exit status; None where it took too long."""
-        command = [
-            sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb=no",
-            *arguments,
-        ]  # fmt: skip
-        try:
-            return subprocess.run(
-                command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                timeout=timeout_s, check=False, env={**os.environ, **environment},
-            ).returncode  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return None
+def files_of_tests() -> list[str]:
+    """Every file of ``TESTS``; each of the core's own packages with its examples as one."""
+    found: list[str] = []
+    for folder in TESTS:
+        files = sorted((ROOT / folder).rglob("test_*.py"))
+        found += [each.relative_to(ROOT).as_posix() for each in files] or [folder]
+    return found
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one file of tests runs."""
+    """What one test, or the import of its file, runs."""
 
     name: str
+    """The test's id, or the file alone."""
     seconds: float
-    lines: dict[str, frozenset[int]]
+    packed: str
+
+    @property
+    def file(self) -> str:
+        """Where it is."""
+        return self.name.partition("::")[0]
+
+    @property
+    def is_import(self) -> bool:
+        """Whether it is what the file needs before any test."""
+        return self.name == self.file
+
+    def ran(self) -> bytes:
+        """One byte a place."""
+        return zlib.decompress(base64.b64decode(self.packed))
 
 
-def look(checkout: Checkout, name: str) -> Seen | None:
-    """Run one file of tests under the eyes of ``PLUGIN``; None where it fails or is slow as it is."""
-    found = checkout.folder / f"{name.replace('/', '.')}.json"
-    status = checkout.pytest(
-        "-p", "mutation_plugin", name, timeout_s=2 * MOST_FILE_S, PYTHONPATH=str(checkout.folder),
-        MUTATED=",".join(CORE), FOUND=str(found),
-    )  # fmt: skip
-    if status != 0 or not found.exists():
-        return None
-    said = json.loads(found.read_text(encoding="utf-8"))
-    if said["seconds"] > MOST_FILE_S:
-        return None
-    lines = {path: frozenset(each) for path, each in said["lines"].items()}
-    return Seen(name, said["seconds"], lines)
+def look(plugin: Asked, session: pytest.Session, name: str, ran: bytearray, found: Path) -> int:
+    """Run one file or folder of tests, noting what each runs."""
+    with found.open("w", encoding="utf-8") as file:
+
+        def note(what: str, began: float) -> None:
+            seconds = time.process_time() - began
+            packed = base64.b64encode(zlib.compress(bytes(ran), 1)).decode()
+            file.write(json.dumps([what, seconds, packed]) + "\n")
+            file.flush()
+
+        began = time.process_time()
+        items = session.perform_collect([name])
+        note(name, began)
+        for item, then in zip(items, [*items[1:], None], strict=True):
+            began = time.process_time()
+            ran[:] = bytes(len(ran))
+            if plugin.run(session, item, then):  # type: ignore[arg-type]
+                note(item.nodeid, began)
+            session.testsfailed = 0
+    return 0
 
 
-def remembered(path: Path | None) -> list[Seen]:
-    """What was seen when it was last looked at."""
+def look_at_all(places: Places, folder: Path, jobs: int) -> list[Seen]:
+    """What every test runs."""
+    names = files_of_tests()
+    found = [folder / f"{number}.jsonl" for number in range(len(names))]
+
+    def ask(plugin: Asked, session: pytest.Session) -> None:
+        for name in places.first:
+            importlib.import_module(
+                name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            )
+        starts = (
+            lambda name=name, path=path: fork(
+                lambda: look(plugin, session, name, ran, path), MOST_FILE_S
+            )
+            for name, path in zip(names, found, strict=True)
+        )
+        for _ in all_in_forks(starts, jobs):
+            pass
+
+    ran = bytearray(places.count)
+    setattr(builtins, RAN, ran)
+    codes = places.codes()
+    os.waitpid(fork(lambda: pytest_with(ask, codes), 10 * MOST_FILE_S), 0)
+    rows = []
+    for path in found:
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        # The last line of what was stopped may be half a line.
+        rows += [Seen(*json.loads(line)) for line in lines if line.endswith("]")]
+    return rows
+
+
+def remembered(path: Path | None, places: Places) -> list[Seen]:
+    """What was seen when this very core was last looked at."""
     if path is None or not path.exists():
         return []
-    return [
-        Seen(name, seconds, {each: frozenset(lines) for each, lines in found.items()})
-        for name, seconds, found in json.loads(path.read_text(encoding="utf-8"))
-    ]
+    digest, *rows = path.read_text("utf-8").splitlines()
+    return [Seen(*json.loads(row)) for row in rows] if digest == places.digest else []
 
 
-def remember(path: Path | None, seen: Sequence[Seen]) -> None:
+def remember(path: Path | None, places: Places, seen: Sequence[Seen]) -> None:
     """Keep it for the next time."""
     if path is not None:
-        rows = [
-            (each.name, each.seconds, {name: sorted(lines) for name, lines in each.lines.items()})
-            for each in seen
-        ]
-        path.write_text(json.dumps(rows), encoding="utf-8")
+        rows = [json.dumps([each.name, each.seconds, each.packed]) for each in seen]
+        path.write_text("\n".join([places.digest, *rows]), "utf-8")
 
 
-def files_of_tests() -> Iterator[str]:
-    """Every file of ``TESTS``."""
-    for folder in TESTS:
-        path = ROOT / folder
-        for each in sorted(path.rglob("test_*.py")) if path.is_dir() else (path,):
-            yield each.relative_to(ROOT).as_posix()
+# -- which mutants, and which tests for each -----------------------------------------------------
 
 
-def files_for(mutant: Mutant, seen: Sequence[Seen]) -> list[Seen]:
-    """The quickest of those that run its line, as many as there is time for."""
-    found: list[Seen] = []
-    left = MOST_MUTANT_S
-    own = Path(mutant.path).stem
-    running = [each for each in seen if mutant.line in each.lines.get(mutant.path, ())]
-    # What is named after the module first: it fails soonest.
-    for each in sorted(running, key=lambda file: (own not in file.name, file.seconds)):
-        if each.seconds <= left:
-            found.append(each)
-            left -= each.seconds
-    return found
-
-
-def outlives(mutant: Mutant, files: Sequence[Seen], checkout: Checkout) -> bool:
-    """Whether all of the tests pass with it."""
-    path = checkout.folder / mutant.path
-    before = path.read_bytes()
-    text = before[: mutant.start] + mutant.after.encode() + before[mutant.stop :]
-    checkout.write(mutant.path, text)
-    try:
-        seconds = sum(each.seconds for each in files)
-        names = [each.name for each in files]
-        return checkout.pytest(*names, timeout_s=ENDLESS * seconds + 30) == 0
-    finally:
-        checkout.write(mutant.path, before)
-
-
-def drawn(seen: Sequence[Seen], number: int, seed: int) -> list[Mutant]:
-    """Mutants of lines that some test runs, each line as likely as any other."""
-    run: dict[str, set[int]] = {}
+def drawn(seen: Sequence[Seen], places: Places, number: int, seed: int) -> list[Mutant]:
+    """Mutants of places that some test runs, each line as likely as any other."""
+    run = 0
     for each in seen:
-        for path, lines in each.lines.items():
-            run.setdefault(path, set()).update(lines)
+        run |= int.from_bytes(each.ran(), "little")
+    is_run = run.to_bytes(places.count, "little")
     by_line: dict[tuple[str, int], list[Mutant]] = {}
-    for package in CORE:
-        for path in sorted((ROOT / "memplan" / package).rglob("*.py")):
-            for mutant in mutants_of(path, ROOT):
-                if mutant.line in run.get(mutant.path, ()):
-                    by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
+    for path in modules():
+        for mutant in mutants_of(path, ROOT):
+            if is_run[places.first[mutant.path] + mutant.place]:
+                by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
     chance = random.Random(seed)
     lines = sorted(by_line)
     return [chance.choice(by_line[each]) for each in chance.sample(lines, min(number, len(lines)))]
+
+
+def users(paths: Iterable[str]) -> dict[str, set[str]]:
+    """The core's modules that import something of each of these, and itself."""
+    found = {path: {path} for path in paths}
+    names = {path.removesuffix(".py").replace("/", "."): path for path in found}
+    names |= {each.removesuffix(".__init__"): path for each, path in names.items()}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                found[names[node.module]].add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def tests_for(
+    mutants: Sequence[Mutant], seen: Sequence[Seen], places: Places
+) -> list[tuple[list[Seen], list[Seen]]]:
+    """For each, the tests that run its place; and those that run its module or a user of it, for what runs at import."""
+    found: list[tuple[list[Seen], list[Seen]]] = [([], []) for _ in mutants]
+    using = users({each.path for each in mutants})
+    spans = [[places.span(path) for path in using[each.path]] for each in mutants]
+    for test in seen:
+        if test.is_import:
+            continue
+        ran = test.ran()
+        for mutant, (direct, near), own in zip(mutants, found, spans, strict=True):
+            if ran[places.first[mutant.path] + mutant.place]:
+                direct.append(test)
+            elif any(1 in ran[each] for each in own):
+                near.append(test)
+    return found
+
+
+def in_turn(mutant: Mutant, tests: Sequence[Seen], imports: Mapping[str, float]) -> list[list[str]]:
+    """Tests in the order in which they are run, a few of each file first, as many as there is time for."""
+    by_file: dict[str, list[Seen]] = {}
+    for each in sorted(tests, key=lambda test: test.seconds):
+        by_file.setdefault(each.file, []).append(each)
+    chunks = []
+    own = Path(mutant.path).stem
+    for file, each in by_file.items():
+        start, size, turn = 0, FIRST, 0
+        while start < len(each):
+            chunk = each[start : start + size]
+            seconds = sum(test.seconds for test in chunk) + (0 if turn else imports.get(file, 0))
+            # What is named after the module fails soonest.
+            chunks.append((turn, own not in file, seconds, [test.name for test in chunk]))
+            start, size, turn = start + size, 2 * size, turn + 1
+    found = []
+    left = MOST_MUTANT_S
+    for _, _, seconds, names in sorted(chunks):
+        if seconds <= left:
+            found.append(names)
+            left -= seconds
+    return found
+
+
+def trial(chunks: Sequence[Sequence[str]], found: Path) -> Callable[[Asked, pytest.Session], None]:
+    """Run tests until one fails, and say which."""
+
+    def ask(plugin: Asked, session: pytest.Session) -> None:
+        for names in chunks:
+            file = names[0].partition("::")[0]
+            by_name = {item.nodeid: item for item in session.perform_collect([file])}
+            if session.testsfailed or not by_name.keys() >= set(names):
+                plugin.has_failed = True
+                found.write_text(names[0], "utf-8")
+                return
+            items = [by_name[name] for name in names]
+            for item, then in zip(items, [*items[1:], None], strict=True):
+                found.write_text(item.nodeid, "utf-8")
+                plugin.run(session, item, then)  # type: ignore[arg-type]
+                if plugin.has_failed:
+                    return
+
+    return ask
+
+
+def start_of(mutant: Mutant, chunks: Sequence[Sequence[str]], found: Path) -> int:
+    """Begin a trial; its process."""
+    path = str(ROOT / mutant.path)
+    code = compile(mutant.source(ROOT), path, "exec")
+    seconds = ENDLESS * MOST_MUTANT_S
+    return fork(lambda: pytest_with(trial(chunks, found), {path: code}), seconds)
+
+
+def outcome(mutant: Mutant, chunks: Sequence[Sequence[str]], found: Path) -> int:
+    """What becomes of it: ``FAILED`` where a test fails that fails by itself as well.
+
+    One that only fails behind others, in a process that it does not share with them else, says nothing of it.
+    """
+    while True:
+        _, status = os.waitpid(start_of(mutant, chunks, found), 0)
+        if status == 0:
+            return 0
+        if os.WIFSIGNALED(status) or not found.exists():
+            return FAILED
+        name = found.read_text("utf-8")
+        if os.waitstatus_to_exitcode(status) != FAILED:
+            return BROKEN
+        _, alone = os.waitpid(start_of(mutant, [[name]], found), 0)
+        if alone != 0:
+            return FAILED
+        chunks = behind(name, chunks)
+
+
+def behind(name: str, chunks: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The tests that come after one.
+
+    >>> behind("b", [["a", "b", "c"], ["d"]])
+    [['c'], ['d']]
+    """
+    names = [each for chunk in chunks for each in chunk]
+    done = set(names[: names.index(name) + 1])
+    left = [[each for each in chunk if each not in done] for chunk in chunks]
+    return [chunk for chunk in left if chunk]
 
 
 def main() -> int:
@@ -400,47 +439,64 @@ def main() -> int:
         "--seen", type=Path, help="keep here which tests run what, for the next time"
     )
     options = parser.parse_args()
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert "memplan" not in sys.modules
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="memplan-mutants-") as folder:
-        checkouts: Queue[Checkout] = Queue()
-        for number in range(options.jobs):
-            checkout = Checkout(Path(folder) / str(number))
-            (checkout.folder / "mutation_plugin.py").write_text(PLUGIN, encoding="utf-8")
-            checkouts.put(checkout)
-
-        def borrowed_look(name: str) -> Seen | None:
-            checkout = checkouts.get()
-            try:
-                return look(checkout, name)
-            finally:
-                checkouts.put(checkout)
-
-        def borrowed_trial(mutant: Mutant) -> tuple[Mutant, bool, float]:
-            checkout = checkouts.get()
-            start = time.monotonic()
-            try:
-                lived = outlives(mutant, files_for(mutant, seen), checkout)
-            finally:
-                checkouts.put(checkout)
-            return mutant, lived, time.monotonic() - start
-
-        with ThreadPoolExecutor(options.jobs) as pool:
-            seen = remembered(options.seen)
-            if not seen:
-                looks = pool.map(borrowed_look, files_of_tests())
-                seen = [each for each in looks if each is not None]
-                remember(options.seen, seen)
-            _say(f"{len(seen)} files of tests looked at in {time.monotonic() - began:.0f} s")
-            mutants = drawn(seen, options.mutants, options.seed)
-            living = []
-            for mutant, lived, seconds in pool.map(borrowed_trial, mutants):
-                if lived:
-                    living.append(mutant)
-                _say(f"{'LIVES' if lived else 'dies '} {seconds:5.1f} s  {mutant}")
+    places = Places()
+    with tempfile.TemporaryDirectory(prefix="memplan-mutants-") as name:
+        folder = Path(name)
+        seen = remembered(options.seen, places)
+        if not seen:
+            seen = look_at_all(places, folder, options.jobs)
+            remember(options.seen, places, seen)
+        count = sum(not each.is_import for each in seen)
+        _say(
+            f"{count} tests looked at in {time.monotonic() - began:.0f} s, {_cpu_s():.0f} s of CPU"
+        )
+        mutants = drawn(seen, places, options.mutants, options.seed)
+        living = list(_tried(mutants, seen, places, folder, options.jobs))
     killed = len(mutants) - len(living)
     minutes = (time.monotonic() - began) / 60
-    _say(f"{killed} of {len(mutants)} mutants died, in {minutes:.1f} minutes")
+    _say(
+        f"{killed} of {len(mutants)} mutants died, in {minutes:.1f} minutes, {_cpu_s():.0f} s of CPU"
+    )
     return 0 if killed >= LEAST_KILLED * len(mutants) else 1
+
+
+def _tried(
+    mutants: Sequence[Mutant], seen: Sequence[Seen], places: Places, folder: Path, jobs: int
+) -> Iterator[Mutant]:
+    """Try each; those that live."""
+    imports = {each.file: each.seconds for each in seen if each.is_import}
+    chunks = [
+        [*in_turn(mutant, direct, imports), *in_turn(mutant, near, imports)] if not direct
+        else in_turn(mutant, direct, imports)
+        for mutant, (direct, near) in zip(mutants, tests_for(mutants, seen, places), strict=True)
+    ]  # fmt: skip
+    found = [folder / f"trial-{number}" for number in range(len(mutants))]
+    starts = (
+        lambda mutant=mutant, names=names, path=path: fork(
+            lambda: outcome(mutant, names, path), None
+        )
+        for mutant, names, path in zip(mutants, chunks, found, strict=True)
+    )
+    for number, status in all_in_forks(starts, jobs):
+        if os.waitstatus_to_exitcode(status) == FAILED:
+            how = found[number].read_text("utf-8") if found[number].exists() else "imports"
+            _say(f"dies  {mutants[number]}  by {how}")
+        else:
+            word = "LIVES" if status == 0 else "LIVES (the tool failed)"
+            _say(f"{word} {sum(map(len, chunks[number]))} tests  {mutants[number]}")
+            yield mutants[number]
+
+
+def _cpu_s() -> float:
+    used: Any = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return float(used.ru_utime + used.ru_stime + own.ru_utime + own.ru_stime)
 
 
 def _say(line: str) -> None:

@@ -28,7 +28,7 @@ def doctor() -> str:
             disk_bytes=3500 * GIB,
         ),
         packages=packages_here(lambda name: VERSIONS.get(name, "1.0")),
-        settings={"PYTORCH_ALLOC_CONF": "expandable_segments:True: say --allocator expandable"},
+        settings={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         version="memplan, replay compiled",
     )
     text = shown.printed(lambda: print_examination(TerminalConsole(), found))

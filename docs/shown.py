@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from memplan.cli import PATIENCE
@@ -28,6 +29,16 @@ def answer(command: str, *, exit_code: int = 0) -> tuple[str, str]:
 
     Ends the process where it exits otherwise.
     """
+    code, printed, remarks = _answered(command)
+    if code != exit_code:
+        msg = f"{command}: exit code {code}: {remarks}"
+        raise SystemExit(msg)
+    return printed, remarks
+
+
+@cache
+def _answered(command: str) -> tuple[int, str, str]:
+    """Its exit code, and what it prints and says; pages that show the same ask once."""
     program, *arguments = shlex.split(command)
     assert program == "memplan"
     out, err = _stream(), _stream()
@@ -36,11 +47,7 @@ def answer(command: str, *, exit_code: int = 0) -> tuple[str, str]:
             code = run(arguments)
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1
-    printed, remarks = _text(out), _text(err)
-    if code != exit_code:
-        msg = f"{command}: exit code {code}: {remarks}"
-        raise SystemExit(msg)
-    return printed, remarks
+    return code, _text(out), _text(err)
 
 
 def printed(write: Callable[[], None]) -> str:

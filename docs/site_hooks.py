@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 _PLACE = re.compile(r"^\{\{ (readme|file|notebook|accuracy): (.+) \}\}$", flags=re.MULTILINE)
 _DRAWING = re.compile(r"<p>\{% drawing: (.+?) %\}</p>")
 _ANSWER = re.compile(r"\{% answer: (.+?) %\}")
-_PICTURE = re.compile(r"<p>\{% picture: (.+?) %\}</p>")
+_PICTURE = re.compile(r'<p><img [^>]*src="[^"]*pictures/(\w+)\.png"[^>]*></p>')
 _COG = re.compile(r"<!-- \[\[\[(cog.*?\]\]\]|end\]\]\]) -->\n?", flags=re.DOTALL)
 _SOURCE = "https://github.com/memplan/memplan/blob/main/"
 
@@ -64,7 +64,7 @@ PICTURES = {
     ),
     "front": lambda: _memplan().plan("llama-3.1-8b", gpus=[8, 16], gpu="h100").plot(),
 }
-"""A picture of each kind, by its name on a page."""
+"""A picture of each kind, by its file in docs/pictures: the site has the drawing in that one's place."""
 
 
 def picture(name: str) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memplan.errors import MemplanError
     from memplan.estimator.estimate import Estimate, Verdict
     from memplan.hardware.gpu import GpuSpec
+    from memplan.live import Checked, MemplanCallback, check
     from memplan.model.spec import ModelSpec
     from memplan.search.goal import Goal
     from memplan.search.grid import Grid
@@ -26,18 +27,21 @@ if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 _HOMES = {
+    "Checked": "memplan.live",
     "Estimate": "memplan.estimator.estimate",
     "Goal": "memplan.search.goal",
     "GpuSpec": "memplan.hardware.gpu",
     "Grid": "memplan.search.grid",
     "Ia3": "memplan.training.adapters",
     "Lora": "memplan.training.adapters",
+    "MemplanCallback": "memplan.live",
     "MemplanError": "memplan.errors",
     "ModelSpec": "memplan.model.spec",
     "PromptTuning": "memplan.training.adapters",
     "Quantization": "memplan.training.quantization",
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
+    "check": "memplan.live",
     "compare": "memplan.api",
     "estimate": "memplan.api",
     "gpus": "memplan.api",
@@ -53,12 +57,14 @@ _HOMES = {
 """Public name -> the module that defines it."""
 
 __all__ = [
+    "Checked",
     "Estimate",
     "Goal",
     "GpuSpec",
     "Grid",
     "Ia3",
     "Lora",
+    "MemplanCallback",
     "MemplanError",
     "ModelSpec",
     "PromptTuning",
@@ -66,6 +72,7 @@ __all__ = [
     "TrainingSetup",
     "Verdict",
     "__version__",
+    "check",
     "compare",
     "estimate",
     "gpus",

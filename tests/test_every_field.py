@@ -7,6 +7,8 @@ be refused by name.
 """
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -392,6 +394,8 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "checkpoint": ((), ("--checkpoint", "42.1GB")),
     },
     "gpus": {"name": ((), ("h100",)), "format": ((), ("--format", "csv"))},
+    "mcp": {"root": ((), ("--root", "missing")), "network": ((), ("--network",))},
+    "doctor": {"format": ((), ("--format", "json"))},
 }
 READ_AS_TEXT = (
     "chart",
@@ -446,10 +450,13 @@ def test_every_option_counts(
     assert name in OPTIONS[command], f"memplan {command}: {name} has no entry in this test"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("memplan.cli.verify.measure_here", not_measured)
+    monkeypatch.setattr("memplan.cli.mcp.serve", not_served)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_files(tmp_path)
     base, added = (called(words, command) for words in OPTIONS[command][name])
     base = narrowed(command, base, added)
     as_text = name in READ_AS_TEXT or (command == "explain" and name in EXPLAINED_BESIDE)
+    as_text = as_text or command == "mcp"
     whole = () if as_text else ("--format", "json")
     asked = (command, *base, *whole)
     before = KNOWN.get(asked)
@@ -461,6 +468,11 @@ def test_every_option_counts(
         named = {word.lstrip("-").split("-")[0] for word in added}
         assert any(word in after.stderr.lower() for word in named), after.stderr
     assert before != after
+
+
+def not_served(root: Path) -> None:
+    """What stands for a server: what it would be told."""
+    sys.stdout.write(f"{root.name}, offline: {os.environ.pop('HF_HUB_OFFLINE', None)}\n")
 
 
 def not_measured(run: Run, *, gpu: str | None, fake: bool, **_: object) -> Measurement:

@@ -164,8 +164,12 @@ FACES = ("cli", "options", "report")
 OF_OTHERS = {
     "--nproc-per-node", "--nproc_per_node", "--num_processes", "--num_machines", "--config", "--config_file",
     "--query-gpu", "--format",
+    "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint",
+    "--asic", "--vram", "--driver", "--json", "--mem-usage", "--showproductname", "--showmeminfo", "--showdriverversion",
+    "--showuniqueid",
+    "--job-name", "--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--mem", "--time",
 }  # fmt: skip
-"""Of torchrun, accelerate, their trainers and nvidia-smi, which ``memplan.verify`` calls or names."""
+"""Of torchrun, accelerate, their trainers and nvidia-smi, which ``memplan.verify`` calls or names; of amd-smi, rocm-smi and sbatch."""
 
 
 def texts(path: Path) -> list[str]:

@@ -78,7 +78,7 @@ def installed(checkout: Path, folder: Path, **settings: str) -> Installed:
     scripts = environment / ("Scripts" if os.name == "nt" else "bin")
     call(
         sys.executable, "-m", "pip", "--python", scripts / "python",
-        "install", "--quiet", "--no-deps", "--no-index", wheel,
+        "install", "--quiet", "--no-compile", "--no-deps", "--no-index", wheel,
         cwd=folder,
     )  # fmt: skip
     own = call(

@@ -158,6 +158,8 @@ def read_checks(values: Values) -> Checks:
     for a bad baseline.
     """
     check, fail_on, baseline = values["check"], values["fail_on"], values["baseline"]
+    share = parse_share(values["tolerance"] or "0%", option="--tolerance")
+    unmatched = _choice("--unmatched", values["unmatched"] or Unmatched.FAIL.value, Unmatched)
     for name in ("tolerance", "unmatched"):
         if values[name] is not None and baseline is None:
             msg = f"--{name}: is about a baseline, and none is named: give --baseline FILE"
@@ -179,8 +181,8 @@ def read_checks(values: Values) -> Checks:
         fit,
         known,
         baseline_name=baseline or "",
-        tolerance=parse_share(values["tolerance"] or "0%", option="--tolerance"),
-        unmatched=_choice("--unmatched", values["unmatched"] or Unmatched.FAIL.value, Unmatched),
+        tolerance=share,
+        unmatched=unmatched,
         annotated=values["annotate"],
     )
 

@@ -1,6 +1,6 @@
 """``memplan compare``."""
 
-from typing import Annotated
+from typing import Annotated, Never
 
 import typer
 
@@ -77,13 +77,7 @@ def compare(
         say_legend(values["legend"], is_table=values["format"] is OutputFormat.TABLE)
         return
     if len(words) != 1:
-        from memplan.errors import UsageError
-
-        msg = (
-            'name a MODEL and what differs, as in compare llama-3.1-8b --vs "--zero 3", or two '
-            "models (memplan models lists the built-in ones)"
-        )
-        raise UsageError(msg)
+        _refuse_nothing_to_compare()
     refuse_unused(ctx, "--formulas", FORMULAS_USE)
     if not values["formulas"]:
         remark(
@@ -93,6 +87,16 @@ def compare(
     from memplan.cli.formulas import show_formulas
 
     show_formulas(ctx, words[0])
+
+
+def _refuse_nothing_to_compare() -> Never:
+    from memplan.errors import UsageError
+
+    msg = (
+        'name a MODEL and what differs, as in compare llama-3.1-8b --vs "--zero 3", or two '
+        "models (memplan models lists the built-in ones)"
+    )
+    raise UsageError(msg)
 
 
 FORMULAS_USE = frozenset({

@@ -71,14 +71,16 @@ def estimate_report(rows: "Sequence[Sequence[Estimate]]") -> str:
 
 
 def estimate_pictures(rows: "Sequence[Sequence[Estimate]]") -> "list[Picture]":
-    """Each setup by component and phase."""
+    """Each setup by component and phase, and the ranks of a pipeline."""
     from dataclasses import replace
 
     from memplan.report.changes import setup_label
-    from memplan.report.pictures.bars import phases_picture
+    from memplan.report.pictures.bars import phases_picture, ranks_picture
 
     if len(rows) == 1:
-        return [phases_picture(rows[0][0])]
+        found = rows[0][0]
+        ranks = [] if found.setup.pipeline is None else [ranks_picture(found)]
+        return [phases_picture(found), *ranks]
     return [replace(phases_picture(row[0]), title=setup_label(row[0].setup)) for row in rows]
 
 

@@ -57,11 +57,6 @@ def sweep(
         pictured=Pictured(report=values["report"], chart=values["chart"]),
     )
     check_pictures(values)
-    if wanted.question is not None and wanted.pivot is not None:
-        from memplan.errors import UsageError
-
-        msg = "--pivot: a matrix shows memory alone: leave out the options of time"
-        raise UsageError(msg)
     from memplan.options.sweeping import sweep_question
     from memplan.search.sweep import Sweep
 
@@ -149,6 +144,13 @@ class Wanted:
     pivot: "Pivot | None"
     question: "TimeQuestion | None"
     pictured: Pictured
+
+    def __post_init__(self) -> None:
+        if self.question is not None and self.pivot is not None:
+            from memplan.errors import UsageError
+
+            msg = "--pivot: a matrix shows memory alone: leave out the options of time"
+            raise UsageError(msg)
 
 
 def _show(sweep: "Sweep", wanted: Wanted) -> None:

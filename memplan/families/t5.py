@@ -46,7 +46,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     hidden_size = reader.integer("d_model")
     num_layers = reader.layers("num_layers")
     num_decoder_layers = reader.layers("num_decoder_layers", default=num_layers)
-    untied = reader.config.get("tie_word_embeddings") is False
+    untied = not reader.flag("tie_word_embeddings", default=True)
     scaled = not untied if variation.scaled_output is None else variation.scaled_output
     return ModelSpec(
         name=request.name,

@@ -469,11 +469,13 @@ def _check_mamba(model: ModelSpec, each: NamedModule) -> None:
 def default_targets(
     model: ModelSpec, modules: tuple[NamedModule, ...], adapter: ModuleAdapter
 ) -> tuple[str, ...] | str:
-    """peft's own targets for a model's type.
+    """peft's own targets for a model's type; none where weights are named and it has none.
 
     Raises ``SetupError`` for a type it has none for.
     """
     found = usual_targets(model, adapter)
+    if found is None and isinstance(adapter, Lora) and adapter.parameters:
+        return ()
     if found is None:
         known = sorted(
             {each.name.rpartition(".")[2] for each in modules if each.kind is ModuleKind.LINEAR}

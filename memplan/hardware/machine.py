@@ -86,5 +86,3 @@ class FoundPackage:
     name: str
     version: str
     """Empty: not installed."""
-    effect: str
-    """What that changes in an estimate; empty: nothing."""

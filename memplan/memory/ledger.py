@@ -169,8 +169,7 @@ class Ledger:
 
     def free_all(self, blocks: "Iterable[Block]") -> None:
         """Give blocks back, the first one first."""
-        for block in blocks:
-            self.free(block)
+        self.events += [~block for block in blocks]
 
     def move(self, block: Block, stream: int) -> None:
         """Let a block be of another stream than the main one, before anything else is asked for."""

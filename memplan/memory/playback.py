@@ -44,6 +44,8 @@ class Playback(ForwardPlayback):
         """Micro-batches whose backward pass is to come."""
         self.flow_is_view = False
         """The gradient on its way down is a view of what a formula returned."""
+        self.counted: dict[int, dict[tuple[Parameter, int], int]] = {}
+        """Of lists of passes, how often each weight's gradient is computed."""
         self.sent: dict[int, tuple[list[tuple[Frame, object, int]], Block | None]] = {}
         """What of them is in CPU RAM, and what is left of a block that went in part."""
 
@@ -113,7 +115,10 @@ class Playback(ForwardPlayback):
         taken_at_once: list[tuple[tuple[Parameter, int], Block]] | None,
     ) -> None:
         """These passes' gradients are to come."""
-        self.uses = count_uses(self.tape, passes)
+        counted = self.counted.get(id(passes))
+        if counted is None:
+            counted = self.counted[id(passes)] = count_uses(self.tape, passes)
+        self.uses = counted.copy()
         self.finished = taken_at_once
         self.waiting: dict[tuple[Parameter, int], Block] = {}
 

@@ -5,11 +5,12 @@ segment begins, so between two acts of an engine there is one number to look at.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.segments import Segment
-from memplan.graph.tensors import Storage
+from memplan.graph.tensors import Parameter, Storage
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
@@ -83,7 +84,8 @@ class Spots:
         last = each.profile.end
         earlier = last.earlier_bytes - each.released_bytes
         end = self._add(each, replace(last, earlier_bytes=earlier))
-        return PassSpots(start=start, stretches=stretches, end=end)
+        gradients = [_handed_over(each.segment, interval) for interval in each.intervals]
+        return PassSpots(start=start, stretches=stretches, end=end, gradients=gradients)
 
     @cached_property
     def acts(self) -> tuple[object, ...]:
@@ -140,6 +142,9 @@ def _line(each: Pass | None, level: Level | Height) -> tuple[int, int, int]:
 Stretch = tuple[Spot, Spot, Acts]
 """Its highest level, the one at its end, and what is done there."""
 StopsBySegment = Mapping[int, Stops | None]
+HandedOver = tuple[Parameter, bool, int | None]
+"""A weight whose gradient is handed over, whether each repetition has its own, and the gradient's bytes; None:
+one that waits has taken it up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +156,16 @@ class PassSpots:
     """For each interval of a backward pass; one list for a forward pass."""
     end: Spot | None
     """After the last repetition of a backward pass, which may let more go than others do."""
+    gradients: "list[HandedOver | None]" = field(default_factory=list)
+    """What ends each interval of a backward pass."""
+
+
+def _handed_over(segment: Segment, interval: Interval) -> HandedOver | None:
+    parameter, made = interval.parameter, interval.gradient
+    if parameter is None:
+        return None
+    size = made.num_bytes if isinstance(made, GradientBuffer) else None
+    return parameter, parameter in segment.parameters, size
 
 
 def _whole_intervals(each: BackwardPass) -> list[list[Piece]]:

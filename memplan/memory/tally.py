@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
-from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
 from memplan.memory.spots import PassSpots, Spot, Spots
@@ -490,26 +489,24 @@ class TallyPlayback:
         if is_noted:
             ledger.stand(own.start, repetition)
         engine.before_backward(segment, copy)
-        for interval, pieces in zip(each.intervals, own.stretches, strict=True):
+        for handed, pieces in zip(own.gradients, own.stretches, strict=True):
             if is_noted:
                 for peak, end, acts in pieces:
                     ledger.rise(peak, end, repetition)
                     if acts:
                         engine.reach(segment, copy, acts)
-            parameter = interval.parameter
-            if parameter is not None:
-                is_own = parameter in segment.parameters
-                self._gradient((parameter, copy if is_own else 0), interval)
+            if handed is not None:
+                parameter, is_own, num_bytes = handed
+                self._gradient((parameter, copy if is_own else 0), num_bytes)
         if own.end is not None and repetition == each.repeats - 1:
             ledger.stand(own.end, repetition)
         engine.after_backward(segment, copy)
 
-    def _gradient(self, weight: tuple[Parameter, int], interval: Interval) -> None:
+    def _gradient(self, weight: tuple[Parameter, int], num_bytes: int | None) -> None:
         """Hand a gradient over once autograd has added all of it up (``Playback._gradient``)."""
-        ledger, made = self.ledger, interval.gradient
-        block: Block | None = None
-        if isinstance(made, GradientBuffer):
-            block = ledger.allocate(made.num_bytes, 0, ComponentKind.GRADIENTS, weight)
+        ledger, block = self.ledger, None
+        if num_bytes is not None:
+            block = ledger.allocate(num_bytes, 0, ComponentKind.GRADIENTS, weight)
         uses = self.uses.get(weight[0])
         if uses is not None:
             left, present = self.waiting.pop(weight, (uses, None))

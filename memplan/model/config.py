@@ -117,6 +117,11 @@ class ConfigReader:
             )
         )
 
+    def _note_decided(self, key: str, value: object) -> None:
+        """Note what a class decides without a number in its defaults, where that makes another model."""
+        if key in _DECIDED:
+            self._note_default(key, value)
+
     def has(self, key: str) -> bool:
         """Whether the config itself (not the class) gives the key a value."""
         return any(self.config.get(name) is not None for name in self._ask(key))
@@ -147,6 +152,7 @@ class ConfigReader:
             return value
         if default is None:
             raise self.fail(keys[0], "is missing and the model's class has no default for it")
+        self._note_decided(keys[0], default)
         return default
 
     def layers(self, *keys: str, default: int | None = None) -> int:
@@ -170,6 +176,8 @@ class ConfigReader:
     def flag(self, *keys: str, default: bool = False) -> bool:
         """A true-or-false value."""
         value = self.raw(*keys)
+        if keys[0] in _DECIDED and not self.has(keys[0]):
+            self._note_decided(keys[0], default if value is None else value)
         if value is None:
             return default
         if isinstance(value, bool):
@@ -257,6 +265,10 @@ class ConfigReader:
         if value % divisor:
             raise self.fail(key, f"{value} is not divisible by {by_key} ({divisor})")
         return value // divisor
+
+
+_DECIDED = frozenset({"num_key_value_heads", "tie_word_embeddings"})
+"""Keys that published configs leave out, and whose classes then go by another key or by none."""
 
 
 def _is_size(value: object) -> bool:

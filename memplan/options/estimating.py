@@ -102,15 +102,13 @@ def _setups(asked: Asked, *, alone: bool) -> "tuple[list[TrainingSetup], BaseSet
     if alone and len(engines) > 1:
         msg = "--engine: names several, and one setup has one: a sweep takes several"
         raise UsageError(msg)
+    files = ("preset", "training_args", "deepspeed_config", "accelerate_config")
     bases = {
         each: read_base(
             given,
             named={"engine": each or (zero and "deepspeed"), "precision": words["precision"]},
             setup_file=values["setup"],
-            preset=values["preset"],
-            training_args=values["training_args"],
-            deepspeed_config=values["deepspeed_config"],
-            accelerate_config=values["accelerate_config"],
+            **{name: values[name] for name in files},
         )
         for each in engines
     }

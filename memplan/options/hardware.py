@@ -24,7 +24,7 @@ def chosen_gpus(
 
     Names may be joined by commas. ``remark`` is given what should be said of them.
     """
-    from memplan.sources.gpus import load_gpu, load_gpus
+    from memplan.sources.gpus import load_gpus
 
     parts = gpu_names(names)
     chosen = [
@@ -46,20 +46,30 @@ def chosen_gpus(
         for text in (*parts, memory):
             if isinstance(text, str) and (note := decimal_note(text)):
                 remark(note)
-    usual = [load_gpu(name) for name in DEFAULT_GPUS] if not chosen else []
+    return chosen or _usual(attention, setup, remark)
+
+
+def _usual(
+    attention: str, setup: "TrainingSetup | None", remark: "Callable[[str], None]"
+) -> "list[GpuSpec]":
+    """Of the usual cards those that run it.
+
+    Raises ``UsageError`` where none does.
+    """
+    from memplan.sources.gpus import load_gpu
+
+    usual = [load_gpu(name) for name in DEFAULT_GPUS]
     reasons = {each.gpu_id: _unfit(each, attention, setup) for each in usual}
-    if usual and all(reasons.values()):
+    if all(reasons.values()):
         from memplan.errors import UsageError
 
         told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         msg = f"no usual GPU runs this; name one with --gpu, such as b200 ({told})"
         raise UsageError(msg)
-    for each in usual:
-        if reason := reasons[each.gpu_id]:
-            remark(f"{each.gpu_id} is left out: {reason}")
-        else:
-            chosen.append(each)
-    return chosen
+    for name, reason in reasons.items():
+        if reason:
+            remark(f"{name} is left out: {reason}")
+    return [each for each in usual if not reasons[each.gpu_id]]
 
 
 HOPPER = (9, 0)

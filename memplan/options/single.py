@@ -23,20 +23,13 @@ def with_engine(
     """
     from dataclasses import replace
 
-    from memplan.errors import UsageError
-    from memplan.search.ranges import parse_range
-    from memplan.training.choices import FsdpStrategy, Offload
+    from memplan.training.choices import FsdpStrategy
     from memplan.training.coercion import coerce_enum
-    from memplan.training.precision import Engine, Precision, engines_with
+    from memplan.training.precision import Engine
 
     changes: dict[str, Any] = {}
     if zero is not None:
-        stages = parse_range(zero, option="--zero")
-        if len(stages) != 1:
-            msg = f"--zero: {zero!r} names {len(stages)} stages, and one setup takes one"
-            raise UsageError(msg)
-        changes["zero_stage"] = stages[0]
-        changes["engine"] = Engine.DEEPSPEED
+        changes |= {"zero_stage": _one_stage(zero), "engine": Engine.DEEPSPEED}
     if engine is not None:
         changes["engine"] = coerce_enum("engine", engine, Engine)
     if fsdp_strategy is not None:
@@ -44,23 +37,59 @@ def with_engine(
         if base.engine is None:
             changes.setdefault("engine", Engine.FSDP)
     if precision is not None:
-        chosen = changes["precision"] = coerce_enum("precision", precision, Precision)
-        engines = engines_with(chosen)
-        if "engine" not in changes and base.chosen_engine not in engines:
-            changes["engine"] = min(engines, key=lambda each: each.value)
+        changes |= _with_precision(base, precision, changes)
+    return replace(base, **_with_places(base, changes, offload, offload_param))
+
+
+def _one_stage(zero: str) -> int:
+    """The stage that is named. Raises ``UsageError`` for several."""
+    from memplan.errors import UsageError
+    from memplan.search.ranges import parse_range
+
+    stages = parse_range(zero, option="--zero")
+    if len(stages) != 1:
+        msg = f"--zero: {zero!r} names {len(stages)} stages, and one setup takes one"
+        raise UsageError(msg)
+    return stages[0]
+
+
+def _with_precision(
+    base: "TrainingSetup", precision: str, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """The precision, and an engine that has it where none is named."""
+    from memplan.training.coercion import coerce_enum
+    from memplan.training.precision import Precision, engines_with
+
+    chosen = coerce_enum("precision", precision, Precision)
+    engines = engines_with(chosen)
+    if "engine" in changes or base.chosen_engine in engines:
+        return {"precision": chosen}
+    return {"precision": chosen, "engine": min(engines, key=lambda each: each.value)}
+
+
+def _with_places(
+    base: "TrainingSetup",
+    changes: dict[str, Any],
+    offload: str | None,
+    offload_param: str | None,
+) -> dict[str, Any]:
+    """The changes with where the optimizer and the parameters are; both, where an engine has no one alone."""
+    from memplan.training.choices import Offload
+    from memplan.training.coercion import coerce_enum
+    from memplan.training.precision import Engine
+
+    found = dict(changes)
     if offload is not None:
         place = coerce_enum("offload", offload, Offload)
-        changes["offload_optimizer"] = place
+        found["offload_optimizer"] = place
         if place is not Offload.NONE and base.engine is None:
-            changes.setdefault("engine", Engine.DEEPSPEED)
-        if (
-            changes.get("zero_stage") == 3
-            or changes.get("engine", base.chosen_engine) is not Engine.DEEPSPEED
-        ):
-            changes["offload_param"] = place
+            found.setdefault("engine", Engine.DEEPSPEED)
+        engine = found.get("engine", base.chosen_engine)
+        if found.get("zero_stage") == 3 or engine is not Engine.DEEPSPEED:
+            found["offload_param"] = place
     if offload_param is not None:
-        changes["offload_param"] = coerce_enum("offload_param", offload_param, Offload)
-    return replace(base, **changes)
+        found["offload_param"] = coerce_enum("offload_param", offload_param, Offload)
+    return found
 
 
 def check_target_length(model: "ModelSpec", target_seq_len: int | None) -> None:

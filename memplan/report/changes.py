@@ -176,6 +176,18 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     >>> describe_change(one, TrainingSetup(num_gpus=8, micro_batch_size=2, checkpointing="full"))
     'micro-batch 4 -> 2 and checkpointing'
     """
+    parts = [
+        *_other_training(before, after),
+        *_other_split(before, after),
+        *_other_machine(before, after),
+    ]
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _other_training(before: TrainingSetup, after: TrainingSetup) -> list[str]:
+    """What is trained otherwise on each GPU."""
     parts = []
     if before.micro_batch_size != after.micro_batch_size:
         parts.append(f"micro-batch {before.micro_batch_size} -> {after.micro_batch_size}")
@@ -191,6 +203,12 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
         parts.append(f"a base in {after.quantize}")
     if before.optimizer is not after.optimizer:
         parts.append(f"optimizer {after.optimizer.value}")
+    return parts
+
+
+def _other_split(before: TrainingSetup, after: TrainingSetup) -> list[str]:
+    """The engine, and over how many GPUs it splits what."""
+    parts = []
     if engine_label(before) != engine_label(after) and engine_label(after) != ONE_GPU:
         parts.append(engine_label(after))
     parts += [
@@ -206,6 +224,12 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     same_stage = before.zero_stage is after.zero_stage
     if same_stage and loads_under_zero_init(after) and not loads_under_zero_init(before):
         parts.append("zero.Init")
+    return parts
+
+
+def _other_machine(before: TrainingSetup, after: TrainingSetup) -> list[str]:
+    """Where things lie, on how many GPUs, and in which formats."""
+    parts = []
     if offload_label(before) != offload_label(after):
         parts.append(offload_label(after) or "no offloading")
     if before.num_gpus != after.num_gpus:
@@ -217,9 +241,7 @@ def describe_change(before: TrainingSetup, after: TrainingSetup) -> str:
     follows = before.adapter != after.adapter and after.chosen_precision is usual
     if not follows and after.chosen_precision is not carried:
         parts.append(f"precision {after.chosen_precision.value}")
-    if len(parts) < 2:
-        return "".join(parts)
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return parts
 
 
 def _shards_optimizer(setup: TrainingSetup) -> bool:
@@ -269,7 +291,23 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         for name, value in dict(after.engine_options).items()
         if name not in kept or kept[name] != value
     ]
-    found: dict[str, tuple[object, object]] = {
+    found = _both_values(before, after, is_moved=moved, has_options=bool(options))
+    changed = [
+        f"{name} {new}" for name, (old, new) in found.items() if old != new and new is not None
+    ]
+    flags = [
+        f"--{name.replace('_', '-')}"
+        for name in ("sequence_parallel", "loss_parallel")
+        if getattr(after, name) and not getattr(before, name)
+    ]
+    return changed + flags + options
+
+
+def _both_values(
+    before: TrainingSetup, after: TrainingSetup, *, is_moved: bool, has_options: bool
+) -> dict[str, tuple[object, object]]:
+    """What an option was and is."""
+    return {
         "--gpus": (before.num_gpus, after.num_gpus),
         "--nodes": (before.nodes, after.nodes),
         "--batch-size": (before.micro_batch_size, after.micro_batch_size),
@@ -278,10 +316,10 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         ),
         "--engine": (before.chosen_engine.value, after.chosen_engine.value),
         # No other engine's row is to stand beside it that does not have the option.
-        "--zero": (None if options else _stage(before), _stage(after)),
+        "--zero": (None if has_options else _stage(before), _stage(after)),
         "--fsdp-strategy": (_strategy(before), _strategy(after)),
-        "--offload": _place(before.offload_optimizer, after.offload_optimizer, moved=moved),
-        "--offload-param": _place(before.offload_param, after.offload_param, moved=moved),
+        "--offload": _place(before.offload_optimizer, after.offload_optimizer, moved=is_moved),
+        "--offload-param": _place(before.offload_param, after.offload_param, moved=is_moved),
         "--offload-activations": (
             before.offload_activations.value, after.offload_activations.value
         ),
@@ -299,15 +337,6 @@ def _flags(before: TrainingSetup, after: TrainingSetup) -> list[str]:
         "--precision": (before.chosen_precision.value, after.chosen_precision.value),
         "--allocator": (before.allocator.value, after.allocator.value),
     }  # fmt: skip
-    changed = [
-        f"{name} {new}" for name, (old, new) in found.items() if old != new and new is not None
-    ]
-    flags = [
-        f"--{name.replace('_', '-')}"
-        for name in ("sequence_parallel", "loss_parallel")
-        if getattr(after, name) and not getattr(before, name)
-    ]
-    return changed + flags + options
 
 
 def _preset(setup: TrainingSetup) -> str | None:

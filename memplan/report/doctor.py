@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
+from memplan.report.machine_words import package_effect, setting_effect
 from memplan.report.rows import json_text
 from memplan.units import GIB
 
@@ -56,11 +57,18 @@ def _sections(found: Examination) -> dict[str, list[tuple[str, ...]]]:
     return {
         "Machine": _host_rows(found.host),
         "Packages": [
-            (each.name, each.version or "not here", each.effect) for each in found.packages
+            (each.name, each.version or "not here", package_effect(each)) for each in found.packages
         ],
-        "Environment": [(name, text) for name, text in found.settings.items()],
+        "Environment": _setting_rows(found.settings),
         f"What fits here, on {found.judged}": _fit_rows(found.fits),
     }
+
+
+def _setting_rows(settings: Mapping[str, str]) -> list[tuple[str, ...]]:
+    return [
+        (name, f"{value or '(empty)'}: {setting_effect(name, value)}")
+        for name, value in settings.items()
+    ]
 
 
 def _fit_rows(fits: Mapping[str, Mapping[str, str]]) -> list[tuple[str, ...]]:

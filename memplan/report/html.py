@@ -29,7 +29,7 @@ from memplan.report.flops import TERA, flops_footnotes
 from memplan.report.html_page import PAGE, STYLE, VERDICT_CLASSES, VERDICT_MARKS
 from memplan.report.html_tables import scroll_area, table
 from memplan.report.palette import variables
-from memplan.report.pictures.bars import phases_picture
+from memplan.report.pictures.bars import phases_picture, ranks_picture
 from memplan.report.pictures.steps import step_picture
 from memplan.report.step_layout import gib
 from memplan.search.advice import advise
@@ -107,12 +107,12 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _pipeline(found: Estimate) -> str:
-    """The ranks of a pipeline; nothing where there is none."""
+    """The ranks of a pipeline, drawn and as a table; nothing where there is none."""
     if found.setup.pipeline is None:
         return ""
     from memplan.report.html_stages import stage_table  # only for pipelines
 
-    return _section("The pipeline", stage_table(found))
+    return _section("The pipeline", ranks_picture(found)._repr_html_(), stage_table(found))
 
 
 def _head(found: Estimate) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.run_cost import RunCost, TimeQuestion, run_cost
 from memplan.estimator.step_time import StepTime, step_time
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.report.blocks import Column
 
 if TYPE_CHECKING:
@@ -269,11 +269,16 @@ def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[
     """A step's time, tokens and FLOPs per second, utilisation; days and cost where they are asked for."""
     found = [timed(each, question) for each in answers]
     times = [each.time for each in found]
+    is_spread = any(each.setup.num_gpus > 1 for each in answers)
     columns = [
         _column(header, [None if each is None else words(each) for each in times])
         for header, words in _STEP_COLUMNS.items()
-        if header != ("tokens/s", "in all") or any(each.setup.num_gpus > 1 for each in answers)
+        if header != IN_ALL or is_spread
     ]
+    if not is_spread:  # then one GPU's rate is the only one, and stays
+        columns = [
+            replace(each, gives_way=0) if each.header == ONE_GPUS else each for each in columns
+        ]
     runs = [each.run for each in found]
     if question.has_length:
         columns.append(
@@ -294,6 +299,7 @@ def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[
     return columns
 
 
+ONE_GPUS, IN_ALL = ("tokens/s", "per GPU"), ("tokens/s", "in all")
 _STEP_COLUMNS: Mapping[tuple[str, str], Callable[[StepTime], str]] = {
     ("step", "s"): lambda each: _digits(each.expected_s),
     ("tokens/s", "per GPU"): lambda each: f"{each.tokens_per_s_per_gpu:,.0f}",

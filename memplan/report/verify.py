@@ -93,20 +93,7 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
     """A row for each figure of each run."""
     rows: list[Row] = []
     for run in runs:
-        measured = run.measured
-        about = {
-            "source": run.source or None,
-            "model": measured.model_name,
-            "gpu": measured.gpu,
-            "is_fake": measured.is_fake,
-            "num_gpus": measured.setup.num_gpus,
-            "num_nodes": measured.setup.nodes,
-            "engine": measured.setup.chosen_engine.value,
-            "num_steps": measured.num_steps,
-            "torch": measured.versions.get("torch"),
-            "verdict": run.verdict.value if run.verdict is not None else None,
-            "ended": f"{DIED} in {measured.death.part}" if measured.death else "completed",
-        }
+        measured, about = run.measured, _run_columns(run)
         rows += [
             {
                 **about, "part": each.part or None, "what": each.what,
@@ -132,6 +119,24 @@ def verify_rows(runs: Sequence[Verified]) -> list[Row]:
                 "predicted_high": time.high_s, "measured": real_s, "error": time.expected_s / real_s - 1,
             })  # fmt: skip
     return rows
+
+
+def _run_columns(run: Verified) -> Row:
+    """What every row of a run begins with."""
+    measured = run.measured
+    return {
+        "source": run.source or None,
+        "model": measured.model_name,
+        "gpu": measured.gpu,
+        "is_fake": measured.is_fake,
+        "num_gpus": measured.setup.num_gpus,
+        "num_nodes": measured.setup.nodes,
+        "engine": measured.setup.chosen_engine.value,
+        "num_steps": measured.num_steps,
+        "torch": measured.versions.get("torch"),
+        "verdict": run.verdict.value if run.verdict is not None else None,
+        "ended": f"{DIED} in {measured.death.part}" if measured.death else "completed",
+    }
 
 
 def print_verified(console: "Console", run: Verified) -> None:
@@ -229,14 +234,29 @@ def _cells(figure: Figure) -> list[str]:
 def verified_lines(run: Verified) -> list[str]:
     """What is said below the table."""
     measured = run.measured
-    lines = []
-    params = run.figures[0]
-    if measured.num_params and params.predicted != params.measured:
+    lines = [*_parameter_lines(run), *_card_lines(run)]
+    time, real_s = run.time, measured.step_s
+    if time is not None and real_s is not None:
         lines.append(
-            f"parameters: {params.predicted:,} predicted, {params.measured:,} in the model"
+            f"a step: {seconds_text(time.expected_s)} predicted ({seconds_text(time.low_s)} to "
+            f"{seconds_text(time.high_s)}), {seconds_text(real_s)} measured"
         )
-    elif measured.num_params:
-        lines.append(f"parameters: {params.measured:,}, as predicted")
+    if not measured.is_fake:
+        lines.append(_outcome(run))
+    return lines
+
+
+def _parameter_lines(run: Verified) -> list[str]:
+    measured, params = run.measured, run.figures[0]
+    if measured.num_params and params.predicted != params.measured:
+        return [f"parameters: {params.predicted:,} predicted, {params.measured:,} in the model"]
+    return [f"parameters: {params.measured:,}, as predicted"] if measured.num_params else []
+
+
+def _card_lines(run: Verified) -> list[str]:
+    """What lies beside the allocator's bytes, and whose it is."""
+    measured = run.measured
+    lines = []
     if measured.context_bytes is not None:
         overhead = run.beside_bytes
         has_nccl = (
@@ -262,14 +282,6 @@ def verified_lines(run: Verified) -> list[str]:
         lines.append(
             f"the allocator gave its cache back {measured.num_retries} times for want of memory"
         )
-    time, real_s = run.time, measured.step_s
-    if time is not None and real_s is not None:
-        lines.append(
-            f"a step: {seconds_text(time.expected_s)} predicted ({seconds_text(time.low_s)} to "
-            f"{seconds_text(time.high_s)}), {seconds_text(real_s)} measured"
-        )
-    if not measured.is_fake:
-        lines.append(_outcome(run))
     return lines
 
 

@@ -65,8 +65,9 @@ _DEEPSPEED_LAUNCH_KEYS = (
     "deepspeed_config_file", "zero3_init_flag", "deepspeed_moe_layer_cls_names",
     "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
     "deepspeed_inclusion_filter", "transformer_moe_cls_names",
+    "seq_parallel_communication_data_type",
 )  # fmt: skip
-"""Its other keys."""
+"""Its other keys; the last is DeepSpeed's own, which ``accelerate launch`` hands to nobody."""
 _PARALLEL_KEYS = (
     "dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy",
     "cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation",

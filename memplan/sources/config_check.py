@@ -76,7 +76,7 @@ def default_notes(log: ReadLog, matters: Matters) -> list[str]:
             absent.setdefault(f"{read.path}{read.absent_part}", read.model_type)
         elif matters(read):
             sizes = groups.setdefault((read.path, read.model_type), [])
-            sizes.append(f"{read.key} {read.value}")
+            sizes.append(f"{read.key} {_said(read.value)}")
     notes = []
     for (path, model_type), sizes in groups.items():
         place = f"the config's {path.rstrip('.')}" if path else "the config"
@@ -87,6 +87,11 @@ def default_notes(log: ReadLog, matters: Matters) -> list[str]:
         for path, model_type in absent.items()
     ]
     return notes
+
+
+def _said(value: object) -> object:
+    """A value as a config has it."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def unmodelled_notes(log: ReadLog, *, source: str) -> list[str]:

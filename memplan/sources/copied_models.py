@@ -8,6 +8,7 @@ model, that is the copy's shape. A config of the hub's is better: only owners wh
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 
 from memplan.fast_dataclass import dataclass
 from memplan.sources.registry import BuiltinModel, builtins_holding, find_builtin
@@ -83,6 +84,26 @@ def copy_of(name: str) -> Copy | None:
         model=found, quantization=packed, remark=remark,
         is_owned_by_copier=owner in COPYING_OWNERS or owner == own,
     )  # fmt: skip
+
+
+def model_elsewhere(name: str) -> Copy | None:
+    """The built-in model that a file means by a path of the machine it was written for; None where it is here.
+
+    >>> model_elsewhere("/data/models/Qwen2.5-7B").model.name
+    'qwen2.5-7b'
+    """
+    path = Path(name)
+    if not (name.startswith(("/", "~", ".")) or len(path.parts) > _PARTS_OF_AN_ID):
+        return None
+    try:
+        is_here = path.expanduser().exists()
+    except (OSError, RuntimeError):
+        is_here = False
+    return None if is_here else copy_of(name)
+
+
+_PARTS_OF_AN_ID = 2
+"""An owner and a name."""
 
 
 def _unpacked(name: str) -> tuple[str, Mapping[str, object], bool]:

@@ -28,7 +28,7 @@ from memplan.training.setup_values import (
 
 QUANTIZATION_OPTIONS = (
     "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
-    "quant_bits", "skip_modules", "quant_keeps_inputs",
+    "quant_bits", "skip_modules", "quant_keeps_inputs", "quant_one_by_one",
 )  # fmt: skip
 """Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
 PIPELINE_OPTIONS = ("return_outputs",)

@@ -73,6 +73,10 @@ class Comparison:
         ordered += [float("inf")] * len(self.refused)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
+    def num_within(self, name: str, error: float) -> int:
+        """How many records are at most so far off."""
+        return sum(each <= error for each, _ in self.errors[name])
+
     def worst(self, name: str) -> tuple[float, str]:
         """The largest error, and whose."""
         return max(self.errors[name])

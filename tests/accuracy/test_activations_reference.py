@@ -27,6 +27,12 @@ BARS = {
 """No more than five times what is reached."""
 
 
+LONG_TAIL_EXACT = {
+    "bytes_before": 60, "activations": 70, "peak_backward": 57, "peak_step": 66, "peak": 56,
+}  # fmt: skip
+"""Of 111 records of the long tail, how many are within 0.0001."""
+
+
 def predict(record: dict[str, Any]) -> dict[str, int]:
     """The record's figures, as memplan estimates them."""
     settings = record["settings"]
@@ -101,3 +107,6 @@ def test_the_long_tail(checkout: Path) -> None:
         bar = 0.0075 if name.startswith("peak") and name != "peak_step" else 0.005
         assert comparison.worst(name)[0] <= bar, comparison.worst(name)
     assert comparison.worst("activations")[0] <= 0.005, comparison.worst("activations")
+    # A slip in one class takes one of these away.
+    exact = {name: comparison.num_within(name, 0.0001) for name in BARS}
+    assert all(exact[name] >= least for name, least in LONG_TAIL_EXACT.items()), exact

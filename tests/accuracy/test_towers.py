@@ -12,6 +12,12 @@ from tests.accuracy.comparison import Comparison, read_records
 from tests.accuracy.test_activations_reference import PRECISIONS
 
 FIGURES = ("bytes_before", "activations", "peak_backward", "peak_step", "peak")
+EXACT = 0.0001
+NUM_EXACT = {
+    "towers": (46, 51, 47, 47, 46), "senses": (21, 16, 15, 21, 14), "sounds": (41, 43, 42, 41, 39),
+    "sights": (26, 21, 21, 26, 20), "pictures": (18, 17, 16, 17, 14),
+}  # fmt: skip
+"""Of each file, how many records are within ``EXACT``, by figure: a slip in one class takes one away."""
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:
@@ -43,7 +49,7 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("name", ["towers", "senses", "sounds", "sights", "pictures"])
+@pytest.mark.parametrize("name", NUM_EXACT)
 def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     comparison = Comparison()
     for record in read_records(checkout / "tests" / "data" / f"{name}.jsonl"):
@@ -52,5 +58,6 @@ def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -
         print(f"\n{name}.jsonl: {comparison.table()}")
     assert not comparison.refused
     assert comparison.worst("params")[0] == 0
-    for figure in FIGURES:
+    for figure, num_exact in zip(FIGURES, NUM_EXACT[name], strict=True):
         assert comparison.worst(figure)[0] <= 0.01, (figure, comparison.worst(figure))
+        assert comparison.num_within(figure, EXACT) >= num_exact, figure

@@ -18,7 +18,7 @@ import pytest
 from docs.browser import build
 from tests.browser.chromium import find_browser
 
-pytestmark = [pytest.mark.browser, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 COLUMNS = 96
 CONFIG = {
@@ -26,10 +26,10 @@ CONFIG = {
     "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 32000,
 }  # fmt: skip
 QUESTIONS = (
-    ["estimate", "t5-3b", "--gpus", "8"],
+    ["estimate", "t5-small", "--gpus", "8"],
     ["estimate", "llama-3.1-8b", "--gpu", "h100", "--lora", "16", "--format", "json"],
     ["explain", "gpt2", "--engine", "ddp", "--gpus", "2", "--gpu", "a100"],
-    ["plan", "mistral-7b", "--gpu", "h100", "--gpus", "8"],
+    ["plan", "gpt2", "--gpu", "h100", "--gpus", "8"],
     ["sweep", "gpt2", "--batch-size", "1,2", "--checkpointing", "none,full", "--format", "csv"],
     ["estimate", "config.json", "--gpu", "a100", "--precision", "bf16"],
     ["estimate", "lama-3.1-8b"],
@@ -168,16 +168,26 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
+def pages(tmp_path_factory: pytest.TempPathFactory, checkout: Path) -> Path:
+    """The site as ``make docs`` builds it, where a warning is an error."""
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=checkout, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(pages: Path) -> Path:
+    """The same with what runs in the browser."""
     if shutil.which("npm") is None:
         pytest.skip("no npm: the page's Python comes from its registry")
-    folder = tmp_path_factory.mktemp("site")
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
-        cwd=checkout, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
-    build.main(folder)
-    return folder
+    build.main(pages)
+    return pages
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +219,14 @@ def told(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     return told
 
 
+def test_the_site_has_every_page(pages: Path, checkout: Path) -> None:
+    """That it builds without a warning is what its fixture wants; CI has no other build."""
+    for page in (checkout / "docs").glob("*.md"):
+        name = "index.html" if page.stem == "index" else f"{page.stem}/index.html"
+        assert "<h1" in (pages / name).read_text(encoding="utf-8"), page.name
+
+
+@pytest.mark.browser
 def test_it_answers_as_the_command_line_does(told: Told, tmp_path: Path, checkout: Path) -> None:
     folder = tmp_path / "question"  # the name that a config.json without one is given
     folder.mkdir()
@@ -230,6 +248,7 @@ def test_it_answers_as_the_command_line_does(told: Told, tmp_path: Path, checkou
     assert "no hub client here" in told.answer["answers"][-1]["err"]
 
 
+@pytest.mark.browser
 def test_the_link_holds_the_question(told: Told) -> None:
     seen = told.answer["seen"]
     assert seen["line"] == "memplan estimate gpt2 --gpu h100"
@@ -241,6 +260,7 @@ def test_the_link_holds_the_question(told: Told) -> None:
     assert seen["report"] > 10_000
 
 
+@pytest.mark.browser
 def test_it_fits_a_phone(told: Told) -> None:
     seen = told.answer["seen"]
     assert seen["width"] == 390
@@ -248,11 +268,13 @@ def test_it_fits_a_phone(told: Told) -> None:
     assert seen["outside"] == []
 
 
+@pytest.mark.browser
 def test_nothing_is_sent_away(told: Told) -> None:
     assert all(each.startswith("GET /") and "?" not in each for each in told.requests)
     assert [each for each in told.answer["fetched"] if "//127.0.0.1:" not in each] == []
 
 
+@pytest.mark.browser
 def test_a_config_is_dropped_on_it(told: Told) -> None:
     seen = told.answer["seen"]
     assert seen["dropped"].startswith("memplan estimate config.json")
@@ -260,12 +282,14 @@ def test_a_config_is_dropped_on_it(told: Told) -> None:
     assert "fits" in seen["droppedAnswer"]
 
 
+@pytest.mark.browser
 def test_the_second_time_it_needs_no_network(told: Told) -> None:
     seen = told.answer["seen"]
     assert seen["offline"] == "kept"
     assert seen["second"] == "Estimate", "Python came up without a network"
 
 
+@pytest.mark.browser
 def test_the_first_answer_is_there_beforehand(told: Told, site: Path) -> None:
     seen = told.answer["seen"]
     assert "t5-3b (seq2seq-lm)" in seen["first"]

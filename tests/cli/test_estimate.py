@@ -160,7 +160,7 @@ def test_a_row_that_cards_share_names_neither_precision_nor_kernel(
 
 
 def test_rows_that_cards_do_not_share_are_named_by_the_card(run: Run) -> None:
-    shown = run("estimate", "llama-3.1-70b", "--gpus", "2", "--gpu", "t4,h100").stdout
+    shown = run("estimate", "llama-3.2-1b", "--gpus", "2", "--gpu", "t4,h100").stdout
     assert " DDP, T4 " in shown
     assert " DDP, H100-80 " in shown
     assert "attention sdpa (math or cudnn)" in " ".join(shown.split())
@@ -168,7 +168,9 @@ def test_rows_that_cards_do_not_share_are_named_by_the_card(run: Run) -> None:
 
 def test_what_was_assumed_of_the_model_has_a_line_of_its_own(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text('{"model_type": "bloom", "n_layer": 2, "n_head": 8, "vocab_size": 512}')
+    file.write_text(
+        '{"model_type": "bloom", "n_layer": 2, "n_head": 8, "vocab_size": 512, "tie_word_embeddings": true}'
+    )
     said = "hidden_size 64: not in the config, BloomConfig's default"
     assert f"Model: {said}" in run("estimate", str(file)).stdout
     assert f"Assumed: {said}" in run("estimate", str(file), "--assumptions").stdout.splitlines()

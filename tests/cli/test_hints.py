@@ -45,7 +45,7 @@ GIB = 2**30
 
 def jobs() -> Iterator[list[str]]:
     """Command lines, always the same ones."""
-    chance = random.Random(8)
+    chance = random.Random(52)
     while True:
         job = [chance.choice(MODELS), "--gpu", chance.choice(GPUS), *chance.choice(ENGINES)]
         for option, values in CHOICES.items():

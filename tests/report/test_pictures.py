@@ -261,8 +261,8 @@ def test_the_site_has_one_of_each_kind(checkout: Path, monkeypatch: pytest.Monke
     import site_hooks  # type: ignore[import-not-found]
 
     page = (checkout / "docs" / "python.md").read_text(encoding="utf-8")
-    assert (
-        set(re.findall(r"\{% picture: (\w+) %\}", page)) == set(site_hooks.PICTURES) == set(KINDS)
-    )
-    html = site_hooks.on_page_content("<p>{% picture: ranks %}</p>")
+    assert set(re.findall(r"pictures/(\w+)\.png", page)) == set(site_hooks.PICTURES) == set(KINDS)
+    html = site_hooks.on_page_content('<p><img alt="a" src="../pictures/ranks.png" /></p>')
     assert html.startswith("<figure")
+    written = {each.stem for each in (checkout / "docs" / "pictures").glob("*.png")}
+    assert written == set(KINDS)

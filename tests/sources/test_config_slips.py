@@ -109,8 +109,11 @@ def test_published_configs_with_a_size_left_out_or_misspelt(reference_dir: Path)
 
 @pytest.mark.reference
 def test_published_configs_are_read_and_complete_ones_say_nothing(reference_dir: Path) -> None:
-    """No config is refused for a key; four in five say every size themselves."""
-    refused, noted, num_read = [], 0, 0
+    """No config is refused for a key; four in five say every size themselves.
+
+    Many leave out whether the output matrix is tied, which their class then decides.
+    """
+    refused, noted, tied, num_read = [], 0, 0, 0
     for line in (reference_dir / "hf_configs.jsonl").read_text().splitlines():
         record = json.loads(line)
         try:
@@ -120,12 +123,40 @@ def test_published_configs_are_read_and_complete_ones_say_nothing(reference_dir:
                 refused.append(f"{record['hf_id']}: {error}")
             continue
         num_read += 1
-        noted += any(DEFAULT in text for text in model.assumptions)
+        said = [each for text in model.assumptions if DEFAULT in text for each in named(text)]
+        noted += any(each != "tie_word_embeddings" for each in said)
+        tied += "tie_word_embeddings" in said
         if record["hf_id"] in COMPLETE:
-            assert not model.assumptions, record["hf_id"]
+            assert {*said} <= {"tie_word_embeddings"}, record["hf_id"]
+            assert len(model.assumptions) == bool(said), record["hf_id"]
     assert refused == []
     assert num_read >= 567
     assert noted <= 0.2 * num_read
+    assert tied > 200
+
+
+def named(text: str) -> list[str]:
+    """The keys that a note of defaults names.
+
+    >>> named("num_layers 2, vocab_size 8: not in the config, LlamaConfig's defaults")
+    ['num_layers', 'vocab_size']
+    """
+    return [each.split()[0] for each in text.partition(DEFAULT)[0].split(", ")]
+
+
+def test_heads_and_tying_that_a_config_leaves_out_are_said() -> None:
+    whole = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100,
+        "max_position_embeddings": 64, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert load_model(whole).assumptions == ()
+    without = {name: whole[name] for name in whole if name != "num_key_value_heads"}
+    (note,) = load_model(without).assumptions
+    assert note == "num_key_value_heads 4: not in the config, LlamaConfig's default"
+    without = {name: whole[name] for name in whole if name != "tie_word_embeddings"}
+    (note,) = load_model(without).assumptions
+    assert note == "tie_word_embeddings false: not in the config, LlamaConfig's default"
 
 
 DEFAULT = ": not in the config"
@@ -149,6 +180,7 @@ LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 5120,
     "num_hidden_layers": 40, "num_attention_heads": 40, "intermediate_size": 13824,
     "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "float16",
+    "num_key_value_heads": 40, "tie_word_embeddings": False,
 }  # fmt: skip
 
 
@@ -183,7 +215,10 @@ def test_another_classs_name_is_said_not_to_be_read() -> None:
 
 
 def test_bloom_without_its_width() -> None:
-    model = load_model({"model_type": "bloom", "n_layer": 30, "n_head": 32, "vocab_size": 250880})
+    model = load_model({
+        "model_type": "bloom", "n_layer": 30, "n_head": 32, "vocab_size": 250880,
+        "tie_word_embeddings": True,
+    })  # fmt: skip
     assert model.assumptions == ("hidden_size 64: not in the config, BloomConfig's default",)
 
 
@@ -191,7 +226,7 @@ def test_nested_configs_alike() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
     config = {
         "model_type": "llava", "text_config": text, "vision_config": CLIP_TOWER, "vision_feature_layer": -2,
-        "vision_feature_select_strategy": "default",
+        "vision_feature_select_strategy": "default", "tie_word_embeddings": False,
     }  # fmt: skip
     (said,) = load_model(config).assumptions
     assert said == "num_hidden_layers 32: not in the config's text_config, LlamaConfig's default"
@@ -248,10 +283,12 @@ def test_refused(changes: dict[str, object], words: str) -> None:
 
 SPEC = """
 model_type: llava
+tie_word_embeddings: false
 vision_feature_layer: -2
 vision_feature_select_strategy: default
 text_config: {model_type: llama, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2,
-  intermediate_size: 128, vocab_size: 99, max_position_embeddings: 64%s}
+  intermediate_size: 128, vocab_size: 99, max_position_embeddings: 64, num_key_value_heads: 4,
+  tie_word_embeddings: false%s}
 vision_config: {model_type: clip_vision_model, hidden_size: 64, image_size: 28, patch_size: 14,
   intermediate_size: 128, num_attention_heads: 4, num_hidden_layers: 2, num_channels: 3}
 """

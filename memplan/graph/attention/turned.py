@@ -1,6 +1,7 @@
 """Linear layers on rows that lie in another order than they are read in (Longformer, FSMT, ProphetNet)."""
 
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.elementwise import add_in_place
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -18,7 +19,7 @@ def turned_linear(
     bias: bool = False,
     role: WeightRole = WeightRole.MATRIX,
 ) -> Tensor:
-    """``torch.nn.Linear`` of more than one sequence: a copy, its product, the bias added apart."""
+    """``torch.nn.Linear`` of more than one sequence: a copy, its product, the bias added to that."""
     if t.options.batch_size == 1:
         return linear(t, x, name, in_features, out_features, bias=bias, role=role)
     return copied_linear(t, x, name, in_features, out_features, bias=bias, role=role)
@@ -50,6 +51,9 @@ def copied_linear(
         t.touch(cast)
     if addend is None:
         return product
+    if not t.decomposed:
+        return add_in_place(t, product, addend)
+    # Of a tensor that only seems to be one, out of place (aten/src/ATen/native/Linear.cpp).
     out = t.tensor(numel, rows.dtype)
     t.record(
         OperationKind.ADD, (product, addend), (out,), gradients=(Gradient.ALIAS, Gradient.SUMMED)

@@ -3,7 +3,7 @@
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import dropout, softmax
+from memplan.graph.operations.elementwise import add_in_place, dropout, softmax
 from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
@@ -15,7 +15,7 @@ from memplan.model.towers.layers import BiasedHeads, LayerBody
 def biased_attention(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow) -> Tensor:
     """``WavLMAttention``: what it returns beside its result lives until the layer returns."""
     name, spec, size = body.names.attention, body.attention, body.size
-    bias = _gated_bias(t, x, body, heads, flow)
+    bias, summed = _gated_bias(t, x, body, heads, flow)
     rows = x.numel // size
     pairs = bias.numel
     addends = _joined_biases(t, name, size)
@@ -38,14 +38,19 @@ def biased_attention(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, fl
     )
     mean = t.tensor(pairs // spec.num_heads, dropped.dtype)
     t.record(OperationKind.MEAN, (dropped,), (mean,), gradients=(Gradient.FRESH,))
-    t.touch(query, key, value, scaled, joined)
-    t.touch(bias)
+    t.touch(query, key, value, scaled, joined, addends[0])
+    t.touch(summed, bias)
     t.linger(mean)
     return result
 
 
-def _gated_bias(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow) -> Tensor:
-    """Two gates for each head and position, out of a small linear layer on its share of ``x``."""
+def _gated_bias(
+    t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: Flow
+) -> tuple[Tensor, Tensor]:
+    """Two gates for each head and position, out of a small linear layer on its share of ``x``.
+
+    Beside the bias what the gates are made of, whose name stays until the function returns.
+    """
     spec = body.attention
     weight, addend = t.parameter(f"{heads.gate}.weight"), t.parameter(f"{heads.gate}.bias")
     small = _across(t, x, weight, t.cast_weight(addend))
@@ -55,22 +60,25 @@ def _gated_bias(t: Tape, x: Tensor, body: LayerBody, heads: BiasedHeads, flow: F
     t.record(OperationKind.SUM, (small,), (summed,), gradients=(Gradient.FRESH,))
     t.touch(small)
     both = t.elementwise(OperationKind.SIGMOID, summed, saves_output=True)
-    t.touch(summed)
     first, second = t.split(both, places, places)
     inner = t.shift(t.mul(second, t.parameter(heads.factor)))
     gate = t.shift(t.mul(first, inner))
     assert flow.distances is not None
     bias = t.mul(gate, flow.distances)
-    t.touch(summed, gate)
-    return bias
+    t.touch(gate)
+    return bias, summed
 
 
 def _across(t: Tape, x: Tensor, weight: Parameter, addend: Tensor) -> Tensor:
-    """A linear layer on what lies across: cast, copied into rows, multiplied, its bias added."""
+    """A linear layer on what lies across: cast, copied into rows, multiplied, its bias added to that."""
+    addend = addend if t.autocast is None else t.cast(addend, t.autocast)
+    t.cast_weight(weight)
     read = x if t.autocast is None else t.cast(x, t.autocast)
     rows = t.contiguous(read)
-    addend = addend if t.autocast is None else t.cast(addend, t.autocast)
-    return t.add(matmul_weight(t, rows, weight), addend)
+    product = matmul_weight(t, rows, weight)
+    if read is not x:
+        t.touch(read)
+    return t.add(product, addend) if t.decomposed else add_in_place(t, product, addend)
 
 
 def _joined_biases(t: Tape, name: str, size: int) -> list[Tensor]:

@@ -11,6 +11,7 @@ from memplan.graph.operations.norms import native_layer_norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
+from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.speech import (
@@ -43,17 +44,43 @@ def _distances(t: Tape, body: DistancesBody, flow: Flow) -> None:
     pairs = flow.length**2
     distances, buckets = t.tensor(pairs, DType.INT64), t.tensor(pairs, DType.INT64)
     t.record(OperationKind.SUB, (), (distances,))
-    temporaries = 3 * allocated_bytes(pairs, DType.INT64) + 2 * allocated_bytes(pairs, DType.FP32)
     t.record(
         OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
-        forward_scratch_bytes=temporaries,
+        forward_scratch_bytes=_bucket_temporaries(pairs),
     )  # fmt: skip
     found = embedding_lookup(t, t.parameter(f"{body.table}.weight"), pairs, buckets)
+    t.touch(distances)
     spread = t.tensor(found.numel * flow.items, found.dtype)
     t.record(OperationKind.REPEAT, (found,), (spread,), gradients=(Gradient.FRESH,))
-    t.touch(distances)
     flow.share(t, spread)
     flow.distances = spread
+
+
+def _bucket_temporaries(pairs: int) -> tuple[int, ...]:
+    """What ``WavLMAttention._relative_positions_bucket`` makes and lets go, line by line (transformers 5.23,
+    modeling_wavlm.py); the fp32 logarithms have a name, and stay until it returns."""
+    whole, full, mark = (
+        allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
+    )
+    made = Temporaries()
+    positive, number = made.take(mark), made.take(whole)
+    made.drop(positive)
+    made.result()
+    made.drop(number)
+    distance, is_small = made.take(whole), made.take(mark)
+    logarithm = made.take(full)
+    for _ in range(4):  # divided, its logarithm, divided, multiplied
+        following = made.take(full)
+        made.drop(logarithm)
+        logarithm = following
+    moved = made.take(full)
+    number = made.take(whole)
+    made.drop(moved)
+    limit, least = made.take(whole), made.take(whole)
+    made.drop(limit, number)
+    made.drop(made.take(whole))
+    made.drop(distance, is_small, logarithm, least)
+    return made.blocks
 
 
 def _weighed(t: Tape, x: Tensor, weights: str, results: list[Tensor]) -> Tensor:

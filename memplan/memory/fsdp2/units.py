@@ -34,8 +34,11 @@ class Unit:
     num_copies: int = 1
     """Equal units: the layers of a run."""
     parameters: list[Parameter] = field(default_factory=list)
+    gathered: list[tuple[Parameter, int, bool]] = field(default_factory=list)
+    """The parameters whole, each a tensor of its own, in the compute format, and whether its shards are of
+    columns: they lie rank by rank first (``foreach_all_gather_copy_out``)."""
     gathered_bytes: int = 0
-    """The parameters whole, each a tensor of its own, in the compute format."""
+    """All of them."""
     all_gather_bytes: int = 0
     """The flat result of the all-gather."""
     copy_in_bytes: int = 0
@@ -258,7 +261,9 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
         unit.shards.append(chunk * kept.num_bytes)
         unit.whole_bytes += whole
         unit.largest_bytes = max(unit.largest_bytes, whole)
-        unit.gathered_bytes += allocated_bytes(chunk * degree, gathered_as)
+        size = allocated_bytes(chunk * degree, gathered_as)
+        unit.gathered_bytes += size
+        unit.gathered.append((parameter, size, bool(cut_dimension(parameter, degree))))
         is_cast = formats.compute_of(parameter) is not kept
         if is_cast or formats.offloaded:
             cast_bytes += chunk * gathered_as.num_bytes

@@ -284,20 +284,15 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             ledger.free(block)
 
     def _copy_out(self, use: UnitUse) -> None:
-        degree = use.unit.degree
-        self.ledger.exchange(ExchangeKind.COPY, 2 * use.unit.gathered_bytes)
+        unit, ledger, copy = use.unit, self.ledger, use.copy
+        ledger.exchange(ExchangeKind.COPY, 2 * unit.gathered_bytes)
         turned = []
-        for parameter in use.unit.parameters:
-            made = self.formats.gathered_of(parameter)
-            size = allocated_bytes(shard_numel(parameter, degree) * degree, made)
-            weight = parameter, use.copy
-            use.gathered.append(self.ledger.allocate(size, 0, _GATHERED, weight))
-            if cut_dimension(parameter, degree):
-                # Shards of columns lie rank by rank first (``foreach_all_gather_copy_out``).
+        for parameter, size, is_turned in unit.gathered:
+            use.gathered.append(ledger.allocate(size, 0, _GATHERED, (parameter, copy)))
+            if is_turned:
                 name = "gathered shards in the ranks' order"
-                turned.append(self.ledger.allocate(size, 0, _BUFFERS, name))
-        for block in reversed(turned):
-            self.ledger.free(block)
+                turned.append(ledger.allocate(size, 0, _BUFFERS, name))
+        ledger.free_all(reversed(turned))
 
     def _drop_kept(self) -> None:
         if self.kept_all_gather is not None:
@@ -319,8 +314,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.kept_all_gather, use.all_gather = use.all_gather, None
 
     def _reshard(self, use: UnitUse) -> None:
-        for block in use.gathered:
-            self.ledger.free(block)
+        self.ledger.free_all(use.gathered)
         use.gathered = []
 
     def _post_forward(self, use: UnitUse) -> None:

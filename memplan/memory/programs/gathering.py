@@ -30,6 +30,8 @@ class PlayedCoordinator(Coordinator):
         super().__init__(settings, numels, [])
         self.ledger = ledger
         self.stream = stream
+        self.hiding = Hiding.AHEAD if stream else Hiding.NONE
+        self.ranks = Ranks(settings.num_ranks)
         self.persistent = persistent
         self.blocks: dict[int, Block] = {}
         self.flat: dict[Handle, Block] = {}
@@ -70,6 +72,8 @@ class PlayedCoordinator(Coordinator):
 
     def leave(self, weights: Sequence[int]) -> None:
         """A module has run."""
+        if not weights:
+            return
         if self.has_trace:
             self.release([weight for weight in weights if weight not in self.persistent])
             return
@@ -151,8 +155,7 @@ class PlayedCoordinator(Coordinator):
 
     def _send(self, num_bytes: int) -> None:
         """An all-gather, and where the shards are on the CPU or on NVMe their way to the GPU first."""
-        hiding = Hiding.AHEAD if self.stream else Hiding.NONE
-        ranks = Ranks(self.settings.num_ranks)
+        hiding, ranks = self.hiding, self.ranks
         if self.settings.offloaded:
             shard = num_bytes // self.settings.num_ranks
             if self.settings.swapped:

@@ -6,7 +6,7 @@ enough to play one: the others are told from it by what is in flight beside them
 for all batches, sizes written as symbols (``memplan.memory.crowds``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -373,3 +373,8 @@ class _Sum(Ledger):
         num_bytes, line = self.blocks[block]
         self.total -= num_bytes
         self.lines[line] -= num_bytes
+
+    def free_all(self, blocks: Iterable[Block]) -> None:
+        """Give them back."""
+        for block in blocks:
+            self.free(block)

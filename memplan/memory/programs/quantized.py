@@ -4,15 +4,18 @@ from collections.abc import Mapping, Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.options import TapeOptions
+from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
+from memplan.model.parameters import WeightRole
 from memplan.training.quantization import Quantization, QuantizedProduct, Upcast
 from memplan.units import ceil_div
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
 _PACKING = "a weight while it is quantized"
+_WARM_UP = "a block as large as the base, before it is loaded"
 
 
 def load_quantized(
@@ -23,31 +26,72 @@ def load_quantized(
 ) -> dict[Weight, Block]:
     """The base, weight by weight; what is left of it cast to fp32; and the adapters, which come last.
 
-    ``places`` are the buffers that stand before each weight, their bytes and words.
+    Unless a loader takes them one by one, a block for all of it is asked for and given back first, so that
+    weights are parts of one segment, and they come in the order of their names (transformers 5.23,
+    modeling_utils.py, ``caching_allocator_warmup``; core_model_loading.py, ``dot_natural_key``). ``places`` are the buffers that stand before each weight, their
+    bytes and words: a weight's scales behind it, what is in no file at the end.
     """
     how = options.quantization
     assert how is not None
+    scales, others = _beside_weights(weights, places, how)
     packed: dict[Weight, Block] = {}
     loaded: dict[Weight, Block] = {}
-    adapters: list[Weight] = []
-    for weight in (*weights, None):
-        for size, words in places.get(weight, ()):
-            ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
-        if weight is None:
-            continue
-        if weight[0].of_adapter:
-            adapters.append(weight)
-        elif weight[0].packed is not None and not how.prequantized:
+    base = [each for each in weights if not each[0].of_adapter]
+    if not how.one_by_one:
+        base.sort(key=_place_in_file)
+        whole = sum(_counted_bytes(weight[0], options) for weight in base)
+        ledger.use(whole, kind=ComponentKind.TEMPORARIES, name=_WARM_UP)
+    for weight in base:
+        if weight[0].packed is not None and not how.prequantized:
             packed[weight] = pack(ledger, weight, how, ComponentKind.PARAMETERS)
         else:
             size = allocated_bytes(weight[0].numel, loaded_dtype(weight[0], options))
             loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+        for size in scales.get(weight, ()):
+            ledger.allocate(size, 0, ComponentKind.BUFFERS, how.scale_words)
+    for size, words in others:
+        ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
     if how.upcast is not Upcast.NONE:
         _upcast(ledger, loaded, options.quantized_from)
-    for weight in adapters:
-        size = weight[0].storage.num_bytes
-        loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
+    for weight in weights:
+        if weight[0].of_adapter:
+            size = weight[0].storage.num_bytes
+            loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
     return packed | loaded
+
+
+def _beside_weights(
+    weights: Sequence[Weight],
+    places: Mapping[Weight | None, Sequence[tuple[int, str]]],
+    how: Quantization,
+) -> tuple[dict[Weight, list[int]], list[tuple[int, str]]]:
+    """The scales of each packed weight, and all other buffers."""
+    scales: dict[Weight, list[int]] = {}
+    others: list[tuple[int, str]] = []
+    owner: Weight | None = None
+    for weight in (*weights, None):
+        for size, words in places.get(weight, ()):
+            if owner is not None and words == how.scale_words:
+                scales.setdefault(owner, []).append(size)
+            else:
+                others.append((size, words))
+        if weight is not None and weight[0].packed is not None:
+            owner = weight
+    return scales, others
+
+
+def _place_in_file(weight: Weight) -> tuple[bool, int, int, str]:
+    """Where it stands: ``lm_head`` first, then segment by segment, a layer's weights by their names."""
+    parameter, copy = weight
+    is_head = parameter.role is WeightRole.OUTPUT
+    return not is_head, parameter.storage.segment, copy, parameter.name.replace(BASE_LAYER, "")
+
+
+def _counted_bytes(parameter: Parameter, options: TapeOptions) -> int:
+    """What ``get_total_byte_count`` takes a weight for: codes as wide as their bits."""
+    if parameter.packed is None:
+        return parameter.numel * loaded_dtype(parameter, options).num_bytes
+    return parameter.storage.num_bytes
 
 
 def loaded_dtype(parameter: Parameter, options: TapeOptions) -> DType:
@@ -68,14 +112,17 @@ def pack(ledger: Ledger, weight: Weight, how: Quantization, purpose: ComponentKi
     assert packed is not None
     kind = ComponentKind.TEMPORARIES
     whole = ledger.allocate(allocated_bytes(packed.numel, packed.loaded), 0, kind, _PACKING)
-    scratch: tuple[int, ...] = ()
+    before, behind = 0, 0
     if how.format.product is QuantizedProduct.BNB_INT8:
-        scratch = (allocated_bytes(packed.numel, DType.FP16),)
+        before = allocated_bytes(packed.numel, DType.FP16)
     elif how.double_quant:
-        scales = allocated_bytes(ceil_div(packed.numel, how.block_size), DType.FP32)
-        scratch = (scales, scales)
+        before = behind = allocated_bytes(ceil_div(packed.numel, how.block_size), DType.FP32)
+    first = ledger.allocate(before, 0, kind, _PACKING) if before else None
     codes = ledger.allocate(weight[0].storage.num_bytes, 0, purpose, weight)
-    ledger.use(*scratch, kind=kind, name=_PACKING)
+    if behind:
+        ledger.use(behind, kind=kind, name=_PACKING)
+    if first is not None:
+        ledger.free(first)
     ledger.free(whole)
     return codes
 

@@ -98,8 +98,7 @@ class DeepSpeedProgram(Program):
 
     def free_all(self, blocks: list[Block]) -> None:
         """Give blocks back, the first one first."""
-        for block in blocks:
-            self.ledger.free(block)
+        self.ledger.free_all(blocks)
         blocks.clear()
 
     def step_masters(self, numels: Sequence[int], *, of: str, first: bool) -> None:

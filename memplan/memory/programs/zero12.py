@@ -145,7 +145,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Into the bucket at once, or beside the others until all are there."""
         settings = self.settings
-        self._make_buckets()
+        if not self.buckets:
+            self._make_buckets()
         if settings.casts:
             cast = self.allocate(settings.element_bytes * weight[0].numel, _GRADIENTS, weight)
             self.ledger.free(block)

@@ -8,8 +8,10 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from memplan.graph.segments import Segment
+from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import Job, rounded
@@ -35,6 +37,7 @@ from memplan.training.kernels import TILED_LOSSES
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
+_FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
 _NORM = "a gradient in fp32, for its norm"
 _OVERFLOW = "flags that look for overflow"
 
@@ -146,12 +149,15 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def _place(self, weight: Weight) -> int:
         """Its position within its segment."""
-        parameter = weight[0]
-        return next(
-            own.positions[parameter]
-            for own in self.job.weights.segments
-            if parameter in own.positions
-        )
+        return self._places[weight[0]]
+
+    @cached_property
+    def _places(self) -> dict[Parameter, int]:
+        """The same of all parameters, each within the first segment that has it."""
+        found: dict[Parameter, int] = {}
+        for own in reversed(self.job.weights.segments):
+            found.update(own.positions)
+        return found
 
     def _cut(self, weight: Weight, whole: Block, shards: dict[Weight, Block]) -> None:
         self.coordinator.cut_second(self.number(weight))
@@ -214,26 +220,31 @@ class ShardedParametersProgram(DeepSpeedProgram):
         """Fetch and release, in the order of the hooks."""
         modules = self._modules(segment, repetition)
         for act, number in acts:
-            if act == Act.HAND_OVER:
+            if act is _HAND_OVER:
                 for index in sorted(self.delayed):
                     self._take(index, self.delayed.pop(index))
+            elif not self.gathers:
                 continue
-            if not self.gathers:
-                continue
-            members = modules[number]
-            if act == Act.FETCH:
-                self.coordinator.visit(members)
-            elif act == Act.DETACH:
-                self.coordinator.detach(members)
-            elif self.in_backward and not _has_gradient(segment):
-                self.unreleased.update(dict.fromkeys(members))
-            else:
-                self.coordinator.leave(members)
-            if act == Act.RELEASE and self.in_backward:
-                # A frozen weight has no gradient that says when its product is through.
-                for each in members:
-                    if not self.job.sizes.trainable[each]:
-                        self.coordinator.free_detached(each)
+            elif act is _FETCH:
+                self.coordinator.visit(modules[number])
+            elif act is _DETACH:
+                self.coordinator.detach(modules[number])
+            elif modules[number]:
+                self._release(segment, modules[number])
+
+    def _release(self, segment: Segment, members: list[int]) -> None:
+        """A module has run."""
+        if not self.in_backward:
+            self.coordinator.leave(members)
+            return
+        if _has_gradient(segment):
+            self.coordinator.leave(members)
+        else:
+            self.unreleased.update(dict.fromkeys(members))
+        # A frozen weight has no gradient that says when its product is through.
+        for each in members:
+            if not self.job.sizes.trainable[each]:
+                self.coordinator.free_detached(each)
 
     def _modules(self, segment: Segment, repetition: int) -> list[list[int]]:
         """What each module needs."""
@@ -399,7 +410,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[list[int]]:
         modules = self._modules(segment, repetition)
-        return [modules[number] for act, number in acts if act == Act.FETCH]
+        return [modules[number] for act, number in acts if act is _FETCH]
 
     # -- the update ------------------------------------------------------------------------------
 

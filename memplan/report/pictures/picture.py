@@ -151,7 +151,9 @@ def _moved(shape: Shape, down: float) -> Shape:
             return replace(shape, y=shape.y + down)
 
 
-def page(pictures: Sequence[Picture], *, title: str, lines: Sequence[str] = ()) -> str:
+def page(
+    pictures: Sequence[Picture], *, title: str, lines: Sequence[str] = (), below: str = ""
+) -> str:
     """A page of pictures with the words before them: one file that asks the network for nothing."""
     head = f"<header><h1>{escape(title)}</h1>" + "".join(f"<p>{escape(each)}</p>" for each in lines)
     sections = "".join(
@@ -160,5 +162,5 @@ def page(pictures: Sequence[Picture], *, title: str, lines: Sequence[str] = ()) 
     )
     style = STYLE.substitute(light=variables(scheme=0), dark=variables(scheme=1))
     return PAGE.substitute(
-        title=escape(title), style=style, head=f"{head}</header>", sections=sections
+        title=escape(title), style=style, head=f"{head}</header>", sections=sections + below
     )

@@ -1,7 +1,7 @@
 """axolotl's YAML (0.19): what ``axolotl train FILE`` reads."""
 
 from memplan.model.spec import ModelSpec
-from memplan.sources.emitters.emitted import Emitted
+from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.trainer_values import (
     ATTENTION,
     adapter_of,
@@ -42,6 +42,7 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
         **_adapter(setup),
         **without(arguments, *_OWN),
     }  # fmt: skip
+    _say_fsdp(values)
     if setup.seq_len is not None:
         values["sequence_len"] = setup.seq_len
     if setup.packing is Packing.DOCUMENTS:
@@ -51,7 +52,26 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
     kernel = ATTENTION.get(setup.chosen_kernels.attention)
     if setup.attention is not None and kernel is not None:
         values["attn_implementation"] = kernel
+    if setup.packing is not Packing.NONE and kernel not in _VARIABLE:
+        msg = (
+            "axolotl puts sequences side by side under attention of variable length alone: say "
+            "`attention='flash'`"
+        )
+        raise refuse(msg)
     return Emitted(values=values, setup=setup, notes=(launch_words(setup, "axolotl train FILE"),))
+
+
+_VARIABLE = ("flash_attention_2", "flash_attention_3")
+"""Attention that takes sequences side by side (``utils/schemas/validation.py``)."""
+
+
+def _say_fsdp(values: dict[str, object]) -> None:
+    """Say the Trainer's ``fsdp`` and its version in axolotl's words: the section alone switches it on."""
+    values.pop("fsdp", None)
+    config = values.get("fsdp_config")
+    if isinstance(config, dict) and "version" in config:
+        values["fsdp_config"] = {name: config[name] for name in config if name != "version"}
+        values["fsdp_version"] = config["version"]
 
 
 def _adapter(setup: TrainingSetup) -> dict[str, object]:

@@ -1,5 +1,7 @@
 """torchtune's YAML (0.6.1): what ``tune run RECIPE --config FILE`` reads."""
 
+import re
+
 from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.trainer_values import adapter_of, four_bits
@@ -78,8 +80,9 @@ def _model(setup: TrainingSetup, model: ModelSpec) -> dict[str, object]:
     if builder is None:
         msg = f"torchtune has no builder of {model.name}"
         raise refuse(msg)
-    family = builder.partition("_")[0]
-    values: dict[str, object] = {"_component_": f"torchtune.models.{family}.{start}{builder}"}
+    values: dict[str, object] = {
+        "_component_": f"torchtune.models.{_family(builder)}.{start}{builder}"
+    }
     if adapter is None:
         return values
     named = adapter.targets if isinstance(adapter.targets, tuple) else (*_ATTENTION, *_MLP)
@@ -93,6 +96,23 @@ def _model(setup: TrainingSetup, model: ModelSpec) -> dict[str, object]:
         "lora_dropout": adapter.dropout,
         "use_dora": adapter.dora,
     }
+
+
+def _family(builder: str) -> str:
+    """The package that a builder is of: its name without the size.
+
+    >>> _family("llama3_2_1b"), _family("qwen2_5_0_5b"), _family("qwen2_0_5b"), _family("phi3_mini")
+    ('llama3_2', 'qwen2_5', 'qwen2', 'phi3')
+    """
+    match = re.match(_PACKAGES, builder)
+    assert match is not None, builder
+    return match[0]
+
+
+_PACKAGES = re.compile(
+    r"code_llama2|llama3_2_vision|llama3_[123](?=_\d)|llama[234]|mistral|gemma2?|phi[34]|qwen2_5(?=_\d)|qwen[23]"
+)
+"""Packages of ``torchtune.models``."""
 
 
 def _checkpointing(setup: TrainingSetup) -> bool:

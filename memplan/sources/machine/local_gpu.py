@@ -111,7 +111,7 @@ def _none_message(here: CardsHere) -> str:
         msg = f"the cards of this machine cannot be read: {here.trouble}"
     else:
         msg = "this machine has no GPU that NVML, nvidia-smi, amd-smi or rocm-smi tells of"
-    return f"{msg}; name a card instead, such as --gpu h100 (`memplan gpus` lists them)"
+    return f"{msg}; name a card instead, such as `gpu='h100'` (`memplan gpus` lists them)"
 
 
 def taken_note(gpu: GpuSpec) -> str:

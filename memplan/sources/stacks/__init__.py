@@ -129,6 +129,7 @@ def _read(
     found.left_out += leftovers.left_out
     found.notes += leftovers.notes
     found.notes += preset.said(beside, keys.taken)
+    _find_model(found)
     from memplan.sources.job_models import looked_up
 
     setup = looked_up(make_setup(found, beside, source=source, folder=folder))
@@ -136,6 +137,18 @@ def _read(
         setup=setup, model=found.model, notes=tuple(dict.fromkeys(found.notes)),
         is_launched=bool(found.arguments),
     )  # fmt: skip
+
+
+def _find_model(found: Found) -> None:
+    """Put a built-in model in the place of a path that is none here."""
+    from memplan.sources.copied_models import model_elsewhere
+
+    copy = model_elsewhere(found.model) if isinstance(found.model, str) else None
+    if copy is not None:
+        found.notes.append(f"no such path here: {copy.remark}")
+        found.model = (
+            {"name": copy.model.name, **copy.config()} if copy.quantization else copy.model.name
+        )
 
 
 def _options(value: object) -> dict[str, object]:

@@ -229,7 +229,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         return
     linear = keys.flag("lora_target_linear")
     names = keys.take("lora_target_modules")
-    found.fields["adapter"] = lora(
+    adapter = lora(
         rank=keys.count("lora_r") or 8,
         alpha=keys.number("lora_alpha"),
         dropout=keys.number("lora_dropout"),
@@ -241,6 +241,12 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         layers=_layers(keys),
         dtype="bf16" if keys.take("peft_autocast_adapter_dtype") is False else "fp32",
     )
+    if keys.has("lora_target_parameters") and not (linear or names):
+        settings = adapter["lora"]
+        assert isinstance(settings, dict)
+        # An empty list, which is not left to peft's own targets (loaders/adapter.py).
+        settings["targets"] = ()
+    found.fields["adapter"] = adapter
 
 
 def _targets(keys: Keys, names: object) -> tuple[str, ...] | str | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import litgpt_config, litgpt_model
+from memplan.sources.stacks.models import litgpt_config, litgpt_model, model_type
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
@@ -26,9 +26,13 @@ _PRECISIONS = {
 """Without FSDP, and under it."""
 _QUANTIZED = {"nf4": "nf4", "nf4-dq": "nf4", "fp4": "fp4", "fp4-dq": "fp4", "int8-training": "int8"}
 _TARGETS = (
-    ("lora_query", ("q_proj",)), ("lora_key", ("k_proj",)), ("lora_value", ("v_proj",)),
-    ("lora_projection", ("o_proj", "dense")),
-    ("lora_mlp", ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")), ("lora_head", ("lm_head",)),
+    ("lora_query", ("q_proj", "query_key_value")), ("lora_key", ("k_proj", "query_key_value")),
+    ("lora_value", ("v_proj", "query_key_value")), ("lora_projection", ("o_proj", "dense")),
+    (
+        "lora_mlp",
+        ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "dense_h_to_4h", "dense_4h_to_h"),
+    ),
+    ("lora_head", ("lm_head",)),
 )  # fmt: skip
 """As classes of several families call them: each has some of a switch's names."""
 
@@ -140,6 +144,7 @@ def _read_quantization(keys: Keys, found: Found) -> bool:
     if kind is None:
         keys.refuse("quantize", f"{word!r:.40} is not modelled; bnb.nf4, bnb.nf4-dq, ... are")
     found.fields["quantize"] = kind
+    found.quantization["quant_one_by_one"] = True
     if kind != "int8":
         found.quantization["double_quant"] = word.endswith("-dq")
     return True
@@ -148,7 +153,12 @@ def _read_quantization(keys: Keys, found: Found) -> bool:
 def _read_adapter(keys: Keys, found: Found, command: str) -> None:
     rank, alpha = keys.count("lora_r"), keys.number("lora_alpha")
     dropout = keys.number("lora_dropout")
-    targets = tuple(name for key, names in _TARGETS if keys.flag(key) for name in names)
+    asked = [name for key, names in _TARGETS if keys.flag(key) for name in names]
+    targets = tuple(name for name in dict.fromkeys(asked) if _is_of(found, name))
+    if "query_key_value" in targets:
+        found.notes.append(
+            "lora_query, lora_key, lora_value: one adapter of all of query_key_value is counted"
+        )
     if command != "litgpt-lora":
         return
     if not targets:
@@ -158,6 +168,16 @@ def _read_adapter(keys: Keys, found: Found, command: str) -> None:
         rank=rank or 8, alpha=alpha, dropout=dropout, targets=targets,
         dtype="bf16" if half else "fp32",
     )  # fmt: skip
+
+
+_IN_ONE = frozenset({"falcon", "gpt_neox"})
+"""Types with one matrix for query, key and value."""
+
+
+def _is_of(found: Found, name: str) -> bool:
+    """Whether a model's class may have a module of this name: no other has falcon's and GPT-NeoX's."""
+    of_them = name.startswith(("query_", "dense_"))
+    return not of_them or model_type(found.model) in _IN_ONE
 
 
 def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object], *, packed: bool) -> None:

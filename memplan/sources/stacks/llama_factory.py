@@ -11,7 +11,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import model_type, num_layers
+from memplan.sources.stacks.models import ANY_SIZE, MERGING, model_type, num_layers
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
@@ -75,6 +75,9 @@ def _read_job(keys: Keys, found: Found) -> None:
         job = loss
     if job is not None:
         found.fields["job"] = job
+    if job == "reward":
+        # A value head stands beside the output matrix (trl's AutoModelForCausalLMWithValueHead).
+        found.left_out.append("stage rm (the logits, which are computed before the scores)")
     for key in ("ref_model", "reward_model"):
         if keys.on(key):
             found.notes.append(f"{key} is taken to be as large as the model")
@@ -154,13 +157,6 @@ _SEEING = frozenset({
     "qwen3_5_moe",
 })  # fmt: skip
 """Types of ``model/model_utils/visual.py`` that see."""
-_MERGING = frozenset({
-    "gemma4", "glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
-    "qwen3_5_moe",
-})  # fmt: skip
-"""Types whose projector is a part of the tower, and frozen with it."""
-_ANY_SIZE = (_MERGING - {"gemma4"}) | {"mistral3"}
-"""Types that take pictures of any size, which ``image_max_pixels`` bounds."""
 
 
 def _read_towers(keys: Keys, found: Found) -> None:
@@ -176,7 +172,7 @@ def _read_towers(keys: Keys, found: Found) -> None:
         return
     frozen = [part for key, part in _TOWERS if keys.flag(key)]
     pixels = keys.count("image_max_pixels")
-    if family in _ANY_SIZE and pixels is not None:
+    if family in ANY_SIZE and pixels is not None:
         found.fields["image_size"] = isqrt(pixels)
         found.notes.append(f"image_max_pixels {pixels} is taken for the size of every picture")
     adapter = found.fields.get("adapter")
@@ -190,7 +186,7 @@ def _read_towers(keys: Keys, found: Found) -> None:
         if parts == ("vision_tower",):
             towers = (("vision_tower", _SEEING), ("audio_tower", _HEARING))
             _freeze(found, *(name for name, types in towers if family in types))
-        elif parts != ("projector",) or family not in _MERGING:
+        elif parts != ("projector",) or family not in MERGING:
             _freeze(found, *parts)
 
 

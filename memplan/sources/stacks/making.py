@@ -12,8 +12,8 @@ from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 _FOUR_BITS = ("nf4", "fp4")
 _OF_FOUR_BITS = ("double_quant", "quant_storage", "quant_keeps_inputs")
 """How a base of four bits is quantized, and no other."""
-_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
-"""Fields whose product divides the number of GPUs."""
+_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+"""Fields whose product divides the number of GPUs; experts' that of data-parallel ranks."""
 
 
 def make_setup(
@@ -60,8 +60,10 @@ def _of_arguments(
     folder: Path,
 ) -> TrainingSetup:
     """What the Trainer makes of the arguments that the stack hands it, and the stack's own over it."""
-    from memplan.sources.training_arguments import arguments_file
+    from memplan.sources.training_arguments import Launch, arguments_file
 
+    if "num_gpus" not in given and found.launch == Launch():
+        fields = _with_gpus(fields, found)
     counted = fields.get("num_gpus")
     beside = {"num_gpus": counted, **given} if counted is not None else given
     read = arguments_file(

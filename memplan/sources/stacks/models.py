@@ -178,6 +178,15 @@ def torchtitan_model(name: str, flavor: str) -> str | None:
     return _TORCHTITAN.get((name, plain))
 
 
+MERGING = frozenset({
+    "gemma4", "glm4v", "glm4v_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5",
+    "qwen3_5_moe",
+})  # fmt: skip
+"""Types whose projector is a part of the tower, and frozen with it."""
+ANY_SIZE = (MERGING - {"gemma4"}) | {"mistral3"}
+"""Types that take pictures of any size, whose number of pixels a processor bounds."""
+
+
 def num_layers(model: str | Mapping[str, object]) -> int | None:
     """Layers of a built-in, a copy of one or a config; None for other models.
 

@@ -5,12 +5,12 @@ earlier AutoModels (``parallelizer``, ``autopipeline``, ``distributed_config``) 
 """
 
 from collections.abc import Mapping
-from math import lcm
+from math import isqrt, lcm
 
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import model_type, num_layers
+from memplan.sources.stacks.models import ANY_SIZE, model_type, num_layers
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import EVERY_LINEAR, lora
 
@@ -32,6 +32,8 @@ _ATTENTION = {
     "flash_attention_4": "flash", "te": "flash", "flex": "sdpa", "flex_attention": "sdpa",
 }  # fmt: skip
 """``model.attn_implementation``, and ``model.backend.attn`` of AutoModel's own classes."""
+_NORMS = {"torch": "fused", "te": "fused", "quack": "fused", "torch_fp32": None}
+"""``model.backend.rms_norm`` (``components/models/common/utils.py``): one kernel, or torch's own operations in fp32."""
 _DTYPES = {
     "bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32",
     "torch.bfloat16": "bf16", "torch.float32": "fp32",
@@ -95,8 +97,17 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_checkpointing(keys, found)
     _read_kernels(keys, found)
     _read_frozen(keys, found)
+    _read_pictures(keys, found)
     _read_optimizer(keys, found, given)
     _read_adapter(keys, found)
+
+
+def _read_pictures(keys: Keys, found: Found) -> None:
+    """The most pixels that the processor makes of a picture, where the model takes any size."""
+    pixels = keys.count("processor.max_pixels")
+    if pixels is not None and model_type(found.model) in ANY_SIZE:
+        found.fields["image_size"] = isqrt(pixels)
+        found.notes.append(f"processor.max_pixels {pixels} is taken for the size of every picture")
 
 
 def _model(keys: Keys) -> str | None:
@@ -277,7 +288,20 @@ def _read_checkpointing(keys: Keys, found: Found) -> None:
         keys.refuse("distributed.activation_checkpointing", "write true, false, full or selective")
 
 
+def _read_own_loss(found: Found) -> None:
+    """Transformer Engine's loss: the logits, in their own dtype, become their gradient (``te_parallel_ce.py``)."""
+    if found.fields.get("tensor_parallel") in (None, 1):
+        found.fields["loss"] = "flash_attn"
+    else:
+        found.notes.append(
+            "loss_fn: Transformer Engine's keeps the logits alone, which is not modelled beside "
+            "tensor_parallel: the figures are upper bounds"
+        )
+
+
 def _read_kernels(keys: Keys, found: Found) -> None:
+    if keys.choice("model.backend.rms_norm", _NORMS) is not None:
+        found.fields["norm"] = _NORMS[str(keys.text("model.backend.rms_norm"))]
     own = keys.choice("model.backend.attn", _ATTENTION)
     found.fields["attention"] = keys.choice("model.attn_implementation", _ATTENTION) or own
     if model_type(found.model) in _OWN_ATTENTION and found.fields["attention"] not in (
@@ -296,6 +320,8 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
+    elif loss == "TEParallelCrossEntropy":
+        _read_own_loss(found)
     if keys.section("model.backend.te_fp8"):
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
         found.fields["fp8"] = "te-delayed"

@@ -42,6 +42,8 @@ def preset_for(_values: Mapping[str, object]) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     component = keys.text("model._component_")
+    if keys.has("quantizer") and not keys.has("dataset"):
+        keys.refuse("quantizer", "this file quantizes a model, and trains none")
     if component is None:
         if keys.values:
             keys.refuse("model._component_", "is missing: this file trains no model of torchtune's")
@@ -67,7 +69,7 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     adapted = builder.startswith(("lora_", "qlora_"))
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
-        found.quantization["double_quant"] = True
+        found.quantization |= {"double_quant": True, "quant_one_by_one": True}
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")

@@ -103,6 +103,8 @@ def _rename_sft(keys: Keys) -> None:
         renamed = _SFT.get(key)
         if renamed is not None:
             keys.values[renamed] = keys.values.pop(key)
+    for key, value in _SFT_DEFAULTS.items():
+        keys.values.setdefault(key, value)
     keys.values["sft"] = True
     keys.used.add("sft")
 
@@ -124,6 +126,11 @@ _SFT = {
     "ulysses_sequence_parallel_size": f"{ACTOR}.ulysses_sequence_parallel_size",
 }  # fmt: skip
 """Keys of the SFT trainer's file, and of PPO's."""
+_SFT_DEFAULTS: dict[str, object] = {
+    f"{MODEL}.use_remove_padding": False, f"{ACTOR}.strategy": "fsdp2",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
+}  # fmt: skip
+"""What it does otherwise where nothing is said (``trainer/config/sft_trainer.yaml``)."""
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -367,7 +374,11 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
     params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
     share = max(share, _reward_share(keys, found, sleeps=sleeps))
+    if engine == "hf":
+        return {"rollout": "hf"}
     if engine not in _COLOCATED:
+        if engine is not None:
+            found.left_out.append(f"{ROLLOUT}.name {engine} (its share of the GPUs)")
         return {"rollout": "server"} if engine is not None else {}
     leaves = {(True, True): "all", (True, False): "parameters", (False, True): "optimizer-states"}
     job: dict[str, object] = {

@@ -192,7 +192,7 @@ def _common(run: Run, num_params: int) -> dict[str, Any]:
 
 
 def _versions(run: Run, *, with_card: bool) -> dict[str, str]:
-    from memplan import __version__
+    from memplan.version import __version__
 
     found = {
         "memplan": __version__,

@@ -147,10 +147,10 @@ def test_the_examination(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         "h100-sxm-80gb",
         "a100-sxm4-80gb-mig-39",
     ]
-    assert document["environment"]["PYTORCH_CUDA_ALLOC_CONF"].endswith(
-        ": say --allocator expandable, max_split_size_mb is not modelled"
-    )
+    conf = "expandable_segments:True,max_split_size_mb:128"
+    assert document["environment"] == {"PYTORCH_CUDA_ALLOC_CONF": conf}
     outcome = run("doctor")
+    assert "say --allocator expandable" in " ".join(outcome.stdout.split())
     lines = outcome.stdout.splitlines()
     assert lines[0].startswith("4 cards, driver 580.65.06 (memplan ")
     assert [line.split()[0] for line in lines[-3:]] == list(document["fits"])
