@@ -131,11 +131,12 @@ class TerminalConsole:
     @property
     def width(self) -> int:
         """Columns: ``COLUMNS``, or what the terminal says."""
-        columns = os.environ.get("COLUMNS", "")
-        if _is_dumb(sys.stdout):
-            return DEFAULT_COLUMNS
-        if columns.isdigit():
+        columns, lines = os.environ.get("COLUMNS", ""), os.environ.get("LINES", "")
+        is_dumb = _is_dumb(sys.stdout)
+        if columns.isdigit() and (lines.isdigit() or not is_dumb):
             return int(columns)
+        if is_dumb:
+            return DEFAULT_COLUMNS
         for descriptor in (0, 1, 2):
             with suppress(AttributeError, ValueError, OSError):
                 return os.get_terminal_size(descriptor).columns or DEFAULT_COLUMNS

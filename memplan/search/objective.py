@@ -76,7 +76,8 @@ def _lost(each: "PlannedSetup") -> tuple[int, int]:
 
 
 def memory_front(
-    found: "Sequence[PlannedSetup]", is_open: "Callable[[PlannedSetup], bool]"
+    found: "Sequence[PlannedSetup]",
+    is_open: "Callable[[PlannedSetup], bool]" = lambda _each: False,
 ) -> "list[PlannedSetup]":
     """Setups that none of the others beats in both: less memory of a card, more tokens per second.
 

@@ -33,6 +33,7 @@ def drawn_at_random(source: random.Random) -> Text:
         {"FORCE_COLOR": "1", "TERM": "xterm"},
         {"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"},
         {"FORCE_COLOR": "1", "TERM": "dumb"},
+        {"FORCE_COLOR": "1", "TERM": "dumb", "LINES": "30"},
         {"TTY_COMPATIBLE": "1", "COLORTERM": "truecolor"},
     ],
     ids=str,
@@ -42,7 +43,7 @@ def test_it_writes_what_rich_writes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("COLORTERM", "NO_COLOR", "TERM"):
+    for name in ("COLORTERM", "LINES", "NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
