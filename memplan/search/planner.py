@@ -109,12 +109,13 @@ class Planner:
         try:
             ranked, front = self._look_through()
         except KeyboardInterrupt:
+            self.found = [each for each in self.found if id(each.estimate) not in self.open]
             if not (stoppable and self.found):
                 raise
             # What falls short was not looked at whole, and saying what it lacks takes as long again.
             self.failed.clear()
-            ranked, front = self._known_by_now()
-            return replace(self._plan_of(ranked, front), is_interrupted=True)
+            ranked = self._ranked()
+            return replace(self._plan_of(ranked, self._front(ranked)), is_interrupted=True)
         return self._plan_of(ranked, front)
 
     def _look_through(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
@@ -133,13 +134,6 @@ class Planner:
         while self._try_more(counts):
             told = self._told_of()
         return told
-
-    def _known_by_now(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
-        """Of what was found so far what is borne out, or the best of it."""
-        known = [each for each in self.found if id(each.estimate) not in self.open]
-        self.found = known or self._firsts(1)[:1]
-        ranked = self._ranked()
-        return ranked, self._front(ranked)
 
     def _plan_of(self, ranked: list[PlannedSetup], front: list[PlannedSetup]) -> Plan:
         """The answer: what fits in its order, and what the rest lacks."""
@@ -412,9 +406,10 @@ class Planner:
     def _borne_out(self, each: PlannedSetup) -> PlannedSetup | None:
         """The same where a replay says that it fits, or with the largest micro-batch that does; None: none does."""
         number = id(each.estimate)
-        candidate = self.open.pop(number, None)
+        candidate = self.open.get(number)
         if candidate is not None:
             found = self._find(candidate, each.setup.micro_batch_size)
+            del self.open[number]
             if found is not None and found.estimate is each.estimate:
                 found = each
             elif found is not None:
