@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memplan.classes.base import Base
 from memplan.graph.joint_losses import joint_loss, objective_outputs
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
@@ -22,8 +23,7 @@ from memplan.training.objectives import JOINED, Objective
 if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
 
-MakeBase = Callable[[ConfigReader], Module]
-"""The class of the model that every task shares."""
+MakeBase = Callable[[ConfigReader], Base]
 
 
 class Task(Module):
@@ -102,8 +102,8 @@ class ForCausalLM(Task):
         return language_model_loss(run, x.record, weight, count, project)
 
     def logits(self, x: Handle) -> Handle:
-        """Hidden states through the output matrix."""
-        return self.lm_head(x)
+        """Hidden states through the output matrix, and what the class does with them."""
+        return self.model.adjusted(self.lm_head(x))
 
     def table(self) -> Parameter:
         """The token table, of which another stage's head knows the shape alone."""

@@ -3,8 +3,10 @@
 (transformers 5.23: models/llama, models/mistral, models/qwen2, models/qwen3)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from memplan.classes.base import Base
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMSNorm
@@ -16,14 +18,24 @@ from memplan.graph.modules.rotary import RotaryEmbedding, Tables, turn_function
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
+SLIDING = "sliding_attention"
 Window = int | None
 """How many tokens a layer sees; None: all before."""
+
+
+class LayerKind(NamedTuple):
+    """What sets a layer apart from its neighbours."""
+
+    window: Window = None
+    turned: bool = True
+    """Its heads know positions."""
 
 
 class LlamaAttention(Module):
     block = LayerBlock.ATTENTION
 
-    def __init__(self, config: ConfigReader) -> None:
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        self.turned = kind.turned
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         kv_heads = config.integer("num_key_value_heads", default=heads)
         self.head_dim = config.optional_integer("head_dim") or hidden // heads
@@ -47,20 +59,49 @@ class LlamaAttention(Module):
         key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         return query, key
 
+    def split_query(self, query: Handle) -> Handle:
+        return query
+
+    def split_key(self, key: Handle) -> Handle:
+        return key
+
+    def attend(
+        self, query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+    ) -> Attended:
+        return attention_function(self.run)(query, key, value, mask, probability)
+
+    def normed_query(self, query: Handle) -> Handle:
+        return query
+
+    def normed_key(self, key: Handle) -> Handle:
+        return key
+
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
         batch, length, _ = x.shape
         query, key = self.heads(x)
         value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        cos, sin = tables
-        query, key = turn_function(self.run.kernels.rotary)(query, key, cos, sin)
-        attend = attention_function(self.run)
-        out, weights = attend(query, key, value, mask, self.attention_dropout)
+        query = self.split_query(query)
+        key = self.split_key(key)
+        if self.turned:
+            cos, sin = tables
+            query, key = turn_function(self.run.kernels.rotary)(query, key, cos, sin)
+            query = self.normed_query(query)
+            key = self.normed_key(key)
+        out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
         out = self.o_proj(out)
+        out = self.dropped(out)
         return out, weights
 
+    def dropped(self, out: Handle) -> Handle:
+        return out
 
-class GatedMLP(Module):
+
+class MLP(Module):
+    """A layer's network."""
+
+
+class GatedMLP(MLP):
     def __init__(self, config: ConfigReader) -> None:
         hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
         bias = self.bias(config)
@@ -83,14 +124,15 @@ class LlamaMLP(GatedMLP):
 
 class LlamaDecoderLayer(Module):
     attention_class: type[LlamaAttention] = LlamaAttention
-    mlp_class: type[GatedMLP] = LlamaMLP
+    mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
+    norm_class: type[RMSNorm] = RMSNorm
 
-    def __init__(self, config: ConfigReader) -> None:
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         hidden = config.integer("hidden_size")
-        self.self_attn = self.attention_class(config)
+        self.self_attn = self.attention_class(config, kind)
         self.mlp = self.mlp_class(config)
-        self.input_layernorm = RMSNorm(hidden)
-        self.post_attention_layernorm = RMSNorm(hidden)
+        self.input_layernorm = self.norm_class(hidden)
+        self.post_attention_layernorm = self.norm_class(hidden)
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
         residual = x
@@ -104,36 +146,38 @@ class LlamaDecoderLayer(Module):
         return x
 
 
-class LlamaModel(Module):
+class LlamaModel(Base):
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    norm_class: type[RMSNorm] = RMSNorm
+    embedding_class: type[Embedding] = Embedding
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         heads = config.integer("num_attention_heads")
-        self.embed_tokens = Embedding(
+        self.embed_tokens = self.embedding_class(
             config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
         )
         self.layers = LayerList(
-            "decoder.layers", self.windows(config), lambda _: self.layer_class(config)
+            "decoder.layers", self.kinds(config), lambda kind: self.layer_class(config, kind)
         )
-        self.norm = RMSNorm(hidden)
+        self.norm = self.norm_class(hidden)
         self.norm.segment = "decoder.norm", ModelPart.NORM
         self.rotary_emb = RotaryEmbedding(config.optional_integer("head_dim") or hidden // heads)
 
-    def windows(self, config: ConfigReader) -> Sequence[Window]:
-        return [None] * config.layers("num_hidden_layers")
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
+        return [LayerKind()] * config.layers("num_hidden_layers")
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
         positions = position_ids(self.run, batch, length)
         masks = {
             window: causal_mask(self.run, batch, length, window=window)
-            for window in sorted(set(self.layers.kinds), key=bool)
+            for window in sorted({kind.window for kind in self.layers.kinds}, key=bool)
         }
         x = embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
-            x = layer(x, tables, masks[layer.kind])
+            x = layer(x, tables, masks[layer.kind.window])
         x = self.norm(x)
         return x
 
@@ -148,13 +192,13 @@ class MistralAttention(LlamaAttention):
 
 class MistralDecoderLayer(LlamaDecoderLayer):
     attention_class: type[LlamaAttention] = MistralAttention
-    mlp_class: type[GatedMLP] = GatedMLP
+    mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
 
 
 class MistralModel(LlamaModel):
     layer_class: type[LlamaDecoderLayer] = MistralDecoderLayer
 
-    def windows(self, config: ConfigReader) -> Sequence[Window]:
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         return listed_windows(config, config.optional_integer("sliding_window"))
 
 
@@ -165,20 +209,20 @@ class Qwen2Attention(LlamaAttention):
 
 class Qwen2DecoderLayer(LlamaDecoderLayer):
     attention_class: type[LlamaAttention] = Qwen2Attention
-    mlp_class: type[GatedMLP] = GatedMLP
+    mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
 
 
 class Qwen2Model(LlamaModel):
     layer_class: type[LlamaDecoderLayer] = Qwen2DecoderLayer
 
-    def windows(self, config: ConfigReader) -> Sequence[Window]:
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         uses = config.flag("use_sliding_window")
         return listed_windows(config, config.optional_integer("sliding_window") if uses else None)
 
 
 class Qwen3Attention(LlamaAttention):
-    def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config)
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        super().__init__(config, kind)
         self.q_norm = RMSNorm(self.head_dim)
         self.k_norm = RMSNorm(self.head_dim)
 
@@ -191,19 +235,19 @@ class Qwen3Attention(LlamaAttention):
 
 class Qwen3DecoderLayer(LlamaDecoderLayer):
     attention_class: type[LlamaAttention] = Qwen3Attention
-    mlp_class: type[GatedMLP] = GatedMLP
+    mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
 
 
 class Qwen3Model(Qwen2Model):
     layer_class: type[LlamaDecoderLayer] = Qwen3DecoderLayer
 
 
-def listed_windows(config: ConfigReader, window: Window) -> Sequence[Window]:
+def listed_windows(config: ConfigReader, window: Window) -> Sequence[LayerKind]:
     """Each layer's window: as ``layer_types`` says, or all the same."""
     count, types = config.layers("num_hidden_layers"), config.texts("layer_types")
     if not types:
-        return [window] * count
-    return [window if types[at] == "sliding_attention" else None for at in range(count)]
+        return [LayerKind(window)] * count
+    return [LayerKind(window if types[at] == SLIDING else None) for at in range(count)]
 
 
 def token_embeddings(table: Embedding, batch: int, length: int) -> Handle:

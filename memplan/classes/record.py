@@ -1,11 +1,12 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.heads import Task
+from memplan.classes.heads import MakeBase, Task
 from memplan.classes.registry import CLASSES, TASKS
 from memplan.classes.replaced import replace_classes
 from memplan.classes.stages import cut, layered, receive
@@ -18,7 +19,7 @@ from memplan.graph.stacks import WHOLE_MODEL
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import Kernels
+from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
     run = Run(options, source=model.source)
+    if model.eager_attention_only and run.kernels.attention is AttentionKernel.SDPA:
+        run.kernels = replace(run.kernels, attention=AttentionKernel.EAGER)
     group = options.tensor_parallel
     parts = None if group is None else (options.split_plan, group.sequence)
     built = _attached(model, run.kernels, parts, options.stage)
@@ -68,7 +71,7 @@ def _attached(
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
     file, _, name = CLASSES[config.model_type].partition(".")
-    base: type[Module] = getattr(import_module(f"memplan.classes.{file}"), name)
+    base: MakeBase = getattr(import_module(f"memplan.classes.{file}"), name)
     task: type[Task] = getattr(heads, TASKS[model.task])
     return task(config, model, base)
 

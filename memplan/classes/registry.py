@@ -3,10 +3,18 @@
 from memplan.model.heads import Task
 
 CLASSES = {
+    "arcee": "llama_kin.ArceeModel",
+    "gemma": "gemma.GemmaModel",
+    "gemma2": "gemma.Gemma2Model",
+    "gemma3_text": "gemma.Gemma3TextModel",
+    "granite": "llama_kin.GraniteModel",
+    "hunyuan_v1_dense": "llama_kin.HunYuanModel",
     "llama": "llama.LlamaModel",
     "mistral": "llama.MistralModel",
     "qwen2": "llama.Qwen2Model",
     "qwen3": "llama.Qwen3Model",
+    "seed_oss": "llama_kin.SeedOssModel",
+    "smollm3": "llama_kin.SmolLM3Model",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 

@@ -4,7 +4,7 @@ Liger's ``apply_liger_kernel_to_llama`` and Unsloth's patches replace norms, net
 transformers' modules; ALST's ``TiledMLP`` stands around a network.
 """
 
-from memplan.classes.llama import GatedMLP
+from memplan.classes.llama import MLP, GatedMLP
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
@@ -70,7 +70,7 @@ def replace_classes(model: Module, kernels: Kernels) -> None:
     if kernels.mlp_tiles != WHOLE:
         for _, module in list(model.modules()):
             for name, each in list(module.children.items()):
-                if isinstance(each, GatedMLP):
+                if isinstance(each, MLP):
                     setattr(module, name, TiledMLP(each))
 
 

@@ -96,7 +96,7 @@ def pass_over(t: Tape, stack: StackSpec, run: TrainedRun, context: StackContext)
 
 def _gate(t: Tape, name: str) -> Tensor:
     weight = t.parameter(f"layer.{name}", 1, role=WeightRole.OTHER)
-    return t.elementwise(OperationKind.TANH, weight, saves_output=True)
+    return t.elementwise(OperationKind.TANH, weight)
 
 
 def _attention(

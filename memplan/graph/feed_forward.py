@@ -113,7 +113,7 @@ def clamped_product(
     """Gate and up, each clamped, the gate before or behind its nonlinearity; up may be still to make."""
 
     def clamped(x: Tensor) -> Tensor:
-        return t.elementwise(OperationKind.CLAMP, x, saves_input=True)
+        return t.elementwise(OperationKind.CLAMP, x)
 
     def active(x: Tensor) -> Tensor:
         return activation_module(t, x, spec.activation, f"{name}.act_fn")

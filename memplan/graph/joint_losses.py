@@ -295,7 +295,7 @@ def _log_softmax(t: Tape, x: Tensor) -> Tensor:
 
 def _kl(t: Tape, given: Tensor, target: Tensor) -> Tensor:
     """``F.kl_div(given, target, log_target=True)``: ``exp(target) * (target - given)``."""
-    weight = t.elementwise(OperationKind.EXP, target, saves_output=True)
+    weight = t.elementwise(OperationKind.EXP, target)
     difference = t.tensor(target.numel, target.dtype)
     t.record(
         OperationKind.SUB,

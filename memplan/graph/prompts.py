@@ -67,7 +67,7 @@ class Prompts:
             bias = t.parameter(f"{name}.bias", after, dtype=dtype, of_adapter=True)
             x = matmul_weight(t, x, weight, bias)
             if number < len(sizes) - 1:
-                x = t.elementwise(OperationKind.RELU, x, saves_output=True)
+                x = t.elementwise(OperationKind.RELU, x)
         return x
 
     def at(self, name: str, repetition: int) -> Ranks:  # noqa: ARG002

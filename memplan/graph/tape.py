@@ -12,6 +12,7 @@ Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.t
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operators import FUNCTIONS, Function, Kept
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.weights import Weights
@@ -83,24 +84,19 @@ class Tape(Weights):
         kind: OperationKind,
         x: Tensor,
         *,
-        saves_input: bool = False,
-        saves_output: bool = False,
-        decomposed_copies: int = 0,
+        function: Function | None = None,
         dtype: DType | None = None,
     ) -> Tensor:
-        """Apply a function of one tensor.
-
-        ``decomposed_copies`` are temporaries of the output's size that the reference decomposition
-        of its backward formula holds beside the gradient it returns. That of ``rsqrt`` has two on CUDA
-        (tools/autograd/derivatives.yaml, ``-0.5 * grad * result.pow(3)``).
-        """
+        """Apply a function of one tensor, by the kind's row of the table or another one."""
+        row = function or FUNCTIONS[kind]
         out = self.tensor(x.numel, dtype or x.dtype)
         out.by_channel = x.by_channel
-        saves = (x,) if saves_input else (out,) if saves_output else ()
+        kept = row.kept
+        saves = (x,) if kept is Kept.ARGUMENT else (out,) if kept is Kept.RESULT else ()
         size = out.storage.num_bytes
-        scratch: int | tuple[int, ...] = decomposed_copies * size if self.decomposed else 0
-        if kind is OperationKind.RSQRT and not self.decomposed:
-            scratch = (size, size, RESULT)
+        scratch: int | tuple[int, ...] = row.decomposed_copies * size if self.decomposed else 0
+        if row.copies and not self.decomposed:
+            scratch = (*(size,) * row.copies, RESULT)
         self.record(
             kind, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,),
             backward_scratch_bytes=scratch,

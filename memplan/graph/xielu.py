@@ -31,7 +31,7 @@ def _softplus(t: Tape, name: str) -> Tensor:
     number: Tensor = t.parameter(name, 1)
     if t.autocast is not None:
         number = t.cast(number, DType.FP32)
-    return t.elementwise(OperationKind.SOFTPLUS, number, saves_input=True)
+    return t.elementwise(OperationKind.SOFTPLUS, number)
 
 
 def _below(t: Tape, x: Tensor) -> Tensor:

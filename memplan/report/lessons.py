@@ -301,11 +301,9 @@ def hidden_states(t: Tape, sizes: Sizes) -> Tensor:
     return given(t, sizes.hidden_numel)
 
 
-def _unary(kind: OperationKind, *, saves_input: bool) -> Record:
+def _unary(kind: OperationKind) -> Record:
     def record(t: Tape, sizes: Sizes) -> Tensor:
-        return t.elementwise(
-            kind, hidden_states(t, sizes), saves_input=saves_input, saves_output=not saves_input
-        )
+        return t.elementwise(kind, hidden_states(t, sizes))
 
     return record
 
@@ -323,7 +321,7 @@ def _product_of_sums(*, x: bool, y: bool) -> Record:
 def _sigmoids(t: Tape, sizes: Sizes) -> Tensor:
     x = given(t, *sizes.large)
     for _ in range(5):
-        x = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
+        x = t.elementwise(OperationKind.SIGMOID, x)
     return x
 
 
@@ -345,7 +343,7 @@ def _written_out(*, in_place: bool) -> Record:
 def _kept_result(t: Tape, kind: OperationKind, x: Tensor, *, in_place: bool = False) -> Tensor:
     """A function whose result is kept, in a tensor of its own or in its input's place."""
     if not in_place:
-        return t.elementwise(kind, x, saves_output=True)
+        return t.elementwise(kind, x)
     out = t.view(x, x.numel)
     t.record(kind, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,))
     return out
@@ -419,7 +417,7 @@ def _rotary(t: Tape, sizes: Sizes) -> Tensor:
 
 def _gelu_new(t: Tape, sizes: Sizes) -> Tensor:
     if t.kernels.fused_elementwise:
-        return t.elementwise(OperationKind.GELU, hidden_states(t, sizes), saves_input=True)
+        return t.elementwise(OperationKind.GELU, hidden_states(t, sizes))
     return gelu_new(t, hidden_states(t, sizes))
 
 
@@ -449,20 +447,20 @@ LESSONS: tuple[Lesson, ...] = (
         "dx = 2x·g: the input is kept.",
     ),
     _lesson(
-        "relu", "relu(x)", _unary(OperationKind.RELU, saves_input=False),
+        "relu", "relu(x)", _unary(OperationKind.RELU),
         "The gradient passes where the result is positive: the result is kept, which the next "
         "operation mostly keeps anyway.",
     ),
     _lesson(
-        "sigmoid", "sigmoid(x)", _unary(OperationKind.SIGMOID, saves_input=False),
+        "sigmoid", "sigmoid(x)", _unary(OperationKind.SIGMOID),
         "dx = g·y(1 - y): the result is kept.",
     ),
     _lesson(
-        "exp", "exp(x)", _unary(OperationKind.EXP, saves_input=False),
+        "exp", "exp(x)", _unary(OperationKind.EXP),
         "dx = g·y: the result is kept.",
     ),
     _lesson(
-        "reciprocal", "1 / x", _unary(OperationKind.RECIPROCAL, saves_input=False),
+        "reciprocal", "1 / x", _unary(OperationKind.RECIPROCAL),
         "dx = -g·y²: the result is kept.",
     ),
     _lesson(
@@ -474,19 +472,19 @@ LESSONS: tuple[Lesson, ...] = (
         "gradients: its temporaries go, apply attaches one node to the result, and what lasts is what "
         "ctx.save_for_backward was given (grad_fn.saved_tensors): the result, which is there anyway.",
         Variant(name="in place where it may be", record=_written_out(in_place=True)),
-        Variant(name="the operator", record=_unary(OperationKind.SIGMOID, saves_input=False)),
+        Variant(name="the operator", record=_unary(OperationKind.SIGMOID)),
         Variant(name="an autograd.Function of one's own", record=_own_function),
     ),
     _lesson(
-        "tanh", "tanh(x)", _unary(OperationKind.TANH, saves_input=False),
+        "tanh", "tanh(x)", _unary(OperationKind.TANH),
         "dx = g(1 - y²): the result is kept.",
     ),
     _lesson(
-        "silu", "silu(x)", _unary(OperationKind.SILU, saves_input=True),
+        "silu", "silu(x)", _unary(OperationKind.SILU),
         "dx is a function of x, not of the result: the input is kept.",
     ),
     _lesson(
-        "gelu", "gelu(x), one kernel", _unary(OperationKind.GELU, saves_input=True),
+        "gelu", "gelu(x), one kernel", _unary(OperationKind.GELU),
         "dx is a function of x, not of the result: the input is kept.",
     ),
     _lesson(

@@ -39,7 +39,7 @@ def test_chained_sigmoids() -> None:
     t.begin("expression")
     x = leaf(t, GIB // 4, requires_grad=True)
     for _ in range(5):
-        x = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
+        x = t.elementwise(OperationKind.SIGMOID, x)
     t.end(x)
     assert StepWalk(t).run().after_forward.total_bytes - GIB == 4 * GIB
 
@@ -48,8 +48,8 @@ def test_a_storage_counts_once_however_many_operations_keep_it() -> None:
     t = Tape(TapeOptions())
     t.begin("expression")
     x = t.shift(leaf(t, 1024, requires_grad=True))
-    first = t.elementwise(OperationKind.SILU, x, saves_input=True)
-    second = t.elementwise(OperationKind.GELU, x, saves_input=True)
+    first = t.elementwise(OperationKind.SILU, x)
+    second = t.elementwise(OperationKind.GELU, x)
     t.end(t.add(first, second))
     kept = StepWalk(t).run().after_forward.total_bytes
     assert kept == 4096 + 4096  # x once, and the sum

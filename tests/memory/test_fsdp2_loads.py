@@ -83,7 +83,8 @@ def test_fsdp1_makes_none_so() -> None:
         estimate(load_model("gpt2", "causal-lm"), setup, None)
 
 
-def test_prime_rl_runs_under_expandable_segments() -> None:
-    """Its launcher sets them (``DEFAULT_TRAINER_ENV_VARS``)."""
+def test_two_stacks_run_under_expandable_segments() -> None:
+    """prime-rl's launcher sets them (``DEFAULT_TRAINER_ENV_VARS``), torchtitan's too (``run_train.sh``, since October 2024)."""
     assert read_preset("prime-rl").setup.allocator.value == "expandable"
-    assert read_preset("torchtitan").setup.allocator.value == "default"
+    assert read_preset("torchtitan").setup.allocator.value == "expandable"
+    assert read_preset("torchtune").setup.allocator.value == "default"

@@ -141,17 +141,9 @@ def test_figures_hold_together(gpu: GpuSpec) -> None:
     assert 100 * GB < gpu.bandwidth_bytes_per_s < 20_000 * GB
     assert gpu.pcie is not None
     assert (gpu.dense_tflops.bf16 is not None) == gpu.has_bf16
-
-
-@pytest.mark.parametrize("gpu", EVERY_GPU)
-def test_no_measured_rate_beats_the_data_sheet(gpu: GpuSpec) -> None:
-    for dtype in ("bf16", "fp8"):
+    for dtype in ("bf16", "fp8"):  # no measured rate beats the data sheet
         measured = getattr(gpu.measured_tflops, dtype)
         assert measured is None or measured < getattr(gpu.dense_tflops, dtype)
-
-
-@pytest.mark.parametrize("gpu", EVERY_GPU)
-def test_bf16_begins_with_ampere(gpu: GpuSpec) -> None:
     if gpu.vendor is Vendor.NVIDIA:
         assert gpu.compute_capability is not None
         assert gpu.has_bf16 == (gpu.compute_capability >= BF16_COMPUTE_CAPABILITY)

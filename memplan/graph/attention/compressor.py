@@ -167,7 +167,7 @@ def _best(
         gradients=(Gradient.FRESH,) * 2, flops=2 * products.numel * indexer.head_dim,
     )  # fmt: skip
     t.touch(*full)
-    positive = t.scale(t.elementwise(OperationKind.RELU, products, saves_output=True))
+    positive = t.scale(t.elementwise(OperationKind.RELU, products))
     t.touch(products)
     weights = linear(
         t, x, f"{NAME}.indexer.scorer.weights_proj", context.hidden_size, indexer.num_heads

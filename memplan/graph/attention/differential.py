@@ -63,7 +63,7 @@ def _number(t: Tape, spec: AttentionSpec, index: int, dtype: DType) -> Tensor:
     )
     total = t.tensor(1, DType.FP32)
     t.record(OperationKind.SUM, (t.mul(left, right),), (total,), gradients=(Gradient.FRESH,))
-    return t.cast(t.elementwise(OperationKind.EXP, total, saves_output=True), dtype)
+    return t.cast(t.elementwise(OperationKind.EXP, total), dtype)
 
 
 def _less(t: Tape, left: Tensor, right: Tensor) -> Tensor:

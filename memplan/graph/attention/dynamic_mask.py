@@ -51,8 +51,8 @@ def _steps(t: Tape, value: Tensor, spec: DynamicMaskSpec) -> Tensor:
     heads, head_dim = spec.scores.num_kv_heads, spec.scores.head_dim
     weight = t.parameter("self_attn.A", heads)
     made = linear(t, value, "self_attn.dt_proj", heads * head_dim, heads, bias=spec.step_bias)
-    curve = t.elementwise(OperationKind.SOFTPLUS, made, saves_input=True)
-    return t.elementwise(OperationKind.EXP, t.mul(weight, curve), saves_output=True)
+    curve = t.elementwise(OperationKind.SOFTPLUS, made)
+    return t.elementwise(OperationKind.EXP, t.mul(weight, curve))
 
 
 def _mask(t: Tape, steps: Tensor, spec: DynamicMaskSpec, context: StackContext) -> Tensor:

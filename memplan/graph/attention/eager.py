@@ -29,7 +29,7 @@ def eager(
     else:
         scores = t.scale(heads_product(t, query, key, shape, shape.scores, spec.head_dim))
     if spec.softcap:
-        scores = t.scale(t.elementwise(OperationKind.TANH, t.scale(scores), saves_output=True))
+        scores = t.scale(t.elementwise(OperationKind.TANH, t.scale(scores)))
     for added in (bias, mask):
         if added is not None:
             scores = t.add(scores, added)
@@ -100,6 +100,6 @@ def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape
     """Megatron's core attention: one kernel scales, masks and normalizes the scores."""
     spec = shape.spec
     scores = batched_matmul(t, query, key, shape.scores, spec.head_dim)
-    weights = t.elementwise(OperationKind.FUSED_SOFTMAX, scores, saves_output=True)
+    weights = t.elementwise(OperationKind.FUSED_SOFTMAX, scores)
     weights = dropout(t, weights, spec.dropout)
     return t.contiguous(batched_matmul(t, weights, value, shape.outputs, shape.keys))

@@ -57,10 +57,10 @@ def gated_output(
 ) -> Tensor:
     """Attention's output times its gate (``AfmoeAttention``, ``LagunaAttention``)."""
     if states is not None:
-        return t.mul(out, t.elementwise(OperationKind.SIGMOID, states, saves_output=True))
+        return t.mul(out, t.elementwise(OperationKind.SIGMOID, states))
     if spec.output_gate is OutputGate.SIGMOID_BEHIND:
         made = gate_states(t, x, spec, hidden_size)
-        return t.mul(out, t.elementwise(OperationKind.SIGMOID, made, saves_output=True))
+        return t.mul(out, t.elementwise(OperationKind.SIGMOID, made))
     full = t.cast(gate_states(t, x, spec, hidden_size), DType.FP32)
-    curve = t.elementwise(OperationKind.SOFTPLUS, full, saves_input=True)
+    curve = t.elementwise(OperationKind.SOFTPLUS, full)
     return t.mul(out, t.cast(curve, out.dtype))

@@ -136,7 +136,7 @@ def _fused_projection(
     width = query_size + 2 * kv_size
     fused = _column(t, x, "qkv_proj", hidden, width, bias=spec.query_bias)
     if spec.fused_clamped:
-        fused = t.elementwise(OperationKind.CLAMP, fused, saves_input=True)
+        fused = t.elementwise(OperationKind.CLAMP, fused)
     tokens = x.numel // hidden
     if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
         return _split_per_head(t, fused, spec.projection, spec.num_heads, held)

@@ -49,7 +49,7 @@ def _scores(t: Tape, logits: Tensor, spec: EveryTokenSpec) -> Tensor:
         OperationKind.SCATTER, (values, places), (spread,), saves=(places,),
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
-    curve = t.elementwise(OperationKind.SIGMOID, t.cast(spread, DType.FP32), saves_output=True)
+    curve = t.elementwise(OperationKind.SIGMOID, t.cast(spread, DType.FP32))
     scores = t.cast(curve, spread.dtype)
     t.touch(spread, values)
     return scores

@@ -116,9 +116,9 @@ def _gated(t: Tape, both: Tensor) -> Tensor:
     """Gate and up, both clamped; the gate times its scaled sigmoid, times the other plus one."""
     half = both.numel // 2
     gate, up = t.split(both, half, half)
-    gate = t.elementwise(OperationKind.CLAMP, gate, saves_input=True)
-    up = t.elementwise(OperationKind.CLAMP, up, saves_input=True)
-    curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate), saves_output=True)
+    gate = t.elementwise(OperationKind.CLAMP, gate)
+    up = t.elementwise(OperationKind.CLAMP, up)
+    curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate))
     glu = t.mul(gate, curve)
     gated = t.mul(t.shift(up), glu)
     t.touch(gate, up, glu)

@@ -130,7 +130,7 @@ def _gate_shared(t: Tape, x: Tensor, shared: Tensor, hidden_size: int) -> Tensor
     t.block = LayerBlock.SHARED_EXPERT
     weight = t.parameter("mlp.shared_expert_gate.weight", 1, hidden_size)
     t.block = LayerBlock.NETWORK
-    gate = t.elementwise(OperationKind.SIGMOID, matmul_weight(t, x, weight), saves_output=True)
+    gate = t.elementwise(OperationKind.SIGMOID, matmul_weight(t, x, weight))
     return t.mul(gate, shared)
 
 
@@ -259,7 +259,7 @@ def clamped_gate(t: Tape, both: Tensor) -> Tensor:
     half = both.numel // 2
     gates, ups = t.slice(both, half), t.slice(both, half)
     gate, up = clamped(t, gates, bounds=1), clamped(t, ups, bounds=2)
-    curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate), saves_output=True)
+    curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate))
     glu = t.mul(gate, curve)
     out = t.mul(t.shift(up), glu)
     t.touch(gate, up, glu)

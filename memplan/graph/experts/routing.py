@@ -32,7 +32,7 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
         return weights, chosen, logits
     scored = t.cast(logits, DType.FP32) if router.fp32_logits else logits
     if router.softcap:
-        scored = t.scale(t.elementwise(OperationKind.TANH, t.scale(scored), saves_output=True))
+        scored = t.scale(t.elementwise(OperationKind.TANH, t.scale(scored)))
     if router.returns_fp32_logits:
         logits = scored
     if router.score is RouterScore.SOFTMAX_SELECTED:
@@ -97,10 +97,10 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
     router = spec.router
     count = tokens * spec.num_experts_per_token
     if router.score is RouterScore.SIGMOID:
-        scores = t.elementwise(OperationKind.SIGMOID, logits, saves_output=True)
+        scores = t.elementwise(OperationKind.SIGMOID, logits)
     elif router.score is RouterScore.SQRT_SOFTPLUS:
-        curve = t.elementwise(OperationKind.SOFTPLUS, logits, saves_input=True)
-        scores = t.elementwise(OperationKind.SQRT, curve, saves_output=True)
+        curve = t.elementwise(OperationKind.SOFTPLUS, logits)
+        scores = t.elementwise(OperationKind.SQRT, curve)
     else:
         scores = softmax(t, logits, dtype=DType.FP32, in_own_dtype=router.own_dtype)
     if router.table_rows:

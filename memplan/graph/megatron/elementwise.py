@@ -53,13 +53,13 @@ def bias_gelu(c: MegatronContext, x: Tensor, bias: Parameter | None) -> Tensor:
     """GELU of ``x + bias``: keeps x (core/fusions/fused_bias_gelu.py); without a bias, torch's own."""
     t = c.tape
     if bias is None:
-        return t.elementwise(OperationKind.GELU, x, saves_input=True)
+        return t.elementwise(OperationKind.GELU, x)
     if not c.settings.bias_gelu_fusion:
         shifted = t.tensor(x.numel, x.dtype)
         t.record(
             OperationKind.ADD, (x, bias), (shifted,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
         )
-        out = t.elementwise(OperationKind.GELU, shifted, saves_input=True)
+        out = t.elementwise(OperationKind.GELU, shifted)
         t.touch(x)
         return out
     out = t.tensor(x.numel, x.dtype)
@@ -82,7 +82,7 @@ def swiglu(c: MegatronContext, x: Tensor) -> Tensor:
     if not c.settings.bias_swiglu_fusion:
         gate, up = t.split(x, x.numel // 2, x.numel // 2)
         # ``silu(gate) * (up + glu_linear_offset)``
-        out = t.mul(t.elementwise(OperationKind.SILU, gate, saves_input=True), t.shift(up))
+        out = t.mul(t.elementwise(OperationKind.SILU, gate), t.shift(up))
         t.touch(x)
         return out
     out = t.tensor(x.numel // 2, x.dtype)

@@ -103,7 +103,7 @@ def gate(c: MegatronContext, x: Tensor) -> Tensor:
     """``silu(x1) * x2`` in torch's steps, each of which keeps what it reads."""
     t = c.tape
     first, second = t.split(x, x.numel // 2, x.numel // 2)
-    out = t.mul(t.elementwise(OperationKind.SILU, first, saves_input=True), second)
+    out = t.mul(t.elementwise(OperationKind.SILU, first), second)
     t.touch(x)
     return out
 

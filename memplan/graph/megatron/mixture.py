@@ -95,7 +95,7 @@ def _routed(c: MegatronContext, x: Tensor, spec: MixtureSpec, name: str) -> Tens
         gradients=(Gradient.FRESH, Gradient.FRESH), forward_scratch_bytes=(wide, RESULT),
         backward_scratch_bytes=(wide, RESULT), flops=2 * x.numel * experts, in_python=True,
     )  # fmt: skip
-    scores = t.elementwise(OperationKind.SIGMOID, logits, saves_output=True)
+    scores = t.elementwise(OperationKind.SIGMOID, logits)
     chosen = t.tensor(rows * spec.num_experts_per_token, DType.FP32)
     ids = t.tensor(rows * spec.num_experts_per_token, DType.INT64)
     t.record(

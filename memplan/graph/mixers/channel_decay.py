@@ -44,7 +44,7 @@ def channel_decay(t: Tape, x: Tensor, spec: ChannelDecaySpec, context: StackCont
     query, key, value = t.split(states, *(states.numel // 3,) * 3)
     decay = _decay(t, x, spec, context)
     rate = linear(t, x, "self_attn.b_proj", hidden, spec.num_heads)
-    rate = t.elementwise(OperationKind.SIGMOID, rate, saves_output=True)
+    rate = t.elementwise(OperationKind.SIGMOID, rate)
     out = _rule(t, (query, key, value), rate, decay, spec, context)
     gate = linear(t, x, "self_attn.g_a_proj", hidden, spec.head_dim)
     gate = linear(t, gate, "self_attn.g_b_proj", spec.head_dim, width)
@@ -64,11 +64,11 @@ def _decay(t: Tape, x: Tensor, spec: ChannelDecaySpec, context: StackContext) ->
     full, addend = t.cast(wide, DType.FP32), t.cast(bias, DType.FP32)
     shifted = t.add(full, addend)
     log_rate = t.cast(scale, DType.FP32)
-    factor = t.elementwise(OperationKind.EXP, log_rate, saves_output=True)
+    factor = t.elementwise(OperationKind.EXP, log_rate)
     large = t.tensor(shifted.numel, DType.BOOL)
     t.record(OperationKind.GT, (shifted,), (large,))
-    grown = t.shift(t.elementwise(OperationKind.EXP, shifted, saves_output=True))
-    soft = t.elementwise(OperationKind.LOG, grown, saves_input=True)
+    grown = t.shift(t.elementwise(OperationKind.EXP, shifted))
+    soft = t.elementwise(OperationKind.LOG, grown)
     chosen = t.tensor(shifted.numel, DType.FP32)
     t.record(
         OperationKind.WHERE, (large, shifted, soft), (chosen,), saves=(large,),
@@ -113,7 +113,7 @@ def _rule(
     system = t.scale(masked_pairs(t, summed, not_earlier), OperationKind.NEG)
     inverse = _with_diagonal(t, _row_by_row(t, system, sizes))
     new_values = batched_matmul(t, inverse, value_part, value.numel, CHUNK)
-    faded = t.mul(key_part, t.elementwise(OperationKind.EXP, total, saves_output=True))
+    faded = t.mul(key_part, t.elementwise(OperationKind.EXP, total))
     old_keys = batched_matmul(t, inverse, faded, key.numel, CHUNK)
     # In autocast's dtype, as the values are once a product has made them.
     state = zeros(t, sizes.heads * sizes.keys * sizes.values, new_values.dtype)
@@ -140,7 +140,7 @@ def _unit_length(t: Tape, x: Tensor, width: int) -> Tensor:
     squares = t.mul(x, x)
     total = t.tensor(x.numel // width, x.dtype)
     t.record(OperationKind.SUM, (squares,), (total,), gradients=(Gradient.ALIAS,))
-    length = t.elementwise(OperationKind.SQRT, t.shift(total), saves_output=True)
+    length = t.elementwise(OperationKind.SQRT, t.shift(total))
     out = t.tensor(x.numel, x.dtype)
     t.record(
         OperationKind.DIV, (x, length), (out,), saves=(x, length),
@@ -215,7 +215,7 @@ def _over_chunks(
     for number in range(chunks):
         query, key, new_values, total = (t.slice(part, part.numel // chunks) for part in parts[:4])
         size = new_values.numel
-        read = t.mul(query, t.elementwise(OperationKind.EXP, total, saves_output=True))
+        read = t.mul(query, t.elementwise(OperationKind.EXP, total))
         earlier = batched_matmul(t, read, state, size, width)
         products = _products_of_pairs(t, query, key, heads * CHUNK * CHUNK * width)
         # Sliced behind the products: backward makes the decays' whole gradient before theirs.
@@ -239,13 +239,13 @@ def _over_chunks(
             key, total = without_gradient(key), without_gradient(total)
             state, fresh = without_gradient(state), without_gradient(fresh)
         last = t.slice(total, heads * width)
-        kept = t.mul(state, t.elementwise(OperationKind.EXP, last, saves_output=True))
+        kept = t.mul(state, t.elementwise(OperationKind.EXP, last))
         left = t.tensor(total.numel, DType.FP32)
         t.record(
             OperationKind.SUB, (t.slice(total, heads * width), total), (left,),
             gradients=(Gradient.SUMMED, Gradient.FRESH),
         )  # fmt: skip
-        remaining = t.elementwise(OperationKind.EXP, left, saves_output=True)
+        remaining = t.elementwise(OperationKind.EXP, left)
         t.touch(left)
         grown = batched_matmul(t, t.mul(key, remaining), fresh, state.numel, CHUNK)
         following = t.add(kept, grown)
@@ -260,9 +260,9 @@ def _gated_norm(t: Tape, x: Tensor, gate: Tensor, width: int) -> Tensor:
     weight = t.parameter("self_attn.o_norm.weight", width, role=WeightRole.NORM)
     full = t.cast(x, DType.FP32)
     variance = t.mean(t.square(full), width)
-    normal = t.mul(full, t.elementwise(OperationKind.RSQRT, t.shift(variance), saves_output=True))
+    normal = t.mul(full, t.elementwise(OperationKind.RSQRT, t.shift(variance)))
     weighted = t.mul(t.cast(weight, DType.FP32), normal)
-    curve = t.elementwise(OperationKind.SIGMOID, t.cast(gate, DType.FP32), saves_output=True)
+    curve = t.elementwise(OperationKind.SIGMOID, t.cast(gate, DType.FP32))
     product = t.mul(weighted, curve)
     out = t.cast(product, x.dtype)
     t.touch(x, variance, product)

@@ -68,7 +68,7 @@ def delta_rule(t: Tape, x: Tensor, spec: DeltaRuleSpec, context: StackContext) -
     states = activation(t, convolved, spec.activation)
     t.touch(mixed)
     query, key, value = t.split(states, tokens * keys, tokens * keys, tokens * values)
-    rate = t.elementwise(OperationKind.SIGMOID, rate, saves_output=True)
+    rate = t.elementwise(OperationKind.SIGMOID, rate)
     fading = _decay(t, decay, spec)
     out = _chunked_rule(t, (query, key, value), rate, fading, spec, context)
     out = gated_norm(t, out, gate, "linear_attn.norm", spec.value_head_dim)
@@ -121,14 +121,14 @@ def _decay(t: Tape, states: Tensor, spec: DeltaRuleSpec) -> Tensor:
     heads = spec.num_value_heads
     bias = t.parameter("linear_attn.dt_bias", heads)
     scale = t.parameter("linear_attn.A_log", heads)
-    factor = t.elementwise(OperationKind.EXP, t.cast(scale, DType.FP32), saves_output=True)
+    factor = t.elementwise(OperationKind.EXP, t.cast(scale, DType.FP32))
     factor = t.scale(factor, OperationKind.NEG)
     full = t.cast(states, DType.FP32)
     shifted = t.tensor(full.numel, DType.FP32)
     t.record(
         OperationKind.ADD, (full, bias), (shifted,), gradients=(Gradient.ALIAS, Gradient.FRESH)
     )
-    return t.mul(t.elementwise(OperationKind.SOFTPLUS, shifted, saves_input=True), factor)
+    return t.mul(t.elementwise(OperationKind.SOFTPLUS, shifted), factor)
 
 
 def _chunked_rule(
@@ -157,17 +157,15 @@ def _chunked_rule(
     total, pairwise = _pairwise_decay(t, decay, sizes)
     system = _within_chunks(t, _copied_back(t, key_part), key, pairwise, sizes)
     scores = _within_chunks(t, query, key, pairwise, sizes)
-    faded = t.mul(
-        _copied_back(t, key_part), t.elementwise(OperationKind.EXP, total, saves_output=True)
-    )
+    faded = t.mul(_copied_back(t, key_part), t.elementwise(OperationKind.EXP, total))
     new_values = _solved(t, system, _copied_back(t, value_part))
     old_keys = _solved(t, system, faded)
     state = zeros(t, sizes.heads * sizes.keys * sizes.values)
     out = zeros(t, new_values.numel)
-    query = t.mul(query, t.elementwise(OperationKind.EXP, total, saves_output=True))
+    query = t.mul(query, t.elementwise(OperationKind.EXP, total))
     key = t.mul(key, _remaining(t, total))
     last = t.slice(total, sizes.heads * sizes.chunks)
-    fading = t.elementwise(OperationKind.EXP, last, saves_output=True)
+    fading = t.elementwise(OperationKind.EXP, last)
     parts = (new_values, old_keys, query, key, scores, fading)
     out, frame = _over_chunks(t, parts, state, out, sizes)
     result = _in_rows(t, out, sizes, dtype)
@@ -202,7 +200,7 @@ def _unit_length(t: Tape, x: Tensor, width: int) -> Tensor:
     squares = t.mul(x, x)
     total = t.tensor(x.numel // width, x.dtype)
     t.record(OperationKind.SUM, (squares,), (total,), gradients=(Gradient.ALIAS,))
-    return t.mul(x, t.elementwise(OperationKind.RSQRT, t.shift(total), saves_output=True))
+    return t.mul(x, t.elementwise(OperationKind.RSQRT, t.shift(total)))
 
 
 def _padded(t: Tape, parts: tuple[Tensor, ...], sizes: Sizes) -> list[Tensor]:
@@ -270,7 +268,7 @@ def decay_of_pairs(t: Tape, total: Tensor, mask: Tensor, numel: int) -> Tensor:
     )
     masked = masked_pairs(t, between, mask)
     t.touch(between)
-    return t.elementwise(OperationKind.EXP, masked, saves_output=True)
+    return t.elementwise(OperationKind.EXP, masked)
 
 
 def masked_pairs(t: Tape, x: Tensor, mask: Tensor) -> Tensor:
@@ -305,7 +303,7 @@ def _remaining(t: Tape, total: Tensor) -> Tensor:
     """The decay from each token to the end of its chunk."""
     left = t.tensor(total.numel, DType.FP32)
     t.record(OperationKind.SUB, (total,), (left,), gradients=(Gradient.FRESH,))
-    return t.elementwise(OperationKind.EXP, left, saves_output=True)
+    return t.elementwise(OperationKind.EXP, left)
 
 
 def zeros(t: Tape, numel: int, dtype: DType = DType.FP32) -> Tensor:
@@ -374,7 +372,7 @@ def gated_norm(t: Tape, x: Tensor, gate: Tensor, name: str, width: int) -> Tenso
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     full = t.cast(x, DType.FP32)
     variance = t.mean(t.square(full), width)
-    normal = t.mul(full, t.elementwise(OperationKind.RSQRT, t.shift(variance), saves_output=True))
+    normal = t.mul(full, t.elementwise(OperationKind.RSQRT, t.shift(variance)))
     weighted = t.mul(weight, t.cast(normal, x.dtype))
     t.touch(normal)
     curve = activation(t, t.cast(gate, DType.FP32), Activation.SILU)

@@ -67,8 +67,8 @@ def _recurrence(
     fading, made = _gate(t, rows, f"{name}.recurrent_gate", spec, made)
     rate = t.parameter(f"{name}.recurrent_param", spec.width, role=WeightRole.OTHER)
     logarithm = t.mul(t.scale(fading), _softplus(t, rate))
-    decay = t.elementwise(OperationKind.EXP, logarithm, saves_output=True)
-    squared = t.elementwise(OperationKind.EXP, t.scale(logarithm), saves_output=True)
+    decay = t.elementwise(OperationKind.EXP, logarithm)
+    squared = t.elementwise(OperationKind.EXP, t.scale(logarithm))
     gated = t.mul(x, entry)
     root = _bounded_root(t, t.scale(squared, OperationKind.NEG))
     factor = t.shift(_where_not(t, root, first))
@@ -101,12 +101,12 @@ def _gate(
     if held is not None:
         t.touch(held)
     laid = t.contiguous(out)
-    return t.elementwise(OperationKind.SIGMOID, laid, saves_output=True), out
+    return t.elementwise(OperationKind.SIGMOID, laid), out
 
 
 def _softplus(t: Tape, x: Tensor) -> Tensor:
     given = x if t.autocast is None else t.cast(x, DType.FP32)
-    return t.elementwise(OperationKind.SOFTPLUS, given, saves_input=True)
+    return t.elementwise(OperationKind.SOFTPLUS, given)
 
 
 def _bounded_root(t: Tape, x: Tensor) -> Tensor:

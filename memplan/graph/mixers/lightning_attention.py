@@ -28,7 +28,7 @@ def lightning_attention(t: Tape, x: Tensor, spec: LightningSpec, context: StackC
     t.touch(joined)
     normed = norm(t, out, spec.norm, "self_attn.norm", width)
     gate = linear(t, x, "self_attn.output_gate", hidden, width)
-    gated = t.mul(t.elementwise(OperationKind.SIGMOID, gate, saves_output=True), normed)
+    gated = t.mul(t.elementwise(OperationKind.SIGMOID, gate), normed)
     result = linear(t, gated, "self_attn.out_proj", width, hidden)
     t.touch(x, states, *carried)
     t.linger(carried[0])

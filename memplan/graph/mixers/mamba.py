@@ -110,7 +110,7 @@ def selective_scan(
     states, keys, queries = given.states, given.keys, given.queries
     step = time_step(t, given.step, t.cast(given.bias, given.step.dtype))
     size = states.numel * spec.state
-    decay = t.elementwise(OperationKind.EXP, outer(t, given.rate, step, size), saves_output=True)
+    decay = t.elementwise(OperationKind.EXP, outer(t, given.rate, step, size))
     written = outer(t, step, t.cast(keys, DType.FP32), size)
     entering = outer(t, written, t.cast(states, DType.FP32), size)
     out, reads = selective_loop(t, decay, entering, queries, states, context.seq_len)
@@ -130,7 +130,7 @@ def time_step(t: Tape, step: Tensor, bias: Tensor) -> Tensor:
     )
     t.touch(bias)
     full = shifted if t.autocast is None else t.cast(shifted, DType.FP32)
-    out = t.elementwise(OperationKind.SOFTPLUS, full, saves_input=True)
+    out = t.elementwise(OperationKind.SOFTPLUS, full)
     t.touch(shifted)
     return out
 

@@ -136,9 +136,7 @@ def _scan(
     t.touch(entering, decay, keys, queries)
     hidden, keys, queries = (_in_chunks(t, padded[each], sizes) for each in (0, 2, 3))
     total = _running_sum(t, padded[1], turned=True)
-    pairwise = t.elementwise(
-        OperationKind.EXP, _segment_sum(t, padded[1], sizes.chunk), saves_output=True
-    )
+    pairwise = t.elementwise(OperationKind.EXP, _segment_sum(t, padded[1], sizes.chunk))
     out, frame = _chunked(t, hidden, keys, queries, total, pairwise, sizes)
     summed = t.add(out, residual)
     t.touch(out)
@@ -169,13 +167,13 @@ def _chunked(
     left = t.tensor(total.numel, DType.FP32)
     last = t.slice(total, total.numel // sizes.chunk)
     t.record(OperationKind.SUB, (last, total), (left,), gradients=(Gradient.SUMMED, Gradient.FRESH))
-    remaining = t.elementwise(OperationKind.EXP, left, saves_output=True)
+    remaining = t.elementwise(OperationKind.EXP, left)
     faded = t.mul(keys, remaining)
     added = contraction(
         t, faded, hidden, sizes.states, sizes.chunk, Turned(apart, cut, cut, swapped=True)
     )
     carried, between = _carried(t, added, total, sizes)
-    decay = t.elementwise(OperationKind.EXP, total, saves_output=True)
+    decay = t.elementwise(OperationKind.EXP, total)
     earlier = contraction(t, queries, carried, outputs, sizes.state, Turned(apart, cut, apart))
     before = t.mul(earlier, decay)
     joined = t.add(within, before)
@@ -197,7 +195,7 @@ def _carried(
     last = t.slice(total, sizes.batch * chunks * sizes.heads)
     ends = t.tensor(heads * (chunks + 1), DType.FP32)
     t.record(OperationKind.PAD, (last,), (ends,), gradients=(Gradient.FRESH,))
-    decay = t.elementwise(OperationKind.EXP, _segment_sum(t, ends, chunks + 1), saves_output=True)
+    decay = t.elementwise(OperationKind.EXP, _segment_sum(t, ends, chunks + 1))
     several = sizes.batch > 1
     new = contraction(
         t, decay, states, states.numel, chunks + 1, Turned(second=several, result=several)
@@ -216,7 +214,7 @@ def _time_step(t: Tape, step: Tensor, spec: Mamba2Spec) -> Tensor:
     )
     t.touch(narrow)
     full = shifted if t.autocast is None else t.cast(shifted, DType.FP32)
-    curve = t.elementwise(OperationKind.SOFTPLUS, full, saves_input=True)
+    curve = t.elementwise(OperationKind.SOFTPLUS, full)
     t.touch(shifted)
     out = t.tensor(curve.numel, curve.dtype)
     inside = allocated_bytes(curve.numel, DType.BOOL)
@@ -314,7 +312,7 @@ def _gated(t: Tape, x: Tensor, gate: Tensor, spec: Mamba2Spec) -> Tensor:
 def _group_norm(t: Tape, x: Tensor, spec: Mamba2Spec) -> Tensor:
     weight = t.parameter("mamba.norm.weight", spec.inner, role=WeightRole.NORM)
     variance = t.mean(t.square(x), spec.inner // spec.groups)
-    root = t.elementwise(OperationKind.RSQRT, t.shift(variance), saves_output=True)
+    root = t.elementwise(OperationKind.RSQRT, t.shift(variance))
     out = t.mul(weight, t.mul(x, root))
     t.touch(variance)
     return out

@@ -9,4 +9,4 @@ from memplan.graph.tensors import Tensor
 def decay_rate(t: Tape, *shape: int, dtype: DType | None = None) -> Tensor:
     """``-exp(A_log)`` in fp32 (``MambaMixer.forward``); ``dtype`` where the class fixes the weight's."""
     full = t.cast(t.parameter("mamba.A_log", *shape, dtype=dtype), DType.FP32)
-    return t.scale(t.elementwise(OperationKind.EXP, full, saves_output=True), OperationKind.NEG)
+    return t.scale(t.elementwise(OperationKind.EXP, full), OperationKind.NEG)

@@ -33,7 +33,7 @@ def time_mixing(t: Tape, x: Tensor, spec: TimeMixingSpec, context: StackContext)
     key = linear(t, mixed[0], f"{name}.key", hidden, width)
     value = linear(t, mixed[1], f"{name}.value", hidden, width)
     gate = linear(t, mixed[2], f"{name}.receptance", hidden, width)
-    receptance = t.elementwise(OperationKind.SIGMOID, gate, saves_output=True)
+    receptance = t.elementwise(OperationKind.SIGMOID, gate)
     averaged = _running_average(t, key, value, decay, first, context)
     out = linear(t, t.mul(receptance, averaged), f"{name}.output", width, hidden)
     t.touch(x, receptance, key, value, averaged)
@@ -51,7 +51,7 @@ def channel_mixing(t: Tape, x: Tensor, spec: ChannelMixingSpec, context: StackCo
     squared = activation(t, up, Activation.RELU_SQUARED)
     value = linear(t, squared, "mlp.value", inner, hidden)
     gate = linear(t, receptance, "mlp.receptance", hidden, hidden)
-    open_share = t.elementwise(OperationKind.SIGMOID, gate, saves_output=True)
+    open_share = t.elementwise(OperationKind.SIGMOID, gate)
     out = t.mul(open_share, value)
     t.touch(x, shifted, squared, value, open_share)
     return out
@@ -97,7 +97,7 @@ def _running_average(
     for each in zeros:
         t.record(OperationKind.ZEROS, (), (each,))
     states = States(zeros[0], zeros[1], t.shift(zeros[2]))
-    rate = t.scale(t.elementwise(OperationKind.EXP, decay, saves_output=True), OperationKind.NEG)
+    rate = t.scale(t.elementwise(OperationKind.EXP, decay), OperationKind.NEG)
     turns = Turns(t, context.seq_len)
     frame: tuple[Tensor, ...] = ()
     for turn in turns:
@@ -164,7 +164,7 @@ def _minus(t: Tape, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _exponential(t: Tape, x: Tensor) -> Tensor:
-    return t.elementwise(OperationKind.EXP, x, saves_output=True)
+    return t.elementwise(OperationKind.EXP, x)
 
 
 def _maximum(t: Tape, left: Tensor, right: Tensor) -> Tensor:

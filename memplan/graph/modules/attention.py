@@ -64,12 +64,35 @@ def eager_attention(
     query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
 ) -> Attended:
     """``eager_attention_forward``: scores, an fp32 softmax cast back, dropout, the weighted values."""
+    return _written_out(query, key, value, mask, probability, softcap=False)
+
+
+def capped_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """Gemma 2's: the same with scores that go through a tanh."""
+    return _written_out(query, key, value, mask, probability, softcap=True)
+
+
+def _written_out(
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    probability: float,
+    *,
+    softcap: bool,
+) -> Attended:
     run = query.run
     start = len(run.segment.operations)
     groups = query.shape[1] // key.shape[1]
     keys = key.repeat_heads(groups)
     values = value.repeat_heads(groups)
     weights = matmul(query, keys.transpose(2, 3)) * 1.0
+    if softcap:
+        weights = weights / 50.0
+        weights = weights.tanh()
+        weights = weights * 50.0
     if mask is not None:
         weights = weights + mask
     weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)

@@ -164,21 +164,15 @@ class Handle:
 
     def rsqrt(self) -> "Handle":
         """One over the root."""
-        return self.unary(OperationKind.RSQRT, saves_output=True)
+        return self.unary(OperationKind.RSQRT)
 
     def tanh(self) -> "Handle":
         """The hyperbolic tangent."""
-        return self.unary(OperationKind.TANH, saves_output=True)
+        return self.unary(OperationKind.TANH)
 
-    def unary(
-        self, kind: OperationKind, *, saves_input: bool = False, saves_output: bool = False
-    ) -> "Handle":
-        """A function of each element."""
-        return self.like(
-            self.run.elementwise(
-                kind, self.record, saves_input=saves_input, saves_output=saves_output
-            )
-        )
+    def unary(self, kind: OperationKind) -> "Handle":
+        """A function of each element, by its row of the table of operators."""
+        return self.like(self.run.elementwise(kind, self.record))
 
     def mean(self) -> "Handle":
         """The mean over the last dimension, which stays as one of size 1."""

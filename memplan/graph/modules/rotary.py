@@ -6,13 +6,13 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.rotary import complex_table, rotary_as_complex, rotary_in_place
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.training.kernels import RotaryKernel
 
 Tables = tuple[Handle, Handle]
@@ -38,8 +38,8 @@ class RotaryEmbedding(Module):
         shape = rows, length, (self.width + 1) // 2
         freqs = made_by(run, OperationKind.MUL, shape, DType.FP32)
         emb = freqs.apart(OperationKind.CAT, shape=(rows, length, self.width))
-        cos = emb.apart(OperationKind.COS) * 1.0
-        sin = emb.apart(OperationKind.SIN) * 1.0
+        cos = _scaled(emb, OperationKind.COS)
+        sin = _scaled(emb, OperationKind.SIN)
         return cos.to(x.dtype), sin.to(x.dtype)
 
     def hold_frequencies(self) -> None:
@@ -52,6 +52,14 @@ class RotaryEmbedding(Module):
         if not run.decomposed and run.options.quantizer is None:
             for _ in range(2):
                 run.buffer(self.width // 2, DType.FP32)
+
+
+def _scaled(angles: Handle, kind: OperationKind) -> Handle:
+    """``angles.cos() * self.attention_scaling``: what is not scaled yet goes once it is."""
+    run, made = angles.run, empty(angles.run, angles.shape, angles.dtype)
+    scratch = made.record.storage.num_bytes, RESULT
+    run.record(kind, (angles.record,), (made.record,), forward_scratch_bytes=scratch)
+    return made
 
 
 def turn_function(kernel: RotaryKernel) -> Turn:

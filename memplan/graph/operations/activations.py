@@ -2,6 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operators import JITTED
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -20,17 +21,17 @@ def activation_module(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor
 def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
     """A nonlinearity, in the steps its implementation takes."""
     if t.kernels.fused_elementwise:
-        return t.elementwise(OperationKind(kind.value), x, saves_input=True)
+        return t.elementwise(OperationKind(kind.value), x, function=JITTED)
     if kind is Activation.SILU:
-        return t.elementwise(OperationKind.SILU, x, saves_input=True, decomposed_copies=5)
+        return t.elementwise(OperationKind.SILU, x)
     if kind is Activation.RELU:
-        return t.elementwise(OperationKind.RELU, x, saves_output=True)
+        return t.elementwise(OperationKind.RELU, x)
     if kind in {Activation.GELU, Activation.GELU_TANH}:
-        return t.elementwise(OperationKind.GELU, x, saves_input=True)
+        return t.elementwise(OperationKind.GELU, x)
     if kind is Activation.HARDSWISH:
-        return t.elementwise(OperationKind.HARDSWISH, x, saves_input=True)
+        return t.elementwise(OperationKind.HARDSWISH, x)
     if kind is Activation.TANH:
-        return t.elementwise(OperationKind.TANH, x, saves_output=True)
+        return t.elementwise(OperationKind.TANH, x)
     if kind is Activation.GELU_PYTHON:
         return gelu_python(t, x)
     if kind is Activation.GELU_NEW:
@@ -38,12 +39,12 @@ def activation(t: Tape, x: Tensor, kind: Activation) -> Tensor:
     if kind is Activation.GELU_FAST:
         return gelu_fast(t, x)
     if kind is Activation.QUICK_GELU:
-        return t.mul(x, t.elementwise(OperationKind.SIGMOID, t.scale(x), saves_output=True))
+        return t.mul(x, t.elementwise(OperationKind.SIGMOID, t.scale(x)))
     if kind is Activation.RELU_SQUARED and t.kernels.feed_forward is FeedForwardKernel.FUSED:
         # liger_kernel 0.8.5, ops/relu_squared.py
-        return t.elementwise(OperationKind.RELU2, x, saves_input=True)
+        return t.elementwise(OperationKind.RELU2, x)
     if kind is Activation.RELU_SQUARED:
-        rectified = t.elementwise(OperationKind.RELU, x, saves_output=True)
+        rectified = t.elementwise(OperationKind.RELU, x)
         out = t.square(rectified if t.autocast is None else t.cast(rectified, DType.FP32))
         t.touch(rectified)
         return out
@@ -70,7 +71,7 @@ def gelu_new(t: Tape, x: Tensor) -> Tensor:
     half = t.scale(x)
     cube = t.square(x if t.autocast is None else t.cast(x, DType.FP32))
     inner = t.scale(t.add(x, t.scale(cube)))
-    curve = t.shift(t.elementwise(OperationKind.TANH, inner, saves_output=True))
+    curve = t.shift(t.elementwise(OperationKind.TANH, inner))
     out = t.mul(half, curve)
     t.touch(x)
     return out
@@ -80,7 +81,7 @@ def gelu_fast(t: Tape, x: Tensor) -> Tensor:
     """The tanh GELU written with products only."""
     half = t.scale(x)
     inner = t.mul(t.scale(x), t.shift(t.mul(t.scale(x), x)))
-    curve = t.shift(t.elementwise(OperationKind.TANH, inner, saves_output=True))
+    curve = t.shift(t.elementwise(OperationKind.TANH, inner))
     return t.mul(half, curve)
 
 

@@ -208,7 +208,7 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
     mean = t.mean(full, width)
     variance = t.mean(t.square(t.add(full, mean)), width)
     centred = t.add(full, mean)
-    root = t.elementwise(OperationKind.SQRT, t.shift(variance), saves_output=True)
+    root = t.elementwise(OperationKind.SQRT, t.shift(variance))
     quotient = t.tensor(centred.numel, DType.FP32)
     t.record(
         OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
@@ -224,7 +224,7 @@ def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
 
 def _reciprocal_root(t: Tape, variance: Tensor) -> Tensor:
     shifted = t.shift(variance)
-    return t.elementwise(OperationKind.RSQRT, shifted, saves_output=True)
+    return t.elementwise(OperationKind.RSQRT, shifted)
 
 
 def rms_norm(t: Tape, x: Tensor, weight: Parameter) -> Tensor:

@@ -40,7 +40,7 @@ def contrast(t: Tape, body: ContrastBody, given: dict[str, Tensor]) -> Tensor:
 def _scaled(t: Tape, products: Tensor, body: ContrastBody) -> Tensor:
     weight = t.parameter(body.scale)
     if not body.divides:
-        return t.mul(products, t.elementwise(OperationKind.EXP, weight, saves_output=True))
+        return t.mul(products, t.elementwise(OperationKind.EXP, weight))
     out = t.tensor(products.numel, products.dtype)
     t.record(
         OperationKind.DIV, (products, weight), (out,), saves=(products, weight),

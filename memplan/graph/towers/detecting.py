@@ -26,7 +26,7 @@ def patch_queries(
     apart = Tensor(patches.numel, patches.dtype, patches.storage)
     chances = _patch_head(t, apart, "objectness_head", body.size, 1)
     boxes = t.shift(_patch_head(t, patches, "box_head", body.size, BOX))
-    boxes = t.elementwise(OperationKind.SIGMOID, boxes, saves_output=True)
+    boxes = t.elementwise(OperationKind.SIGMOID, boxes)
     sums = []
     for each in (logits, boxes, chances):
         t.returned.append(each)
@@ -71,7 +71,7 @@ def _logits(t: Tape, x: Tensor, query: Tensor, body: PatchQueriesBody) -> Tensor
     products = batched_matmul(t, _unit(t, own, body.width), query, rows, body.width)
     shift = linear(t, x, "class_head.logit_shift", body.size, 1, bias=True)
     scale = linear(t, x, "class_head.logit_scale", body.size, 1, bias=True)
-    scale = t.shift(t.elementwise(OperationKind.EXPM1, scale, saves_input=True))
+    scale = t.shift(t.elementwise(OperationKind.EXPM1, scale))
     logits = t.mul(t.add(products, shift), scale)
     seen = t.tensor(rows, DType.BOOL)
     t.record(OperationKind.EQ, (), (seen,))

@@ -271,7 +271,7 @@ def _with_offsets(t: Tape, x: Tensor, body: OffsetAttentionBody, flow: Flow) -> 
     shape = scores_shape(items, queries, keys, heads, body.key_size, body.value_size)
     out = own_scores(t, query, key, value, shape, 0.0, _offsets(t, body, queries * keys))
     out = by_rows(t, out, shape)
-    active = t.elementwise(OperationKind.HARDSWISH, out, saves_input=True)
+    active = t.elementwise(OperationKind.HARDSWISH, out)
     t.touch(out, query, key, value)
     last = NormedLinearBody(module=f"{body.module}.projection", inputs=wide, outputs=body.outputs)
     made = _normed_linear(t, active, last)

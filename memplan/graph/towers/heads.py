@@ -59,7 +59,7 @@ def _gated_bias(
     summed = t.tensor(2 * places, dtype)
     t.record(OperationKind.SUM, (small,), (summed,), gradients=(Gradient.FRESH,))
     t.touch(small)
-    both = t.elementwise(OperationKind.SIGMOID, summed, saves_output=True)
+    both = t.elementwise(OperationKind.SIGMOID, summed)
     first, second = t.split(both, places, places)
     inner = t.shift(t.mul(second, t.parameter(heads.factor)))
     gate = t.shift(t.mul(first, inner))

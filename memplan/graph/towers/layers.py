@@ -68,7 +68,7 @@ def _added(
         x = norm(t, given, body.norm, post_norm, body.size)
         t.touch(given)
     if scale and body.gated:
-        gate = t.elementwise(OperationKind.TANH, t.parameter(scale), saves_output=True)
+        gate = t.elementwise(OperationKind.TANH, t.parameter(scale))
         given = x
         x = t.mul(gate, given)
         t.touch(given)

@@ -70,7 +70,7 @@ def _selected(t: Tape, near: Tensor, far: Tensor, body: FusedLevelBody, rows: in
         read = activation(t, given, Activation.RELU)
         t.touch(given)
     scores = convolution(t, read, f"{name}.convolution3", rows)
-    shares = t.elementwise(OperationKind.SIGMOID, scores, saves_output=True)
+    shares = t.elementwise(OperationKind.SIGMOID, scores)
     t.touch(read, scores)
     first = t.mul(near, t.slice(shares, rows))
     out = t.add(first, t.mul(far, t.slice(shares, rows)))
@@ -81,7 +81,7 @@ def _selected(t: Tape, near: Tensor, far: Tensor, body: FusedLevelBody, rows: in
 def _depth(t: Tape, x: Tensor, flow: Flow) -> Tensor:
     """``SiLogLoss``: pixels whose depth is known are picked by a mask; here all are."""
     pixels = x.numel
-    shares = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
+    shares = t.elementwise(OperationKind.SIGMOID, x)
     found = t.scale(shares)
     t.touch(x, shares)
     t.give_out(found)
@@ -100,7 +100,7 @@ def _depth(t: Tape, x: Tensor, flow: Flow) -> Tensor:
         )  # fmt: skip
         if t.autocast is not None:
             picked = t.cast(picked, DType.FP32)
-        return t.elementwise(OperationKind.LOG, picked, saves_input=True)
+        return t.elementwise(OperationKind.LOG, picked)
 
     target = logarithm(labels)
     predicted = logarithm(found)
@@ -117,7 +117,7 @@ def _depth(t: Tape, x: Tensor, flow: Flow) -> Tensor:
         OperationKind.SUB, (squares, t.scale(square)), (left,),
         gradients=(Gradient.ALIAS, Gradient.FRESH),
     )  # fmt: skip
-    loss = t.elementwise(OperationKind.SQRT, left, saves_output=True)
+    loss = t.elementwise(OperationKind.SQRT, left)
     t.touch(difference, known)
     for each in flow.found:
         t.release(each)

@@ -109,7 +109,7 @@ def _channel_norm(t: Tape, x: Tensor, body: ChannelNormBody) -> Tensor:
     read = apart if t.autocast is None else t.cast(apart, DType.FP32)
     variance = t.mean(t.square(read), body.size)
     numerator = _less_mean(t, x, mean)
-    root = t.elementwise(OperationKind.SQRT, t.shift(variance), saves_output=True)
+    root = t.elementwise(OperationKind.SQRT, t.shift(variance))
     normed = t.tensor(x.numel, root.dtype)
     t.record(
         OperationKind.DIV, (numerator, root), (normed,), saves=(numerator, root),
@@ -163,6 +163,6 @@ def _matted(t: Tape, x: Tensor, body: MattingBody, flow: Flow) -> Tensor:
     active = t.view(normed, normed.numel)
     t.record(OperationKind.RELU, (normed,), (active,), saves=(active,), gradients=(Gradient.FRESH,))
     scores = convolution(t, active, "matting_convs.3", rows)
-    out = t.elementwise(OperationKind.SIGMOID, scores, saves_output=True)
+    out = t.elementwise(OperationKind.SIGMOID, scores)
     t.touch(*details[1:], scores, active)
     return out

@@ -72,7 +72,7 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
         case WindowBody():
             return _pooled(t, x, body, flow)
         case SigmoidBody():
-            out = t.elementwise(OperationKind.SIGMOID, x, saves_output=True)
+            out = t.elementwise(OperationKind.SIGMOID, x)
             t.touch(x)
             return out
         case DropoutBody():

@@ -216,7 +216,7 @@ def places(t: Tape, body: PlacesBody, flow: Flow) -> Tensor:
     t.record(OperationKind.MATMUL, (t.cast_weight(matrix),), (half,), gradients=(Gradient.FRESH,))
     turned = t.scale(half)
     kinds = OperationKind.SIN, OperationKind.COS
-    once = t.concatenate(*(t.elementwise(kind, turned, saves_input=True) for kind in kinds))
+    once = t.concatenate(*(t.elementwise(kind, turned) for kind in kinds))
     t.touch(half, turned)
     flow.places = t.tensor(flow.items * once.numel, once.dtype)
     t.record(OperationKind.REPEAT, (once,), (flow.places,), gradients=(Gradient.FRESH,))

@@ -89,7 +89,7 @@ def _attention(
     sides = _unit(t, query, size // heads), _unit(t, key, size // heads)
     product = heads_product(t, *sides, shape, shape.scores, spec.head_dim)
     scale = t.parameter(f"{name}.logit_scale")
-    factor = t.elementwise(OperationKind.EXP, _at_most(t, scale), saves_output=True)
+    factor = t.elementwise(OperationKind.EXP, _at_most(t, scale))
     scores = t.mul(product, factor)
     t.touch(product)
     table, distances = _distances(t, body, length)
@@ -145,7 +145,7 @@ def _distances(t: Tape, body: ShiftedWindowsBody, length: int) -> tuple[Tensor, 
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     turned = t.contiguous(picked)
-    shares = t.elementwise(OperationKind.SIGMOID, turned, saves_output=True)
+    shares = t.elementwise(OperationKind.SIGMOID, turned)
     t.touch(turned)
     return table, t.scale(shares)
 

@@ -41,7 +41,7 @@ def tiles(t: Tape, body: TilesBody, flow: Flow) -> Tensor:
 
 
 def _gate(t: Tape, name: str) -> Tensor:
-    return t.elementwise(OperationKind.TANH, t.parameter(name), saves_output=True)
+    return t.elementwise(OperationKind.TANH, t.parameter(name))
 
 
 def _placed_tiles(t: Tape, x: Tensor, module: str, flow: Flow) -> Tensor:

@@ -136,7 +136,7 @@ def _contrast(
     width, clips = body.width, given["mit"]
     texts = t.add(flow.past, t.mul(x, t.parameter(body.share)))
     clips, texts = _unit(t, clips, width), _unit(t, texts, width)
-    scale = t.elementwise(OperationKind.EXP, t.parameter(body.scale), saves_output=True)
+    scale = t.elementwise(OperationKind.EXP, t.parameter(body.scale))
     scaled = t.mul(texts, scale)
     rows = clips.numel // width
     logits = batched_matmul(t, clips, scaled, texts.numel // width, width)

@@ -138,17 +138,17 @@ def _pow(p: Values, step: Step) -> list[Tensor]:
 def _rsqrt(p: Values, step: Step) -> list[Tensor]:
     x = p.tensor(step.inputs[0])
     x = x if p.t.autocast is None else p.t.cast(x, DType.FP32)
-    return [p.t.elementwise(OperationKind.RSQRT, x, saves_output=True)]
+    return [p.t.elementwise(OperationKind.RSQRT, x)]
 
 
-def _keeping(kind: OperationKind, *, the_result: bool, is_widened: bool = False) -> Operator:
-    """A function of each element, whose derivative is found from its result or from its argument."""
+def _function(kind: OperationKind, *, is_widened: bool = False) -> Operator:
+    """A function of each element, by its row of the table."""
 
     def made(p: Values, step: Step) -> list[Tensor]:
         x = p.tensor(step.inputs[0])
         if is_widened and p.t.autocast is not None:
             x = p.t.cast(x, DType.FP32)
-        return [p.t.elementwise(kind, x, saves_output=the_result, saves_input=not the_result)]
+        return [p.t.elementwise(kind, x)]
 
     return made
 
@@ -306,10 +306,10 @@ def without_gradient(p: Values, step: Step) -> list[Tensor]:
     return found
 
 
-_TANH = _keeping(OperationKind.TANH, the_result=True)
-_SIGMOID = _keeping(OperationKind.SIGMOID, the_result=True)
-_EXP = _keeping(OperationKind.EXP, the_result=True, is_widened=True)
-_SQRT = _keeping(OperationKind.SQRT, the_result=True)
+_TANH = _function(OperationKind.TANH)
+_SIGMOID = _function(OperationKind.SIGMOID)
+_EXP = _function(OperationKind.EXP, is_widened=True)
+_SQRT = _function(OperationKind.SQRT)
 
 OPERATORS: dict[str, Operator] = {
     "torch.Tensor.view": _view, "torch.Tensor.reshape": _view, "torch.Tensor.transpose": _view,
