@@ -38,7 +38,7 @@ def _watched(sweep: "Sweep") -> "Iterator[SweepResult]":
 def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[SweepResult]":
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from memplan.report.console import TerminalConsole
+    from memplan.report.rich_console import PrintableConsole
 
     columns = (
         TextColumn("{task.completed:,.0f} of {task.total:,.0f} setups"),
@@ -47,7 +47,7 @@ def _with_bar(sweep: "Sweep", results: "Iterator[SweepResult]") -> "Iterator[Swe
     )
     bar = Progress(
         *columns,
-        console=TerminalConsole(stderr=True),
+        console=PrintableConsole(stderr=True),
         transient=True,
         redirect_stdout=False,  # else rows written meanwhile would end up on stderr
         redirect_stderr=False,

@@ -83,6 +83,10 @@ def _played(
     )
 
 
+LONG_EVENTS = 400_000
+"""Of a run that takes some 15 MB as Python's numbers."""
+
+
 @lru_cache(maxsize=8)
 def _replayer(
     walked: _Walked,
@@ -93,7 +97,7 @@ def _replayer(
     likeness: "Hashable",
 ) -> "Replayer":
     """Play loading and steps, up to one that all later ones are like."""
-    from memplan.memory.replay import MANY_EVENTS, Replayer
+    from memplan.memory.replay import Replayer
 
     given, sizes = replace(walked.given, setup=setup), list[int]()
     if likeness is None:
@@ -104,7 +108,7 @@ def _replayer(
         shape, sizes = shape_of(given, workspace_bytes=workspace_bytes)
         key = (likeness, shape, rank, capacity_bytes, given.device)
         ledger = _numbered_ledger(_Run(key, given, rank, workspace_bytes, capacity_bytes))
-        if len(ledger.events) > MANY_EVENTS:
+        if len(ledger.events) > LONG_EVENTS:
             _numbered_ledger.cache_clear()  # what is as long is kept in the compiled code alone
     expandable = setup.allocator is AllocatorKind.EXPANDABLE
     return Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable, sizes=sizes)

@@ -19,10 +19,8 @@ from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from memplan.memory.runtime import ByteRange
+    from memplan.report.console import Console, Text
     from memplan.search.advice import Hints
 
 Rows = Sequence[Sequence[Estimate]]
@@ -217,7 +215,7 @@ def _print_verdict(
     widths: Sequence[int] | None,
 ) -> None:
     """Print a GPU's line; where there is no room for it, what it needs stands below."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     line = Text(name)
     line.append(parts[0], style=VERDICT_STYLES[answer.chosen.job_verdict or Verdict.OOM])
@@ -232,7 +230,7 @@ def _print_verdict(
 
 def print_job(console: "Console", parts: Sequence[str]) -> None:
     """Print the job in as many lines as it takes, each of whole parts."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     line, is_first = "", True
     for part in parts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from memplan.report.console import Text
 
 MARGIN = 1
 """Spaces before a line."""
@@ -213,18 +213,17 @@ def _padded(text: str, column: Column, width: int) -> str:
 
 
 def _line_of(text: str) -> "Text":
-    from rich.text import Text
+    from memplan.report.console import Text
 
     return Text(text, style="dim")
 
 
 def _line(parts: Iterable[tuple[str, str]]) -> "Text":
-    from rich.text import Text
+    from memplan.report.console import Text
 
-    line = Text(no_wrap=True, overflow="ignore", end="")
+    line = Text(no_wrap=True)
     for number, (text, style) in enumerate(parts):
         line.append(" " * (GAP if number else MARGIN))
-        line.append(text, style=style or None)
+        line.append(text, style=style)
     line.rstrip()
-    line.end = "\n"
     return line

@@ -59,8 +59,9 @@ from memplan.training.setup import TrainingSetup
 from memplan.units import GB, GIB, format_count, format_gib
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 COMPARE_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""

@@ -24,7 +24,7 @@ from memplan.formulas.deepspeed import (
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from memplan.report.console import Console
 
 DEEPSPEED_SCHEMA_VERSION = 1
 """Raised when a key of ``deepspeed_document`` changes its name or its meaning."""

@@ -9,10 +9,9 @@ from memplan.report.rows import json_text
 from memplan.units import GIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from memplan.hardware.gpu import GpuSpec
     from memplan.hardware.machine import CardsHere, FoundPackage, Host, LocalCard, Occupant
+    from memplan.report.console import Console
 
 DOCTOR_SCHEMA_VERSION = 1
 """Raised when a key of ``doctor_json`` changes its name or its meaning."""

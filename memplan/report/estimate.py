@@ -28,9 +28,8 @@ from memplan.training.choices import Offload
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.report.console import Console
     from memplan.search.advice import Hints
 
 
@@ -242,7 +241,7 @@ def _print_plain(console: "Console", line: str) -> None:
 
 
 def _print_lines(console: "Console", line: str, style: str) -> None:
-    from rich.text import Text
+    from memplan.report.console import Text
 
     for each in hanging(line, console.width):
         console.print(Text(each, style=style), soft_wrap=True)

@@ -12,11 +12,11 @@ from memplan.report.timeline import timeline_lines
 from memplan.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
     from rich.tree import Tree
 
+    from memplan.report.console import Console
     from memplan.search.advice import Hints
 
 DETAIL_SHARE = 0.005

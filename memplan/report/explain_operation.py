@@ -9,8 +9,9 @@ from memplan.report.lessons import USUAL, Lesson, Sizes, Taught, teach
 from memplan.report.narrow import print_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 
 def print_lesson(console: "Console", lesson: Lesson, sizes: Sizes = USUAL) -> None:

@@ -31,8 +31,9 @@ from memplan.training.setup import TrainingSetup
 from memplan.units import format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 FLOPS_SCHEMA_VERSION = 2
 """Raised when a key of a row changes its name or its meaning."""

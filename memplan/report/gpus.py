@@ -11,8 +11,9 @@ from memplan.text import in_markdown
 from memplan.units import GB, GIB, MIB, format_gib
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 GPUS_SCHEMA_VERSION = 1
 """Raised when a key of ``gpu_row`` changes its name or its meaning."""

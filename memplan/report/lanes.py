@@ -9,9 +9,8 @@ from memplan.estimator.step_time import step_time
 from memplan.report.times import seconds_text, time_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from memplan.estimator import Estimate
+    from memplan.report.console import Console
 
 LABEL_WIDTH = max(len(lane.value) for lane in Lane) + 2
 MARKS = {Lane.COMPUTE: "█", Lane.LINK: "▒", Lane.HOST: "░"}
@@ -24,7 +23,7 @@ MOST_STAGES = 12
 
 def print_lanes(console: "Console", answer: "Estimate") -> None:
     """Print how long a step takes, its lanes, and its stages."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     time = step_time(answer)
     for line in time_lines(answer, TimeQuestion()):

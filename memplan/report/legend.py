@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memplan.report.blocks import hanging
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from memplan.report.console import Console
 
 ANSWER_WORDS: Mapping[str, str] = {
     "GiB": "2^30 bytes",
@@ -79,7 +79,7 @@ LEGEND: Mapping[str, Mapping[str, str]] = {
 
 def print_legend(console: "Console") -> None:
     """Print every word and what it means."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     for title, words in LEGEND.items():
         console.print(Text(title, style="bold"))

@@ -14,8 +14,9 @@ from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.units import format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.tree import Tree
+
+    from memplan.report.console import Console
 
 MODELS_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""

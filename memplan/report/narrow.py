@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from memplan.report.console import Console
 
 EDGES, DIVIDER = 2, 1
 """Characters of the frame: on both sides together, and between two columns."""

@@ -16,9 +16,7 @@ from memplan.report.palette import COMPONENTS
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
+    from memplan.report.console import Console, Text
     from memplan.search.advice import Hints
 
 BAR_WIDTH = 14
@@ -95,7 +93,7 @@ def print_overview(
     console: "Console", found: Estimate, explained: Explanation, hints: "Hints"
 ) -> None:
     """Print the verdict, a bar for each component, the phases, and what shows more."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     print_answer(console, [[found]], hints)
     console.print()
@@ -109,7 +107,7 @@ def print_overview(
 
 def bar_lines(found: Estimate, explained: Explanation, width: int) -> "list[Text]":
     """A line for each component: bytes, share, bar, formula; what has no room is cut behind a word."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     bars = bars_of(found, explained)
     whole = sum(bar.num_bytes for bar in bars)
@@ -204,8 +202,7 @@ def print_components(
     console: "Console", found: Estimate, kinds: Sequence[ComponentKind], hints: "Hints"
 ) -> None:
     """Print the verdict, and of each component its bytes in every phase and how they come about."""
-    from rich.text import Text
-
+    from memplan.report.console import Text
     from memplan.report.explain import component_tree, kind_table
     from memplan.report.narrow import print_table
 

@@ -11,8 +11,9 @@ from memplan.report.narrow import print_table
 from memplan.report.rows import Row
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 PARTING_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""

@@ -20,8 +20,7 @@ from memplan.search.sweep import Sweep, SweepResult
 from memplan.units import GIB, format_gib
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+    from memplan.report.console import Console, Text
 
 HEAT_STYLES = {
     Verdict.FITS: "black on green", Verdict.TIGHT: "black on yellow",
@@ -83,7 +82,7 @@ def print_pivot(
     console: "Console", sweep: Sweep, results: Sequence[SweepResult], pivot: Pivot
 ) -> None:
     """Print one matrix for every other combination and each GPU type."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     varying = [name for name in varying_columns(results) if name not in pivot.hidden]
     print_counts(console, results)

@@ -27,14 +27,12 @@ from memplan.units import GIB, format_count, format_gib
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.console import Console
-    from rich.text import Text
-
     from memplan.estimator import Estimate
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.report.console import Console, Text
 
-MAX_SHORTFALLS = 8
-"""Setups that do not fit and are written out; the rest are counted."""
+MAX_SHORTFALLS, FEW_SHORTFALLS = 8, 3
+"""Setups that do not fit and are written out, and where others do; the rest are counted."""
 MARKDOWN_COLUMNS = (
     "rank", "given_up", "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer",
     "offload_param", "precision", "checkpointing", "other_settings", "micro_batch_size",
@@ -92,7 +90,7 @@ def print_plans(
     console: "Console", plans: Sequence[Plan], *, question: "TimeQuestion | None" = None
 ) -> None:
     """Print the answer for each card, then the setups of each, and once what the figures mean."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     for plan in plans:
         style = "green" if plan.setups else "bold red"
@@ -117,7 +115,7 @@ def _lead(plan: Plan, *, among: int) -> str:
 
 def _print_setups(console: "Console", plan: Plan, question: "TimeQuestion | None") -> None:
     """What is planned for, the table of what fits, the front, and what does not fit."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     some = plan.some
     about = (
@@ -125,10 +123,13 @@ def _print_setups(console: "Console", plan: Plan, question: "TimeQuestion | None
         f"({format_gib(plan.gpu.capacity_bytes, digits=1)})"
     )
     if plan.setups:
-        about += f": {len(plan.setups)} of {plan.num_fitting} setups that fit"
+        about += (
+            f": {len(plan.setups)} of {plan.num_fitting} setups with room for what they allocate"
+        )
     for line in hanging(about, console.width):
         text = Text(line)
-        text.highlight_words([some.model.name], "bold")
+        start = line.find(some.model.name)
+        text.stylize("bold" if start >= 0 else "", start, start + len(some.model.name))
         console.print(text)
     if plan.setups:
         console.print()
@@ -350,7 +351,8 @@ def shortfall_lines(plan: Plan) -> list[str]:
         ):
             least[key] = each
     # Only of those that are shown is it looked for how much they need.
-    kept = [shortfall_text(each) for each in list(least.values())[:MAX_SHORTFALLS]]
+    most = FEW_SHORTFALLS if plan.setups else MAX_SHORTFALLS
+    kept = [shortfall_text(each) for each in list(least.values())[:most]]
     if not kept:
         return []
     more = [f"  ... and {len(least) - len(kept)} more"] if len(least) > len(kept) else []
@@ -398,10 +400,11 @@ def shortfall_text(shortfall: Shortfall) -> str:
     label = f"  {', '.join(parts)}, checkpointing {checkpointing_label(setup)}"
     if deciding := deciding_text(shortfall.estimate):
         label += f" ({deciding})"
-    if shortfall.better is None:
+    better = shortfall.better
+    if better is None:
         missing = format_gib(shortfall.missing_bytes, digits=1)
         return f"{label}: {missing} more needed, and nothing that was tried fits"
-    change = describe_change(setup, shortfall.better.setup)
+    change = describe_change(setup, better.setup)
     text = saving_text(
         change, missing_bytes=shortfall.missing_bytes, saved_bytes=shortfall.saved_bytes
     )

@@ -15,8 +15,9 @@ from memplan.report.estimate import (
 from memplan.report.narrow import print_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 MAX_LINES = 20
 """Distinct ranks that a table shows of each setup; JSON and CSV have them all."""

@@ -13,8 +13,9 @@ from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.units import GB, GIB, format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from memplan.report.console import Console
 
 RULE_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""

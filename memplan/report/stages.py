@@ -13,7 +13,7 @@ from memplan.training.schedules import most_in_flight, passes_of
 from memplan.units import GIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from memplan.report.console import Console
 
 BAR_WIDTH = 24
 """Characters of the fullest rank's bar."""

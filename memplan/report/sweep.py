@@ -19,10 +19,8 @@ from memplan.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.console import Console
-    from rich.text import Text
-
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.report.console import Console, Text
 
 MARKDOWN_COLUMNS = (
     "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer", "offload_param",
@@ -139,7 +137,7 @@ def print_sweep(
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print one line per setup, what it allocates, the verdict of each GPU, and times if asked for."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     shown = varying_columns(results)
     print_counts(console, results)
@@ -154,7 +152,7 @@ def print_sweep(
 
 def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequence[str]) -> None:
     """Print the model, and what is the same in all setups."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     first = results[0].estimates[0]
     console.print(
@@ -190,7 +188,7 @@ def _values(name: str, results: Sequence[SweepResult]) -> set[str]:
 
 def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
     """Print how many of the setups fit each GPU."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     columns = [
         column

@@ -15,10 +15,10 @@ from memplan.report.times import seconds_text
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from memplan.estimator.step_time import StepTime
+    from memplan.report.console import Console
 
 VERIFY_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""

@@ -18,10 +18,9 @@ from memplan.report.times import factor_text, seconds_text, time_factor, timed
 from memplan.units import GIB
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.estimator.step_time import StepTime
+    from memplan.report.console import Console
     from memplan.report.times import Timed
     from memplan.search.advice import Hints
 
@@ -167,7 +166,7 @@ def _gpu_hours(time: "StepTime") -> float:
 
 def print_versus(console: "Console", sides: Sides, question: "TimeQuestion") -> None:
     """Print both verdicts, what moved in a sentence, and the figures side by side."""
-    from rich.text import Text
+    from memplan.report.console import Text
 
     one, other = (side.answer for side in sides)
     answers = [gpu_answers([[side.answer]], side.hints)[0] for side in sides]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, without_run
+from memplan.estimator import Estimate, Verdict, estimate, least_bytes, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
@@ -211,6 +211,9 @@ class _Search:
             return False
         self.tried.add(setup)
         try:
+            if self._is_hopeless(setup):
+                self.too_large.add(alone)
+                return False
             better = estimate(self.model, setup, self.gpu)
         except SetupError:
             return False
@@ -226,6 +229,12 @@ class _Search:
         elif verdict is Verdict.TIGHT and not overfills_usual_node(better):
             self.tight = self.tight or better
         return False
+
+    def _is_hopeless(self, setup: TrainingSetup) -> bool:
+        """Whether activations alone are more than the card has, which a walk says long before an estimate."""
+        if setup.pipeline_parallel > 1:
+            return False
+        return least_bytes(self.model, setup, self.gpu) > self.gpu.capacity_bytes
 
 
 def _nearest_changes(

@@ -63,7 +63,7 @@ class SizeSearch:
         sizes below it are looked at, from a likely one on. A first look at a size is one replay; that every
         larger card is enough too is asked of the one that is returned.
         """
-        largest = self._largest(1, 1, limit=limit, first=first, known=known)
+        largest = self.most(limit=limit, first=first, known=known)
         if not largest:
             return 0
         needed = self._ask(largest).fullest
@@ -75,6 +75,12 @@ class SizeSearch:
             likely = (needed.worst_bytes + needed.reserved_bytes) // 2
             guess = self._largest(likely, needed.worst_bytes, limit=largest - 1, first=largest - 1)
         return self._below(largest, guess or largest - 1)
+
+    def most(
+        self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
+    ) -> int:
+        """The largest that can fit by what it allocates at once, for which nothing is replayed; 0: none."""
+        return self._largest(1, 1, limit=limit, first=first, known=known)
 
     def _below(self, high: int, guess: int) -> int:
         """The largest size below one that does not fit, looked for from a likely one on; 0: none."""

@@ -35,7 +35,10 @@ MOST_LOOKED_AT = 30
 """Combinations of which estimates are made, for one number of GPUs: then the best so far count."""
 
 Find = Callable[[Candidate, int], PlannedSetup | None]
-"""Looks for a candidate's largest micro-batch from a likely size on; None where not even 1 fits."""
+"""Looks for a candidate's largest micro-batch from a likely size on; None where not even 1 fits. It may be left open
+whether a replay bears it out."""
+Settle = Callable[[PlannedSetup], PlannedSetup | None]
+"""Has it borne out: the same, or with a smaller micro-batch; None where not even 1 fits."""
 Sizes = Callable[[TrainingSetup], list[int]]
 """The micro-batches that a global batch may be cut into; none where there is no global batch."""
 
@@ -77,13 +80,17 @@ class BestFirst:
         self,
         candidates: Iterable[Candidate],
         find: Find,
+        settle: Settle,
         sizes: Sizes,
         *,
         room_bytes: int,
         wanted: int,
         beats: tuple[float, ...] | None,
     ) -> list[PlannedSetup]:
-        """The best ones, best first: as many as are wanted, and of places before ``beats``."""
+        """The best ones, best first: as many as are wanted, and of places before ``beats``.
+
+        The first is settled; further ones may be left open until they are told.
+        """
         queue: list[_Open] = []
         for number, candidate in enumerate(candidates):
             first = self._opened(candidate, number, sizes, room_bytes)
@@ -96,7 +103,11 @@ class BestFirst:
             if beats is not None and head.rank[: len(beats)] >= beats:
                 break
             if head.found is not None:
-                accepted.append(head.found)
+                settled = head.found if accepted else settle(head.found)
+                if settled is head.found:
+                    accepted.append(settled)
+                elif settled is not None:
+                    heappush(queue, self._estimated(head, settled))
             elif looked_at >= MOST_LOOKED_AT:
                 continue
             elif head.known is _Known.ARITHMETIC:

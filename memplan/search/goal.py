@@ -1,5 +1,6 @@
 """What a plan is asked for, and what it answers: the goal, the ways to hold a model, what fits and what not."""
 
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from memplan.training.setup import TrainingSetup
 from memplan.upward import Displayed, Drawn, provided
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memplan.estimator.run_cost import TimeQuestion
 
 DEFAULT_LIMIT = 20
@@ -282,8 +285,12 @@ class Shortfall:
     given_up: Concession
     tier: int
     """Of its precision: 0 where optimizer states are in fp32."""
-    better: Estimate | None
-    """The nearest setup of the plan that fits."""
+    find_better: "Callable[[], Estimate | None]" = field(repr=False, compare=False)
+
+    @property
+    def better(self) -> Estimate | None:
+        """The nearest setup of the plan that fits; looked for when it is asked for."""
+        return self.find_better()
 
     @property
     def missing_bytes(self) -> int:
@@ -307,7 +314,8 @@ class Plan(Displayed):
     setups: tuple[PlannedSetup, ...]
     """What fits, best first."""
     num_fitting: int
-    """All that fit, those beyond the goal's limit included."""
+    """All that have room for what they allocate, those beyond the goal's limit included; of those that are told a
+    replay says that they fit."""
     shortfalls: tuple[Shortfall, ...]
     """What does not, in the order it was tried."""
     overfilling: tuple[Estimate, ...] = ()

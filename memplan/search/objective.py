@@ -12,11 +12,11 @@ from memplan.search.goal import Objective
 from memplan.search.order import EQUAL_SPEED, bucket, lost_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from memplan.search.goal import Goal, PlannedSetup
 
-MOST_TIMED, LEAST_TIMED = 64, 3
+MOST_TIMED, LEAST_TIMED = 96, 3
 """Of the setups that fit, the first ones by relative speeds, shared out among the numbers of GPUs, and of each at
 least so many: a step's time takes a tenth of an estimate, and a plan tells a few setups."""
 
@@ -75,11 +75,15 @@ def _lost(each: "PlannedSetup") -> tuple[int, int]:
     return (order_of(each.given_up), each.tier)
 
 
-def memory_front(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
+def memory_front(
+    found: "Sequence[PlannedSetup]",
+    is_open: "Callable[[PlannedSetup], bool]" = lambda _each: False,
+) -> "list[PlannedSetup]":
     """Setups that none of the others beats in both: less memory of a card, more tokens per second.
 
     The fastest first, and faster by less than ``EQUAL_SPEED`` is no faster. Only of those that give up no more than
-    the first: what trains less precisely is no trade of memory for time.
+    the first: what trains less precisely is no trade of memory for time. Where it turns on one that is open, that one
+    alone.
     """
     known = [each for each in found if each.time is not None]
     known = [each for each in known if _lost(each) == _lost(known[0])]
@@ -90,7 +94,11 @@ def memory_front(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
         # What it allocates alone may be more already: then no run is replayed for it.
         least = answer.worst_bytes + answer.overhead_bytes.high
         lowest = front[-1].estimate.total_bytes.high if front else None
-        if lowest is None or (least < lowest and answer.total_bytes.high < lowest):
+        if lowest is not None and least >= lowest:
+            continue
+        if is_open(each):
+            return [each]
+        if lowest is None or answer.total_bytes.high < lowest:
             front.append(each)
     kept = front[-1:]
     for each in reversed(front[:-1]):

@@ -8,6 +8,7 @@ are looked for (``BestFirst``).
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache, partial
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate, least_bytes
@@ -30,7 +31,7 @@ from memplan.search.node_ram import usual_node_bytes
 from memplan.search.order import distance, rank_of
 from memplan.search.quantity import Quantity
 from memplan.search.sizes import model_sizes
-from memplan.search.space import Candidate, Space
+from memplan.search.space import Candidate, Loss, Space, losses
 from memplan.search.speed import (
     ASSUMPTIONS,
     MIXTURE_ASSUMPTIONS,
@@ -84,11 +85,18 @@ class Planner:
         self.found: list[PlannedSetup] = []
         self.failed: list[tuple[Candidate, Estimate]] = []
         self.overfilling: list[Estimate] = []
+        self.losses = losses(goal)
+        """What may be given up and was not tried yet, the least first."""
         self.refused = self.space.refused
         self.num_ruled_out = 0
-        self.at_hand: TrainingSetup | None = None
-        self.answers: dict[int, Estimate] = {}
-        """Estimates of the setup at hand, by micro-batch."""
+        self.answers: dict[int, tuple[TrainingSetup, dict[int, Estimate]]] = {}
+        """Estimates of each setup, by micro-batch."""
+        self.open: dict[int, Candidate] = {}
+        """Of setups whose micro-batch is the largest by what they allocate, by their estimate: no replay bore it out."""
+        self.borne_out: dict[int, PlannedSetup | None] = {}
+        """What became of these, once a replay was asked; None: not even one sequence fits."""
+        self.waiting: dict[object, list[Candidate]] = {}
+        """What is offloaded, by what fits without it as far as that is known."""
         self.stretches = goal.objective in (Objective.SEQ_LEN, Objective.LAYERS)
         """What is looked for is no micro-batch: that is given, and offloading lengthens it."""
         self.largest: dict[object, int] = {}
@@ -99,21 +107,22 @@ class Planner:
         """Try everything, rank what fits, and say what the rest lacks."""
         check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
         try:
-            self._look_through()
+            ranked, front = self._look_through()
         except KeyboardInterrupt:
+            self.found = [each for each in self.found if id(each.estimate) not in self.open]
             if not (stoppable and self.found):
                 raise
             # What falls short was not looked at whole, and saying what it lacks takes as long again.
             self.failed.clear()
-            return replace(self._plan_of(self._ranked()), is_interrupted=True)
-        return self._plan_of(self._settled())
+            ranked = self._ranked()
+            return replace(self._plan_of(ranked, self._front(ranked)), is_interrupted=True)
+        return self._plan_of(ranked, front)
 
-    def _look_through(self) -> None:
-        """Try every number of GPUs in every way, then the best of them with leaner kernels."""
-        for num_gpus in self._counts():
-            plain, split = self._degrees(num_gpus)
-            self._try_all(num_gpus, plain)
-            self._try_best(num_gpus, split)
+    def _look_through(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
+        """Try every number of GPUs in every way, then the best of them with leaner kernels; what fits, and the front."""
+        counts = self._counts()
+        while self._try_more(counts):
+            pass
         if not (self.found or self.failed or self.overfilling):
             if self.num_ruled_out or self.best_first.num_ruled_out:
                 self._try_smallest()
@@ -121,14 +130,13 @@ class Planner:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
         self._add_lean_kernels()
+        told = self._told_of()
+        while self._try_more(counts):
+            told = self._told_of()
+        return told
 
-    def _plan_of(self, ranked: list[PlannedSetup]) -> Plan:
+    def _plan_of(self, ranked: list[PlannedSetup], front: list[PlannedSetup]) -> Plan:
         """The answer: what fits in its order, and what the rest lacks."""
-        front: list[PlannedSetup] = []
-        if self.times is not None:
-            from memplan.search.objective import memory_front  # only then
-
-            front = memory_front(ranked)
         return Plan(
             goal=self.goal,
             gpu=self.gpu,
@@ -143,6 +151,29 @@ class Planner:
         )
 
     # -- the space -------------------------------------------------------------------------------
+
+    def _try_more(self, counts: list[int]) -> bool:
+        """Try what gives up more than what was tried so far, on numbers of GPUs that want for setups.
+
+        What gives up less comes first in a plan: where that is enough, the rest is not looked at. Returns False where
+        it is, or nothing is left.
+        """
+        lacking = [each for each in counts if self._lacks(each)]
+        if not lacking or not self.losses:
+            return False
+        loss = self.losses.pop(0)
+        for num_gpus in lacking:
+            plain, split = self._degrees(num_gpus)
+            self._try_all(num_gpus, plain, loss)
+            self._try_best(num_gpus, split, loss)
+        return True
+
+    def _lacks(self, num_gpus: int) -> bool:
+        """Whether a plan would tell more setups, or one on so many GPUs."""
+        quick = [each for each in self.found if not (each.offloads and self.goal.allow)]
+        return len(quick) < self.goal.limit or all(
+            each.setup.num_gpus != num_gpus for each in quick
+        )
 
     def _counts(self) -> list[int]:
         """Numbers of GPUs to try: of several, those that are whole nodes."""
@@ -186,13 +217,14 @@ class Planner:
         """Whether models are split that nobody asked to be: several GPUs, and all that is held is known."""
         return num_gpus > 1 and not self.stretches and is_known(self.goal.base)
 
-    def _try_all(self, num_gpus: int, degrees: list[Degrees]) -> None:
+    def _try_all(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
         """Try every combination of these degrees."""
         fitting: set[tuple[object, ...]] = set()
         hopeless: set[tuple[object, ...]] = set()
-        for candidate in self.space.candidates(num_gpus, degrees):
+        for candidate in self.space.candidates(num_gpus, degrees, loss):
             key = candidate.without_offload
             if candidate.variant.offloads and key in fitting and not self.stretches:
+                self.waiting.setdefault(_way(candidate), []).append(candidate)
                 continue
             own = candidate.way
             if own in hopeless:
@@ -212,38 +244,49 @@ class Planner:
         self.num_ruled_out += 1
         return True
 
-    def _try_best(self, num_gpus: int, degrees: list[Degrees]) -> None:
+    def _try_best(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
         """Look for the best combinations of these degrees: such as beat an unsplit model, unless
         they were asked for."""
         if not degrees:
             return
         asked = self.goal.degrees.any
-        unsplit = [
-            self._rank(each)
-            for each in self.found
-            if each.setup.num_gpus == num_gpus and not each.offloads
-        ]
-        limits = (Concession.NONE,) if not asked else self.goal.concessions
+        if not asked and loss.given_up is not Concession.NONE:
+            return
+        unsplit = self._best_unsplit(num_gpus)
         candidates = (
             each
-            for each in self.space.candidates(num_gpus, degrees)
-            if each.given_up in limits and not each.variant.offloads
+            for each in self.space.candidates(num_gpus, degrees, loss)
+            if not each.variant.offloads
         )
         known, reasons = len(self.failed), dict(self.refused)
         found = self.best_first.search(
             candidates,
-            self._find,
+            self._opened,
+            self._borne_out,
             self._sizes,
             room_bytes=self._room_bytes(num_gpus),
             wanted=self.goal.limit if asked else SPLIT_SETUPS,
-            beats=None if asked else min(unsplit, default=None),
+            beats=None if asked else unsplit,
         )
-        if (found or unsplit) and not asked:
+        if (found or unsplit is not None) and not asked:
             # Of ways that nobody asked for, what cannot be is no news.
             del self.failed[known:]
             self.refused.clear()
             self.refused.update(reasons)
         self.found += found
+
+    def _best_unsplit(self, num_gpus: int) -> tuple[float, ...] | None:
+        """The best place of a model that is not split over so many GPUs, borne out; None: there is none."""
+        while True:
+            own = [
+                each for each in self.found if each.setup.num_gpus == num_gpus and not each.offloads
+            ]
+            best = min(own, key=self._rank, default=None)
+            if best is None:
+                return None
+            if id(best.estimate) not in self.open:
+                return self._rank(best)
+            self._settle(best)
 
     def _room_bytes(self, num_gpus: int) -> int:
         """What may be allocated at most of a card [bytes]."""
@@ -254,7 +297,12 @@ class Planner:
         """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
         num_gpus = max(self.goal.num_gpus)
         plain, split = self._degrees(num_gpus)
-        candidates = self.space.candidates(num_gpus, [*plain, *split])
+        every = [*plain, *split]
+        candidates = [
+            each
+            for loss in losses(self.goal)
+            for each in self.space.candidates(num_gpus, every, loss)
+        ]
         floors = sorted(candidates, key=lambda each: states_floor(each.setup, self.sizes))
         for candidate in floors:
             try:
@@ -277,7 +325,7 @@ class Planner:
 
     def _add_lean_kernels(self) -> None:
         """The best ones once more with kernels that never have all logits, as their code base has them."""
-        for each in self._ranked()[:LEAN_TRIED]:
+        for each in self._firsts(LEAN_TRIED):
             lean = next(lean_kernels(self.model, each.setup, self.gpu), None)
             if lean is None:
                 continue
@@ -287,6 +335,35 @@ class Planner:
                 continue
             if found is not None:
                 self.found.append(found)
+
+    def _firsts(self, count: int) -> list[PlannedSetup]:
+        """So many of the best, all of them borne out."""
+        while True:
+            self.found = self._ranked()
+            each = self._first_open(self.found[:count])
+            if each is None:
+                return self.found[:count]
+            self._settle(each)
+
+    def _told_of(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
+        """What fits, best first, and the front of memory and time; a replay bears out whatever is told."""
+        while True:
+            ranked = self._settled()
+            front = self._front(ranked)
+            each = self._first_open(front)
+            if each is None:
+                return ranked, front
+            self._settle(each)
+
+    def _front(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
+        if self.times is None:
+            return []
+        from memplan.search.objective import memory_front  # only then
+
+        return memory_front(ranked, lambda each: id(each.estimate) in self.open)
+
+    def _first_open(self, setups: Iterable[PlannedSetup]) -> PlannedSetup | None:
+        return next((each for each in setups if id(each.estimate) in self.open), None)
 
     def _settled(self) -> list[PlannedSetup]:
         """What fits, best first; of what is shown, nothing flushes the allocator's cache in every step that need not.
@@ -302,13 +379,43 @@ class Planner:
             each = next((each for each in shown if id(each.estimate) not in looked_at), None)
             if each is None:
                 return ranked
+            if id(each.estimate) in self.open:
+                self._settle(each)
+                continue
             looked_at.add(id(each.estimate))
             if each.flushes or not each.estimate.flushes_every_step:
+                _ = each.estimate.required_bytes  # which is told, while its run is at hand
                 continue
             calm = None if self._wants_largest else self._calmer(each)
             looked_at.add(id((calm or each).estimate))
-            place = next(number for number, other in enumerate(self.found) if other is each)
-            self.found[place] = calm or replace(each, flushes=True)
+            self.found[_place(self.found, each)] = calm or replace(each, flushes=True)
+
+    def _settle(self, each: PlannedSetup) -> None:
+        """Have a setup's micro-batch borne out, or one that is takes its place; where none fits, it goes."""
+        place = _place(self.found, each)
+        settled = self._borne_out(each)
+        if settled is not None:
+            self.found[place] = settled
+            return
+        del self.found[place]
+        way = _way(each)
+        if all(_way(other) != way for other in self.found):
+            for candidate in self.waiting.pop(way, ()):
+                self._try(candidate)
+
+    def _borne_out(self, each: PlannedSetup) -> PlannedSetup | None:
+        """The same where a replay says that it fits, or with the largest micro-batch that does; None: none does."""
+        number = id(each.estimate)
+        candidate = self.open.get(number)
+        if candidate is not None:
+            found = self._find(candidate, each.setup.micro_batch_size)
+            del self.open[number]
+            if found is not None and found.estimate is each.estimate:
+                found = each
+            elif found is not None:
+                found = self._borne_out(found)  # with other kernels, it may be
+            self.borne_out[number] = found
+        return self.borne_out.get(number, each)
 
     @property
     def _wants_largest(self) -> bool:
@@ -332,11 +439,7 @@ class Planner:
             setup=setup, variant=variant, given_up=each.given_up, simplicity=each.simplicity,
             tier=each.tier,
         )  # fmt: skip
-        best = self._largest(candidate, setup.micro_batch_size)
-        if best is None:
-            return None
-        answer = self._estimate(setup, best)
-        return None if self._overfills_node(answer) else self._planned(candidate, answer)
+        return self._opened_alone(candidate, setup.micro_batch_size)
 
     def _shown_of(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
         """As many as are wanted, the best of each number of GPUs among them."""
@@ -373,17 +476,55 @@ class Planner:
 
     def _try(self, candidate: Candidate) -> bool:
         """Find the largest micro-batch of a candidate; whether there is one."""
-        found = self._find(candidate)
+        found = self._opened(candidate)
         if found is not None:
             self.found.append(found)
         return found is not None
 
-    def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
-        """A candidate with its largest micro-batch; ``first``: a likely one."""
+    def _opened(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
+        """A candidate with the largest micro-batch that it can have; ``first``: a likely one.
+
+        Whether a replay bears that out is left open until it matters.
+        """
         try:
             limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
             if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
                 return None
+            found = self._left_open(candidate, first)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
+        return self._find(candidate, first) if found is None else found
+
+    def _opened_alone(self, candidate: Candidate, first: int) -> PlannedSetup | None:
+        """The same of one in another's place: where it does not fit, nobody is told."""
+        found = self._left_open(candidate, first)
+        if found is not None:
+            return found
+        best = self._largest(candidate, first)
+        answer = self._estimate(candidate.setup, best) if best is not None else None
+        if answer is None or self._overfills_node(answer):
+            return None
+        return self._planned(candidate, answer)
+
+    def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
+        """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
+        if self.stretches or self.goal.global_batch_size is not None:
+            return None
+        key = self._likely_key(candidate)
+        most = self._search(candidate.setup).most(
+            first=first or self.largest.get(key, 1), limit=self._limit()
+        )
+        self.largest[key] = max(most, 1)
+        if not most:
+            return None
+        found = self._planned(candidate, self._estimate(candidate.setup, most))
+        self.open[id(found.estimate)] = candidate
+        return found
+
+    def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
+        """A candidate with its largest micro-batch; ``first``: a likely one."""
+        try:
             best = self._largest(candidate, first)
             if best is None:
                 smallest = self._estimate(candidate.setup, 1)
@@ -418,14 +559,12 @@ class Planner:
         if smallest.held_bytes > self._room_bytes(candidate.setup.num_gpus):
             return None
         for setup in lean_kernels(self.model, candidate.setup, self.gpu):
-            lean = replace(candidate, setup=setup)
             try:
-                best = self._largest(lean, 1)
-                answer = self._estimate(setup, best) if best is not None else None
+                found = self._opened_alone(replace(candidate, setup=setup), 1)
             except SetupError:
                 continue
-            if answer is not None and not self._overfills_node(answer):
-                return self._planned(lean, answer)
+            if found is not None:
+                return found
         return None
 
     def _overfills_node(self, answer: Estimate) -> bool:
@@ -448,18 +587,26 @@ class Planner:
                 # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
                 return sizes[-1]
             return largest_of(sizes, lambda size: self._size_fits(setup, size))
-        key = (
-            candidate.variant, candidate.given_up, candidate.tier, setup.precision,
-            setup.checkpointing, degrees_of(setup),
-        )  # fmt: skip
-        search = SizeSearch(
+        key = self._likely_key(candidate)
+        search = self._search(setup)
+        best = search.run(first=first or self.largest.get(key, 1), limit=self._limit())
+        self.largest[key] = max(best, 1)
+        return best or None
+
+    def _search(self, setup: TrainingSetup) -> SizeSearch:
+        return SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
             self.limit_bytes,
             looks_beyond=self.stretches,
         )
-        best = search.run(first=first or self.largest.get(key, 1), limit=self._limit())
-        self.largest[key] = max(best, 1)
-        return best or None
+
+    def _likely_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """What has about the same largest micro-batch on any number of GPUs."""
+        setup = candidate.setup
+        return (
+            candidate.variant, candidate.given_up, candidate.tier, setup.precision,
+            setup.checkpointing, degrees_of(setup),
+        )  # fmt: skip
 
     def _fastest_of(self, setup: TrainingSetup, sizes: list[int]) -> int | None:
         """The micro-batch with which a pipeline is fastest: large ones leave it few to be filled with."""
@@ -493,13 +640,11 @@ class Planner:
         return self._fits(self._estimate(setup, size))
 
     def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
-        """One estimate; those of the setup at hand are kept, as a search ends where it has been."""
-        if setup is not self.at_hand:
-            self.at_hand = setup
-            self.answers = {}
-        answer = self.answers.get(size)
+        """One estimate, made once: a search ends where it has been."""
+        _, answers = self.answers.setdefault(id(setup), (setup, {}))
+        answer = answers.get(size)
         if answer is None:
-            answer = self.answers[size] = self._ask(setup, size)
+            answer = answers[size] = self._ask(setup, size)
         return answer
 
     def _ask(self, setup: TrainingSetup, size: int) -> Estimate:
@@ -552,25 +697,43 @@ class Planner:
     def _shortfall(
         self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]
     ) -> Shortfall:
-        nearest = min(ranked, key=lambda each: distance(candidate, each), default=None)
-        better = None
-        if nearest is not None:
-            better = self._no_larger(nearest.estimate, answer)
         return Shortfall(
             estimate=answer,
             limit_bytes=self.limit_bytes,
             given_up=candidate.given_up,
             tier=candidate.tier,
-            better=better,
+            find_better=cache(partial(self._better, candidate, answer, ranked)),
         )
 
+    def _better(
+        self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]
+    ) -> Estimate | None:
+        """What fits and is nearest to what does not, with its micro-batch where that fits: the change that is then told."""
+        for each in sorted(ranked, key=lambda each: distance(candidate, each)):
+            smaller = self._no_larger(each.estimate, answer)
+            if self._fits(smaller):
+                return smaller
+            settled = self._borne_out(each)
+            if settled is not None:
+                return settled.estimate
+        return None
+
     def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
-        """What fits, with the micro-batch of what does not: the change that is then told."""
         size = 1 if self.stretches else answer.setup.micro_batch_size
         if not self.stretches and fitting.setup.micro_batch_size <= size:
             return fitting
-        smaller = self._ask(fitting.setup, size)
-        return smaller if self._fits(smaller) else fitting
+        return self._ask(fitting.setup, size)
+
+
+def _way(each: Candidate | PlannedSetup) -> tuple[object, ...]:
+    """What two share that differ only in what they offload, or in checkpointing, on so many GPUs."""
+    setup = each.setup
+    engine, precision = setup.chosen_engine, setup.chosen_precision
+    return (setup.num_gpus, engine, setup.zero_stage, each.given_up, precision, degrees_of(setup))
+
+
+def _place(setups: list[PlannedSetup], wanted: PlannedSetup) -> int:
+    return next(number for number, each in enumerate(setups) if each is wanted)
 
 
 def divisors(number: int) -> list[int]:

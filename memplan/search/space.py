@@ -1,6 +1,7 @@
 """What a plan tries on so many GPUs: engine, stage and offload x precision x degrees x checkpointing."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, replace
@@ -44,6 +45,18 @@ class Candidate:
         )  # fmt: skip
 
 
+class Loss(NamedTuple):
+    """What candidates have in common that train equally well."""
+
+    given_up: Concession
+    tier: int
+
+
+def losses(goal: Goal) -> list[Loss]:
+    """What a goal allows to be lost, the least first."""
+    return [Loss(given_up, tier) for given_up in goal.concessions for tier in (0, 1)]
+
+
 class Space:
     """The combinations of one goal on one kind of GPU, and why some are none."""
 
@@ -55,23 +68,24 @@ class Space:
         self.refused: dict[str, None] = {}
         """Why combinations cannot be, each reason once."""
 
-    def candidates(self, num_gpus: int, degrees: Iterable[Degrees]) -> Iterator[Candidate]:
-        """Each of them; of one way to train, those that save most come first."""
+    def candidates(
+        self, num_gpus: int, degrees: Iterable[Degrees], loss: Loss
+    ) -> Iterator[Candidate]:
+        """Each of them that loses so much; of one way to train, those that save most come first."""
         splits = list(degrees)
         is_split = any(each != Degrees() for each in splits)
         variants = self.goal.split_variants if is_split else self.goal.variants
-        for given_up in self.goal.concessions:
-            try:
-                base = conceded(self.goal.base, given_up)
-            except SetupError as error:
-                self.refused[str(error)] = None
-                continue
-            yield from self._of(base, given_up, num_gpus, splits, variants)
+        try:
+            base = conceded(self.goal.base, loss.given_up)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return
+        yield from self._of(base, loss, num_gpus, splits, variants)
 
     def _of(
         self,
         base: TrainingSetup,
-        given_up: Concession,
+        loss: Loss,
         num_gpus: int,
         splits: list[Degrees],
         variants: tuple[EngineVariant, ...],
@@ -82,6 +96,8 @@ class Space:
             if not _is_sensible(variant, num_gpus, engines):
                 continue
             for tier, precision in self._precisions(base, variant.engine):
+                if tier != loss.tier:
+                    continue
                 for split in splits:
                     zero_stage = variant.zero_stage if self.goal.pipeline_parallel else None
                     if not may_split(variant.engine, split, num_gpus, zero_stage=zero_stage):
@@ -97,7 +113,7 @@ class Space:
                                 continue
                             whole.add(own)
                         yield Candidate(
-                            setup=setup, variant=variant, given_up=given_up,
+                            setup=setup, variant=variant, given_up=loss.given_up,
                             simplicity=simplicity, tier=tier,
                         )  # fmt: skip
 

@@ -26,6 +26,7 @@ from memplan.search.floors import (
 from memplan.search.goal import Goal
 from memplan.search.planner import Planner, plan
 from memplan.search.sizes import ModelSizes, model_sizes
+from memplan.search.space import losses
 from memplan.search.speed import bubble_share, setup_speed
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -134,7 +135,8 @@ def test_the_first_found_is_the_best_of_all() -> None:
     model = load_model("llama-3.1-8b")
     found = plan(model, goal, H100)
     everything = Planner(model, replace(goal, limit=100), H100)
-    everything._try_all(8, [Degrees(), Degrees(2), Degrees(4), Degrees(8)])
+    for loss in losses(goal):
+        everything._try_all(8, [Degrees(), Degrees(2), Degrees(4), Degrees(8)], loss)
     ranked = everything._settled()
     assert [each.setup for each in found.setups] == [each.setup for each in ranked[:3]]
 
