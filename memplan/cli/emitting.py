@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.cli.terminal import remark, say, write_file
-from memplan.errors import UsageError, did_you_mean
+from memplan.errors import SetupError, UsageError, did_you_mean
 from memplan.text import MAX_SHOWN, one_line, shortened
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def emit_answer(
     else:
         known = (*frameworks, *schedulers)
         msg = f"--emit: {shortened(one_line(kind), MAX_SHOWN)!r} is not one of {', '.join(known)}.{did_you_mean(kind, known)}"
-        raise UsageError(msg)
+        raise SetupError(msg)
 
 
 def _emit_setup(
