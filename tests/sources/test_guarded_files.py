@@ -158,6 +158,6 @@ def test_a_name_is_text_in_markdown_and_html(run: Run, tmp_path: Path):
     for command, options in pages.items():
         for suffix in (".html", ".svg"):
             page = tmp_path / f"{command}{suffix}"
-            answer = run(command, str(path), *options, "--output", str(page))
+            answer = run(command, str(path), *options, "--report", str(page))
             assert answer.exit_code == ExitCode.OK, answer.stderr
             assert "<img" not in page.read_text()

@@ -22,6 +22,26 @@ from memplan.training.exchange import ExchangeKind, Group, both_ways
 Attention = Callable[[Tensor, Tensor, Tensor, Shape], Tensor]
 
 
+def check_heads(num_heads: int, num_kv_heads: int, degree: int) -> None:
+    """Raise ``SetupError`` for a number of ranks that does not divide the heads.
+
+    >>> check_heads(32, 8, 16)
+    """
+    share, rest = divmod(num_heads, degree)
+    if rest:
+        msg = (
+            f"context_parallel: {num_heads} heads cannot be shared evenly by {degree} ranks: "
+            f"{num_heads} = {degree} x {share} + {rest}; ring attention needs not divide them"
+        )
+        raise SetupError(msg)
+    if num_kv_heads % degree and degree % num_kv_heads:
+        msg = (
+            f"context_parallel: {num_kv_heads} key/value heads and {degree} ranks: neither divides the "
+            "other; ring attention needs not divide them"
+        )
+        raise SetupError(msg)
+
+
 def local_heads(spec: AttentionSpec, degree: int) -> AttentionSpec:
     """A rank's own heads; key/value heads fewer than ranks are copied.
 
@@ -30,20 +50,12 @@ def local_heads(spec: AttentionSpec, degree: int) -> AttentionSpec:
     >>> local_heads(AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128), 16).num_kv_heads
     1
     """
-    share, rest = divmod(spec.num_heads, degree)
-    if rest:
-        msg = (
-            f"context_parallel: {spec.num_heads} heads cannot be shared evenly by {degree} ranks: "
-            f"{spec.num_heads} = {degree} x {share} + {rest}; ring attention needs not divide them"
-        )
-        raise SetupError(msg)
-    if spec.num_kv_heads % degree and degree % spec.num_kv_heads:
-        msg = (
-            f"context_parallel: {spec.num_kv_heads} key/value heads and {degree} ranks: neither divides the "
-            "other; ring attention needs not divide them"
-        )
-        raise SetupError(msg)
-    return replace(spec, num_heads=share, num_kv_heads=max(1, spec.num_kv_heads // degree))
+    check_heads(spec.num_heads, spec.num_kv_heads, degree)
+    return replace(
+        spec,
+        num_heads=spec.num_heads // degree,
+        num_kv_heads=max(1, spec.num_kv_heads // degree),
+    )
 
 
 def exchanged_attention(

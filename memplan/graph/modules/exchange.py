@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.attention.exchange import check_heads
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.run import Run
 from memplan.graph.operation_kinds import OperationKind
@@ -17,12 +18,16 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 
 
 def exchanged(attend: Attend, degree: int) -> Attend:
-    """A function that gives ``attend`` some heads of whole sequences: ``UlyssesSPAttentionHF.forward``."""
+    """A function that gives ``attend`` some heads of whole sequences: ``UlyssesSPAttentionHF.forward``.
+
+    What it makes raises ``SetupError`` for heads that ``degree`` does not divide.
+    """
 
     def forward(
         query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
     ) -> Attended:
-        batch, _, length, _ = query.shape
+        batch, num_heads, length, _ = query.shape
+        check_heads(num_heads, key.shape[1], degree)
         copies = max(1, degree // key.shape[1])
         query, key, value = (each.permute(2, 0, 1, 3) for each in (query, key, value))
         positions = _positions(query.run, degree, batch * length)

@@ -232,6 +232,7 @@ class Handle:
         In backward a copy, if what arrives does not lie so.
         """
         shape = self._whole(wanted)
+        assert prod(shape) == prod(self.shape), f"{self.shape} has no view {wanted}"
         strides = view_strides(self.shape, self.strides, shape)
         if strides is None:
             return self.contiguous().view(*shape)
