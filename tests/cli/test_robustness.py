@@ -385,11 +385,21 @@ def test_ten_thousand_layers_are_refused_with_the_limit(run: Run, tmp_path: Path
 
 def test_as_many_layers_as_are_laid_out_take_no_time(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "config.json", {**LLAMA, "num_hidden_layers": MAX_LAYERS})
-    start = time.monotonic()
-    assert (
-        run("estimate", path, "--engine", "deepspeed", "--zero", "3", "--gpus", "8").exit_code == 0
+    asked = (
+        "--engine",
+        "deepspeed",
+        "--zero",
+        "3",
+        "--offload",
+        "none",
+        "--gpus",
+        "8",
+        "--gpu",
+        "h100",
     )
-    assert time.monotonic() - start < 20
+    start = time.process_time()  # other processes' work is none of it
+    assert run("estimate", path, *asked).exit_code == 0
+    assert time.process_time() - start < 12
 
 
 @pytest.mark.parametrize(
