@@ -25,11 +25,11 @@ from memplan.units import GIB, ceil_div
 
 PROCESS_BYTES = 2 * GIB
 """CPU RAM of one rank's process, whatever it trains: 0.49 GiB measured once torch 2.13's CUDA build and transformers 5.23 are imported
-(``ru_maxrss``), and as much again three times for what was not measured: the driver's host side, NCCL's, the script's own."""
+(``ru_maxrss``, on stubs of CUDA's libraries), and an assumption for what was not measured: the driver's host side, NCCL's, the script's own."""
 WORKER_BYTES = GIB // 2
-"""CPU RAM of a data loader's process: what importing torch and transformers takes, measured likewise."""
+"""CPU RAM of a data loader's process, an assumption: what importing torch and transformers took there."""
 NUM_WORKERS = 4
-"""Data loaders of one rank, an assumption: more than TrainingArguments' 0, as many as most recipes."""
+"""Data loaders of one rank, an assumption; TrainingArguments' own default is 0."""
 PREFETCHED = 2
 """Batches that each has ready [2]_."""
 TENSORS_OF_A_BATCH, TOKEN_BYTES = 3, 8

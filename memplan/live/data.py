@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 LOOKED_AT = 256
-"""Examples of a data set that are looked at: some ms, and the longest of them is seldom far from the longest of all."""
+"""Examples of a data set that are looked at. An assumption: a longer one may come later, so the answer says where its length is from."""
 _IDS = ("input_ids", "prompt_input_ids", "labels")
 
 

@@ -11,9 +11,9 @@ class CardsUnreadableError(Exception):
 
 
 PATIENCE_S = 20
-"""A driver that hangs does so for minutes; `nvidia-smi -q` of eight cards without persistence takes 5 to 10 s."""
+"""An assumption, not measured: long enough for a driver that wakes many cards first, short for somebody who waits."""
 MAX_ANSWER = 20_000_000
-"""Characters: eight cards in seven slices each, with a thousand processes, are 2 million."""
+"""Characters, an assumption: a hundred times what a machine of eight cards should need."""
 
 
 def answer_of(command: tuple[str, ...]) -> str | None:

@@ -9,8 +9,8 @@ from memplan.sources.machine.cards import cards_here
 from memplan.units import format_gib
 
 SAME_TOTAL_PER_MILLE = 20
-"""How far a card's total may lie from the catalog's and be the same card's: what a driver prints moves with its version
-and with ECC by less (catalog: the totals of one card under several drivers), and the next size of a card is 20 % and more away."""
+"""How far a card's total may lie from the catalog's and still be taken for it. An assumption: what drivers' versions and ECC do to
+a total was not looked up; beyond it the total that is read counts, not the catalog's."""
 
 
 def local_gpus(number: str) -> tuple[GpuSpec, ...]:

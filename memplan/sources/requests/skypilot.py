@@ -19,7 +19,8 @@ ACCELERATORS = {
     "a100-pcie-80gb": "A100-80GB", "h100-sxm-80gb": "H100", "h100-pcie-80gb": "H100", "h200-sxm-141gb": "H200",
     "b200-180gb": "B200", "mi300x-192gb": "MI300X",
 }  # fmt: skip
-"""SkyPilot's names (``sky show-gpus``) by the catalog's; a card that is not here goes by its short name."""
+"""SkyPilot's names by the catalog's, not compared with its own list (``sky show-gpus``), which it fetches; a card that is not here goes by
+its short name."""
 
 
 def text(request: "JobRequest") -> str:
