@@ -1,7 +1,8 @@
 """AMD's cards as ``amd-smi`` writes them down, or ``rocm-smi`` before it.
 
-Keys: ROCm's documentation of either tool's ``--json``. The first sorts by card, and in releases from 6.4 on puts the
-list under ``gpu_data``; the second has a mapping of ``card0``, ``card1``, ... and ``system``.
+Keys as either tool's ``--json`` is remembered to name them, not compared with a machine or ROCm's documentation: the first
+sorts by card, in newer releases under ``gpu_data``; the second has a mapping of ``card0``, ``card1``, ... and ``system``. What
+is not so is said to be unreadable.
 """
 
 import json
