@@ -17,7 +17,7 @@ from memplan.classes.llama import (
 from memplan.graph.modules.attention import Attended, attention_function, capped_attention
 from memplan.graph.modules.basic import Embedding, RMSNorm
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.masks import causal_mask, position_ids
+from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.rotary import Tables
 from memplan.graph.modules.strides import Shape
 from memplan.model.config import ConfigReader
@@ -143,7 +143,7 @@ class Gemma3TextModel(Gemma2Model):
         embeds = self.embedded(batch, length) if received is None else received
         positions = position_ids(self.run, batch, length)
         windows = sorted({kind.window for kind in self.layers.kinds}, key=bool)
-        masks = {each: causal_mask(self.run, batch, length, window=each) for each in windows}
+        masks = self.masks(batch, length)
         x = embeds
         tables = {each: self.rotary_emb(x, positions) for each in windows}
         for layer in self.layers:

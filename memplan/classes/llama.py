@@ -21,6 +21,8 @@ from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 SLIDING = "sliding_attention"
 Window = int | None
 """How many tokens a layer sees; None: all before."""
+Masks = dict[Window, Handle | None]
+"""What layers of each window are given."""
 
 
 class LayerKind(NamedTuple):
@@ -29,6 +31,8 @@ class LayerKind(NamedTuple):
     window: Window = None
     turned: bool = True
     """Its heads know positions."""
+    sparse: bool = False
+    """Its network is a mixture of experts."""
 
 
 class LlamaAttention(Module):
@@ -102,8 +106,9 @@ class MLP(Module):
 
 
 class GatedMLP(MLP):
-    def __init__(self, config: ConfigReader) -> None:
-        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+    def __init__(self, config: ConfigReader, intermediate_size: int | None = None) -> None:
+        hidden = config.integer("hidden_size")
+        inner = intermediate_size or config.integer("intermediate_size")
         bias = self.bias(config)
         self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
@@ -130,9 +135,12 @@ class LlamaDecoderLayer(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         hidden = config.integer("hidden_size")
         self.self_attn = self.attention_class(config, kind)
-        self.mlp = self.mlp_class(config)
+        self.mlp = self.network(config, kind)
         self.input_layernorm = self.norm_class(hidden)
         self.post_attention_layernorm = self.norm_class(hidden)
+
+    def network(self, config: ConfigReader, kind: LayerKind) -> Module:  # noqa: ARG002
+        return self.mlp_class(config)
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
         residual = x
@@ -170,10 +178,7 @@ class LlamaModel(Base):
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
         positions = position_ids(self.run, batch, length)
-        masks = {
-            window: causal_mask(self.run, batch, length, window=window)
-            for window in sorted({kind.window for kind in self.layers.kinds}, key=bool)
-        }
+        masks = self.masks(batch, length)
         x = embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
@@ -183,6 +188,10 @@ class LlamaModel(Base):
 
     def embedded(self, batch: int, length: int) -> Handle:
         return token_embeddings(self.embed_tokens, batch, length)
+
+    def masks(self, batch: int, length: int) -> Masks:
+        windows = sorted({kind.window for kind in self.layers.kinds}, key=bool)
+        return {each: causal_mask(self.run, batch, length, window=each) for each in windows}
 
 
 class MistralAttention(LlamaAttention):
