@@ -387,20 +387,18 @@ def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTI
 def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
     """From what is reserved with room to the first capacity that a few steps die with, or to one that is
     low enough."""
-    floor, found = on_card(None).reserved_bytes, None
+    floor = on_card(None).reserved_bytes
     while floor > down_to_bytes:
-        if found is None:
-            found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
+        found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
         if found.died_at is not None:
             break
         further = _further(floor, found, caution)
         if further >= found.reserved_bytes:
-            floor, found = found.reserved_bytes, None
-            continue
-        lower = on_card(further, max_cycles=FEW_CYCLES)
-        if lower.died_at is not None:
+            floor = found.reserved_bytes
+        elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
+            floor = further
+        else:
             return _between(on_card, further, found.reserved_bytes, max_cycles=FEW_CYCLES)
-        floor, found = further, lower
     return floor
 
 
