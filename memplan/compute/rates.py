@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.compute.host import HOST, HostPrices
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
@@ -96,7 +95,6 @@ class Rates:
     attention: Mapping[OperationKind, AttentionRate]
     third_flash: AttentionRate
     kernel_s: float = KERNEL_S
-    host: HostPrices = HOST
 
     def rate_of(self, dtype: DType) -> float:
         """Of large products of tensors in this format [FLOP/s]."""

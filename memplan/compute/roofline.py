@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
+from memplan.compute.host import CPU_PRICES
 from memplan.compute.product_shapes import has_norm, product_shape, second_operand
 from memplan.compute.products import Shape, alignment_share, product_seconds
 from memplan.compute.rates import Rates
@@ -104,7 +105,7 @@ def _segment_work(tape: _Same, model: _Same, rates: Rates) -> Sequence[SegmentWo
     assert isinstance(model.value, ModelSpec)
     found = [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
     if found:
-        found[0].forward.host_s += rates.host.start
+        found[0].forward.host_s += CPU_PRICES.start
     return found
 
 
@@ -152,7 +153,7 @@ class _Reader:
         """What the host does for checkpointing itself: hooks on every tensor that is let go."""
         if not self.segment.checkpointed:
             return
-        host = self.rates.host
+        host = CPU_PRICES
         num_saved = sum(len(each.saved) for each in self.segment.operations)
         found.forward.host_s += host.checkpoint + num_saved * host.saved
         found.again.host_s += host.checkpoint_back + num_saved * host.saved_back
@@ -178,8 +179,8 @@ class _Reader:
                 self._run(work, kernel[0])
             else:
                 self._move(work, fused_bytes(kernel))
-                work.host_s += self.rates.host.compiled
-        work.host_s += self.rates.host.region
+                work.host_s += CPU_PRICES.compiled
+        work.host_s += CPU_PRICES.region
         return work
 
     def _take_turns(
@@ -199,7 +200,7 @@ class _Reader:
             self._run_tiles(work, operation.tiles, back=operation.tiles.forward_gradients)
             return
         if kind in VIEWS:
-            work.host_s += 0.0 if self.is_compiled else self.rates.host.view
+            work.host_s += 0.0 if self.is_compiled else CPU_PRICES.view
             return
         work.host_s += self._host_seconds(operation)
         sends = operation.sends.forward
@@ -275,7 +276,7 @@ class _Reader:
 
     def _host_seconds(self, operation: Operation) -> float:
         """What it takes to ask for an operation's kernel in the forward pass."""
-        host = self.rates.host
+        host = CPU_PRICES
         if self.is_compiled:
             return host.compiled
         if operation.kind in ATTENTION_KERNELS:
@@ -283,7 +284,7 @@ class _Reader:
         return host.product if operation.flops else host.kernel
 
     def _host_backward_s(self, operation: Operation, moved: int) -> float:
-        host = self.rates.host
+        host = CPU_PRICES
         if self.is_compiled:
             return host.compiled
         if operation.kind in ATTENTION_KERNELS:
@@ -374,8 +375,8 @@ class _Reader:
                     self._run_back(work, kernel[0])
                 else:
                     self._move(work, fused_backward_bytes(kernel))
-                    work.host_s += self.rates.host.compiled
-            work.host_s += self.rates.host.region
+                    work.host_s += CPU_PRICES.compiled
+            work.host_s += CPU_PRICES.region
             return work
         for operation in graded:
             self._take_turns(work, operation, self._run_back)
@@ -424,7 +425,7 @@ class _Reader:
             self._send_within(work, sends, work.device_s - before_s)
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
-        host = self.rates.host
+        host = CPU_PRICES
         batch, m, n, k = product_shape(operation)
         turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
         factors = (operation.inputs[0], second_operand(operation))
@@ -450,7 +451,7 @@ class _Reader:
             if count > 1 and not isinstance(tensor, Parameter):
                 for _ in range(count - 1):
                     self._move(work, 3 * num_bytes_of(tensor))
-                    work.host_s += self.rates.host.sum_back
+                    work.host_s += CPU_PRICES.sum_back
 
 
 _NO_GRADIENT = int(Gradient.NONE)

@@ -16,7 +16,8 @@ from memplan.errors import UnsupportedOperationError
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
-from memplan.estimator.timer import EXPECTED, FAST, SLOW, Resource, Timer
+from memplan.estimator.site import USUAL_SITE, Site
+from memplan.estimator.timer import Resource, Timer, cases_of
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
@@ -107,26 +108,21 @@ class Judged(Protocol):
         """On what."""
 
 
-def step_time(answer: Judged, *, between_nodes: float | None = None) -> StepTime:
-    """How long a step of an estimated setup takes.
-
-    ``between_nodes`` is a GPU's nominal share of the network between nodes [bytes/s]; None: what nodes
-    of these cards are sold with. Raises ``UnsupportedOperationError`` for a model whose operations are
+def step_time(answer: Judged, *, site: Site = USUAL_SITE) -> StepTime:
+    """How long a step of an estimated setup takes, on machines of some kind. Raises ``UnsupportedOperationError`` for a model whose operations are
     not written down.
     """
-    return time_of(
-        Job.of_answer(answer.model, answer.setup, answer.gpu), between_nodes=between_nodes
-    )
+    return time_of(Job.of_answer(answer.model, answer.setup, answer.gpu), site=site)
 
 
-def time_of(
-    job: Job, *, between_nodes: float | None = None, rates: Rates | None = None
-) -> StepTime:
+def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) -> StepTime:
     """The same of a job, on a GPU that reaches these rates; None: those of its kind."""
     rates = rates or rates_of(job.gpu)
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
-    network = network_of(job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=between_nodes)
+    network = network_of(
+        job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=site.between_nodes
+    )
     timer: Timer | PipelineTimer
     if setup.pipeline_parallel > 1:
         from memplan.estimator.pipeline_timer import PipelineTimer as ForPipelines  # only for them
@@ -135,12 +131,13 @@ def time_of(
     else:
         work = segment_work(tape, model, rates)
         timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
-    expected = timer.run(EXPECTED)
+    cases = cases_of(site.host_factors)
+    expected = timer.run(cases.expected)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
     found = StepTime(
-        low_s=timer.run(FAST).clock.now_s,
+        low_s=timer.run(cases.low).clock.now_s,
         expected_s=expected.clock.now_s,
-        high_s=timer.run(SLOW).clock.now_s,
+        high_s=timer.run(cases.high).clock.now_s,
         num_gpus=setup.num_gpus,
         tokens=flops.num_tokens * copies,
         model_flops=flops.model * copies,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from memplan.compute.host import GPU_MACHINE, engine_prices, step_price
+from memplan.compute.host import HostFactors, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
@@ -22,6 +22,9 @@ from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
 from memplan.training.activation_offload import OFFLOAD_RULES
 from memplan.training.exchange import Group, Ranks, Visit
+from memplan.training.kernels import KernelPreset
+from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup
 
 PRODUCTS = "products of matrices"
 ATTENTION = "attention"
@@ -42,14 +45,28 @@ class Case(NamedTuple):
     interference: float
     """Of an exchange's time, by which computing beside it takes longer."""
     asked: float
-    """Of the time that the host takes to ask for kernels."""
+    """How many times as long as the CPU of the prices the host takes to ask for kernels."""
+    is_expected: bool = False
 
 
-EXPECTED = Case(1.0, 1.0, 1.0, 0.12, 1.0)
-"""NCCL takes 16 of an H100's 132 multiprocessors while it runs."""
-FAST = Case(0.9, 0.85, 0.6, 0.0, 0.4)
-SLOW = Case(1.15, 1.4, 1.8, 0.2, 1.6)
-"""Cards differ by 10 % in clocks under load; links by how busy they are; hosts most of all."""
+class Cases(NamedTuple):
+    """What is expected, and what lies around it."""
+
+    low: Case
+    expected: Case
+    high: Case
+
+
+def cases_of(host: HostFactors) -> Cases:
+    """Cards differ by 10 % in clocks under load; links by how busy they are; hosts most of all.
+
+    NCCL takes 16 of an H100's 132 multiprocessors while it runs.
+    """
+    return Cases(
+        Case(0.9, 0.85, 0.6, 0.0, host.low),
+        Case(1.0, 1.0, 1.0, 0.12, host.expected, is_expected=True),
+        Case(1.15, 1.4, 1.8, 0.2, host.high),
+    )
 
 
 class Resource(NamedTuple):
@@ -94,7 +111,7 @@ class Run:
     def __init__(self, case: Case) -> None:
         self.case = case
         # What is drawn is the step as it is expected.
-        self.clock = Clock(interference=case.interference, draws=case is EXPECTED)
+        self.clock = Clock(interference=case.interference, draws=case.is_expected)
         self.sums: dict[str, float] = {}
 
     def add(self, words: str, seconds: float) -> None:
@@ -118,9 +135,9 @@ class Run:
         for words, seconds in each.sums:
             self.add(words, case.compute * seconds)
         if not each.exchanges:
-            device_s, bound_s = _unhindered(each.stages, case)
-            clock.compute(device_s + bound_s, each.stages[0].words if each.stages else "")
-            clock.host_bound_s += bound_s
+            clock.compute(
+                _unhindered(each.stages, case), each.stages[0].words if each.stages else ""
+            )
             return
         clock.run([_stage(stage, case) for stage in each.stages])
 
@@ -149,14 +166,15 @@ class Mark(NamedTuple):
     sums: Mapping[str, float]
 
 
-def _unhindered(stages: Sequence[Laid], case: Case) -> tuple[float, float]:
-    """What a pass takes in which nothing is exchanged, and how long it waits for the host beside that [s]."""
-    device = bound = 0.0
-    for each in stages:
-        own = case.compute * (each.repeats * each.device_s + each.beside.copied_s)
-        device += own
-        bound += max(0.0, case.asked * each.repeats * each.asked_s - own)
-    return device, bound
+def _unhindered(stages: Sequence[Laid], case: Case) -> list[tuple[float, float]]:
+    """What each stage of a pass in which nothing is exchanged takes the GPU and the host [s]."""
+    return [
+        (
+            case.compute * (each.repeats * each.device_s + each.beside.copied_s),
+            case.asked * each.repeats * each.asked_s,
+        )
+        for each in stages
+    ]
 
 
 def _stage(each: Laid, case: Case) -> Stage:
@@ -199,6 +217,7 @@ class Timer:
             each.repeat * told.num_trained
             for each, told in zip(given.tape.segments, work, strict=True)
         )
+        self.waits_each_time = reads_each_loss(setup)
         self.step_asked_s = step_price(setup) * num_trained
         self.updates: list[Exchanging] = []
         forward: list[Visit] = []
@@ -233,6 +252,8 @@ class Timer:
             before = run.mark() if count > 1 else None
             run.pass_over(forward)
             run.pass_over(backward)
+            if self.waits_each_time:
+                run.clock.synchronize()
             if before is not None:
                 run.repeat(count - 1, before)
         self.update(run)
@@ -318,7 +339,7 @@ class Timer:
             found = work.is_unit * prices.unit_back + work.num_weights * prices.parameter_back
         else:
             found = work.is_unit * prices.unit + work.num_weights * prices.parameter
-        return GPU_MACHINE * found
+        return found
 
     def _with_away(self, beside: Beside, num_bytes: int, place: int) -> Beside:
         """With activations that go to the host, or come back."""
@@ -342,7 +363,6 @@ class Timer:
     def update(self, run: Run) -> None:
         """The optimizer's step, and what goes with it."""
         case, clock = run.case, run.clock
-        start_s = clock.now_s
         for lane, seconds, words in self.updates:
             if lane is Lane.COMPUTE:
                 run.add(OPTIMIZER, case.compute * seconds)
@@ -351,10 +371,22 @@ class Timer:
                 clock.wait(lane, case.host * seconds, words)
             else:
                 clock.wait(lane, case.links * seconds, words)
-        late = case.asked * self.step_asked_s - (clock.now_s - start_s)
+        clock.asked_s += case.asked * self.step_asked_s
+        late = clock.asked_s - clock.now_s
         if late > 0:
             clock.host_bound_s += late
             clock.wait(Lane.COMPUTE, late, LAUNCHES)
+        clock.synchronize()
+
+
+def reads_each_loss(setup: TrainingSetup) -> bool:
+    """Whether the loop looks at the loss of each micro-batch, so that the host waits for the GPU.
+
+    transformers' Trainer does, where it keeps values that are no numbers out of its log (``logging_nan_inf_filter``, on by
+    default: trainer.py, ``torch.isnan(tr_loss_step)``); Megatron's and torchtitan's loops look once a step.
+    """
+    own_loops = (KernelPreset.MEGATRON, KernelPreset.TORCHTITAN)
+    return setup.chosen_engine is not Engine.MEGATRON and setup.kernels not in own_loops
 
 
 def _counted(

@@ -25,7 +25,7 @@ from memplan.training.setup import TrainingSetup
 
 pytestmark = pytest.mark.long
 
-SLOW_NETWORK = TimeQuestion(between_nodes=10e9 / 8 / 8)
+SLOW_NETWORK = TimeQuestion(site=Site(between_nodes=10e9 / 8 / 8))
 """10 Gbit/s Ethernet, shared by the eight GPUs of a node [bytes/s]."""
 
 
