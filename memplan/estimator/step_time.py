@@ -121,7 +121,8 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
     network = network_of(
-        job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=site.between_nodes
+        job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=site.between_nodes,
+        is_pinned=_pins(setup),
     )
     timer: Timer | PipelineTimer
     if setup.pipeline_parallel > 1:
@@ -147,6 +148,14 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
         intervals=tuple(expected.clock.intervals),
     )
     return found if found.mfu <= 1 else replace(found, notes=(ABOVE_ONE,))
+
+
+_PINNING = ("pin_memory", "offload_optimizer.pin_memory", "offload_param.pin_memory")
+
+
+def _pins(setup: TrainingSetup) -> bool:
+    """Whether what is offloaded lies in pinned memory, as it does unless the engine is told otherwise."""
+    return all(value is not False for name, value in setup.engine_options if name in _PINNING)
 
 
 ABOVE_ONE = (

@@ -65,7 +65,7 @@ def cases_of(host: HostFactors) -> Cases:
     return Cases(
         Case(0.9, 0.85, 0.6, 0.0, host.low),
         Case(1.0, 1.0, 1.0, 0.12, host.expected, is_expected=True),
-        Case(1.15, 1.4, 1.8, 0.2, host.high),
+        Case(1.15, 1.4, 2.5, 0.2, host.high),
     )
 
 
