@@ -76,8 +76,8 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "virtual stages": lambda row: row["say"].get("virtual_stages", 1) > 1,
     "large networks": lambda row: row["say"]["num_gpus"] >= LARGE,
     "unmeasured cards": lambda row: row["gpu"] in ("b200", "gb200", "a800-sxm4-80gb"),
-    "none of these": lambda row: not any(
-        KINDS[each](row) for each in KINDS if each not in ("well stated", "none of these")
+    "none of these": lambda row: (
+        not any(KINDS[each](row) for each in KINDS if each not in ("well stated", "none of these"))
     ),
 }
 

@@ -121,7 +121,9 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
     network = network_of(
-        job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=site.between_nodes,
+        job.gpu,
+        gpus_per_node=setup.gpus_per_node,
+        between_nodes=site.between_nodes,
         is_pinned=_pins(setup),
     )
     timer: Timer | PipelineTimer
@@ -155,7 +157,9 @@ _PINNING = ("pin_memory", "offload_optimizer.pin_memory", "offload_param.pin_mem
 
 def _pins(setup: TrainingSetup) -> bool:
     """Whether what is offloaded lies in pinned memory, as it does unless the engine is told otherwise."""
-    return all(value is not False for name, value in setup.engine_options if name in _PINNING)
+    return all(
+        value is not False for name, value in dict(setup.engine_options).items() if name in _PINNING
+    )
 
 
 ABOVE_ONE = (

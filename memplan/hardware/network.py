@@ -93,7 +93,10 @@ class Network:
 
 
 def network_of(
-    gpu: GpuSpec | None, *, gpus_per_node: int, between_nodes: float | None = None,
+    gpu: GpuSpec | None,
+    *,
+    gpus_per_node: int,
+    between_nodes: float | None = None,
     is_pinned: bool = True,
 ) -> Network:
     """The links of a GPU in a node of its usual kind.

@@ -29,7 +29,7 @@ def read_host(text: "str | float") -> "HostSpeed | float":
     from memplan.compute.host import HostSpeed
 
     plain = str(text).strip().lower()
-    if plain in iter(HostSpeed):
+    if plain in {each.value for each in HostSpeed}:
         return HostSpeed(plain)
     try:
         factor = float(plain)
@@ -67,9 +67,7 @@ def _site(times: Values) -> "Site":
     from memplan.estimator.site import Site
 
     host = times.get("host")
-    return Site(
-        host=HostSpeed.USUAL if host is None else host, between_nodes=times["network"]
-    )
+    return Site(host=HostSpeed.USUAL if host is None else host, between_nodes=times["network"])
 
 
 def time_question(times: Values) -> "TimeQuestion | None":

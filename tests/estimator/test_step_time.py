@@ -10,6 +10,7 @@ from memplan.compute.rates import rates_of
 from memplan.errors import InputError
 from memplan.estimator.job import Job
 from memplan.estimator.run_cost import TimeQuestion, run_cost
+from memplan.estimator.site import Site
 from memplan.estimator.step_time import StepTime, step_time, time_of
 from memplan.hardware.network import STORAGE_BYTES_PER_S
 

@@ -10,6 +10,7 @@ import pytest
 
 from memplan.errors import InputError
 from memplan.estimator.run_cost import TimeQuestion
+from memplan.estimator.site import Site
 from memplan.report.changes import setup_label
 from memplan.report.front import front_page
 from memplan.report.pictures.scatter import front_picture
