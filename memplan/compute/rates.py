@@ -42,11 +42,23 @@ LIMITED: Mapping[int, Limited] = {
 """By architecture. H100: 700 W (``sustained_tflops`` of ``tests/measured/h100_rates.json``). B200: of 250 products of more than
 10^12 FLOPs the median holds 1,090 TFLOP/s, where bursts reach 1,745 (SimuMax 1.2, configs/system/b200_bf16_ceperm.json,
 ``accurate_efficient_factor``)."""
-POWER_EXPONENT = 1 / 3
-"""A chip's power grows with the cube of its clock, where voltage follows: rates with the power's cube root."""
+POWER_EXPONENT = 1 / 2
+"""A chip's power grows with the cube of its clock where voltage follows, and with the clock where voltage is at its floor:
+an assumption in between."""
 MEASURED_SHARES: Mapping[tuple[int, int], float] = {(8, 0): 0.87, (9, 0): 0.80, (10, 0): 0.775}
 """Of the data sheet's rate, the best of any product on the measured card of an architecture (A100, H100, B200: the catalog's
 MAMF): of its relatives that were not measured, as the A800, H800 and H20."""
+COMPARED_CARDS = frozenset(
+    {
+        "A100 SXM4 40GB",
+        "A100 SXM4 80GB",
+        "A100 PCIe 40GB",
+        "A100 PCIe 80GB",
+        "H100 SXM5 80GB",
+        "H200 SXM 141GB",
+    }
+)
+"""On which whole steps were measured and compared (``tests/measured``, ``tests/data/throughput.jsonl``)."""
 SINGLE_SHARE = 0.75
 """The same in fp32 without tensor cores, which stays below the limit of power: 50 of an H100's 67 TFLOP/s."""
 BANDWIDTH_SHARE = 0.90
@@ -155,6 +167,11 @@ which are bursts as those of products are."""
 _BY_CAPABILITY: tuple[tuple[tuple[int, int], Shares], ...] = (
     ((10, 0), _BLACKWELL), ((9, 0), _HOPPER), ((0, 0), _AMPERE),
 )  # fmt: skip
+
+
+def is_compared(gpu: GpuSpec | None) -> bool:
+    """Whether whole steps on such a card were measured, and compared with what is said of them."""
+    return gpu is not None and gpu.name in COMPARED_CARDS
 
 
 @lru_cache(maxsize=64)

@@ -76,6 +76,8 @@ SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
 and backward (``tests/measured/h100_rates.json``)."""
 NORM_BYTES = (2, 3)
 """Tensors that a norm reads and writes forward, and backward, where its gradient comes too."""
+FUSED_GRADIENT_BYTES = 8
+"""Of a weight's gradient, what Megatron's products read and write as they add to the fp32 one (``gradient_accumulation_fusion``)."""
 _PLAIN = (1.0, 1.0)
 
 
@@ -344,7 +346,12 @@ class _Reader:
         if dtype is not DType.FP32 and shape.batch == 1:
             rate *= alignment_share(shape.n, shape.m if sums_rows else shape.k)
         return rates.kernel_s + product_seconds(
-            shape, first.dtype.num_bytes, rate, rates.bytes_per_s, rates.num_multiprocessors
+            shape,
+            first.dtype.num_bytes,
+            rate,
+            rates.bytes_per_s,
+            rates.num_multiprocessors,
+            FUSED_GRADIENT_BYTES if sums_rows and self.tape.options.megatron is not None else 0,
         )
 
     def _is_narrow(self, operation: Operation) -> bool:

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.compute.lanes import Interval
-from memplan.compute.rates import DEFAULT_TFLOPS, Rates, rates_of
+from memplan.compute.rates import DEFAULT_TFLOPS, Rates, is_compared, rates_of
 from memplan.compute.roofline import segment_work
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
 from memplan.estimator.site import USUAL_SITE, Site
-from memplan.estimator.timer import Resource, Timer, cases_of
+from memplan.estimator.timer import (
+    BUSY_LINKS,
+    COMPUTE,
+    UNMEASURED_COMPUTE,
+    UNNAMED_LINKS,
+    Resource,
+    Timer,
+    cases_of,
+)
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
@@ -134,7 +142,11 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
     else:
         work = segment_work(tape, model, rates)
         timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
-    cases = cases_of(site.host_factors)
+    cases = cases_of(
+        site.host_factors,
+        compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
+        links=UNNAMED_LINKS if _has_unnamed_network(setup, site) else BUSY_LINKS,
+    )
     expected = timer.run(cases.expected)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
     found = StepTime(
@@ -150,6 +162,11 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
         intervals=tuple(expected.clock.intervals),
     )
     return found if found.mfu <= 1 else replace(found, notes=(ABOVE_ONE,))
+
+
+def _has_unnamed_network(setup: TrainingSetup, site: Site) -> bool:
+    """Whether ranks are of several nodes, and nobody said what joins these."""
+    return setup.num_gpus > setup.gpus_per_node and site.between_nodes is None
 
 
 _PINNING = ("pin_memory", "offload_optimizer.pin_memory", "offload_param.pin_memory")

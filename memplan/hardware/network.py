@@ -13,6 +13,9 @@ from memplan.hardware.gpu import GpuSpec
 
 ACHIEVED = 0.80
 """Of a link's nominal rate, what collectives reach ([1]: 78 % on A100, 82 % on H200)."""
+FIFTH_NVLINK = 0.70
+"""The same of NVLink 5: 67 % in gathers and scatters, 74 % in all-reduces on a B200 (SimuMax 1.2,
+configs/system/b200_bf16_ceperm.json)."""
 THROUGH_HOST = 0.45
 """The same over PCIe: what GPUs without a link of their own send one another crosses the host's
 memory."""
@@ -114,7 +117,9 @@ def network_of(
         raise InputError(msg)
     pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
     link = gpu.link if gpu is not None else None
-    within = ACHIEVED * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
+    capability = gpu.compute_capability if gpu is not None else None
+    reached = FIFTH_NVLINK if capability is not None and capability >= (10, 0) else ACHIEVED
+    within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
     return Network(
         within_node=within,
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
