@@ -24,6 +24,8 @@ from memplan.compute.traffic import (
     num_bytes_of,
     read_bytes,
     scratch_bytes,
+    unpacking_bytes,
+    unpacking_kernels,
 )
 from memplan.compute.work import Message, SegmentWork, Work
 from memplan.dtypes import DType
@@ -217,6 +219,8 @@ class _Reader:
             read = read_bytes(operation)
             moved = read + made_bytes(operation) - self._spared(operation, read)
             self._move(work, moved / slow + 2 * scratch)
+            if kind is OperationKind.UNPACK:
+                self._unpack(work, operation.inputs[0])
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
         elif kind in OUTPUT_LOSSES:
@@ -228,6 +232,13 @@ class _Reader:
         self._keep(operation)
         if sends:
             self._send_within(work, sends, work.device_s - before_s)
+
+    def _unpack(self, work: Work, weight: Tensor) -> None:
+        """What lies between a weight's codes and its value."""
+        self._move(work, unpacking_bytes(weight))
+        count = unpacking_kernels(weight)
+        work.host_s += count * CPU_PRICES.kernel
+        work.memory_s += count * self.rates.kernel_s
 
     def _spared(self, operation: Operation, read: int) -> float:
         """Of the bytes it reads, as many as would take what the cache saves: what was touched last lies there."""
