@@ -34,7 +34,10 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     ("bart-base", {"num_gpus": 2, "zero_stage": 2}),
     ("mixtral-8x7b", {"num_gpus": 64, "engine": "fsdp", "checkpointing": "full"}),
     ("vit-base", {"kernels": "liger"}),
-    ("llama-3.2-1b", {"engine": "megatron", "num_gpus": 4, "tensor_parallel": 4, "sequence_parallel": True}),
+    (
+        "llama-3.2-1b",
+        {"engine": "megatron", "num_gpus": 4, "tensor_parallel": 4, "sequence_parallel": True},
+    ),
 ]
 PLACES = [(1, "h100"), (2, "h100"), (2, "a100"), (3, "a100"), (8, "v100")]
 
