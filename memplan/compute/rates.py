@@ -130,6 +130,8 @@ class Rates:
     attention: Mapping[OperationKind, AttentionRate]
     third_flash: AttentionRate
     kernel_s: float = KERNEL_S
+    unpacks_at_once: bool = False
+    """GPTQ's weights are unpacked by one kernel, as AutoGPTQ's Triton does, and not by PyTorch's operations."""
 
     def rate_of(self, dtype: DType) -> float:
         """Of large products of tensors in this format [FLOP/s]."""

@@ -219,7 +219,7 @@ class _Reader:
             read = read_bytes(operation)
             moved = read + made_bytes(operation) - self._spared(operation, read)
             self._move(work, moved / slow + 2 * scratch)
-            if kind is OperationKind.UNPACK:
+            if kind is OperationKind.UNPACK and not self.rates.unpacks_at_once:
                 self._unpack(work, operation.inputs[0])
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
