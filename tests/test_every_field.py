@@ -270,6 +270,7 @@ TRAINED: dict[str, Entry] = {
     "price": ((*JOB, "--tokens", "1B"), ("--price", "2.5")),
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
     "network": ((*JOB, "--nodes", "2", "--time"), ("--network", "50")),
+    "host": ((*JOB, "--time"), ("--host", "slow")),
     "per_rank": (JOB, ("--per-rank",)),
     "cpu_memory": (JOB, ("--cpu-memory", "1MiB")),
 }

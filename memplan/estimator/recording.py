@@ -89,6 +89,7 @@ def one_sequence(options: TapeOptions) -> TapeOptions:
         num_sequences=default.num_sequences,
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,
+        sort_tile=default.sort_tile,
     )
 
 
