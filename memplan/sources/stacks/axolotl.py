@@ -10,6 +10,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import may_read_text_alone
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
@@ -63,6 +64,10 @@ def preset_for(_values: Mapping[str, object]) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     found.model = keys.text("base_model")
+    if keys.text("processor_type") is None and may_read_text_alone(found.model):
+        found.fields["images_per_sample"] = 0  # core/builders/causal.py: its collator is text's
+    if keys.flag("use_ray"):
+        _read_workers(keys, found)
     _read_sizes(keys, found, given)
     _read_precision(keys, found)
     _read_checkpointing(keys, found)
@@ -78,6 +83,13 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if rank is not None:
         found.fields["optimizer_options"] = {"rank": rank}
     pass_arguments(keys, found, given)
+
+
+def _read_workers(keys: Keys, found: Found) -> None:
+    """Ray starts as many workers as it is told, each with a GPU (``cli/train.py``)."""
+    workers = keys.count("ray_num_workers")
+    if workers is not None:
+        found.fields["num_gpus"] = workers
 
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -307,7 +319,11 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         if degree not in (None, 1):
             found.fields[field] = degree
     replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
-    if "fsdp" in found.arguments and given.get("num_gpus") is None:
+    if (
+        "fsdp" in found.arguments
+        and given.get("num_gpus") is None
+        and "num_gpus" not in found.fields
+    ):
         _count_gpus(keys, found, (replicas or 1) * (shards or 0))
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas

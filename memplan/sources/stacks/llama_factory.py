@@ -49,6 +49,11 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     if keys.take("do_train") is False or (keys.has("do_predict") and not keys.has("do_train")):
         keys.refuse("do_train", "this file trains nothing")
+    if keys.on("infer_backend") and not keys.has("do_train"):
+        keys.refuse("infer_backend", "this file generates, and trains nothing: it has no do_train")
+    workers = keys.count("ray_num_workers")
+    if workers is not None:
+        found.fields["num_gpus"] = workers
     found.model = keys.text("model_name_or_path")
     _read_job(keys, found)
     half = keys.flag("pure_bf16")

@@ -183,6 +183,8 @@ MERGING = frozenset({
     "qwen3_5_moe",
 })  # fmt: skip
 """Types whose projector is a part of the tower, and frozen with it."""
+_ATTENDING = frozenset({"mllama", "florence2"})
+"""Types whose layers attend to pictures, which text alone skips: that is not modelled."""
 ANY_SIZE = (MERGING - {"gemma4"}) | {"mistral3"}
 """Types that take pictures of any size, whose number of pixels a processor bounds."""
 
@@ -213,6 +215,18 @@ def model_type(model: str | Mapping[str, object] | None) -> str | None:
     """
     name = _config_of(model or {}).get("model_type")
     return None if name is None else str(name)
+
+
+def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:
+    """Whether a model that sees or hears can be given text alone; true of one that is not known here, too.
+
+    >>> may_read_text_alone("gemma-3-4b"), may_read_text_alone("llama-3.1-8b")
+    (True, False)
+    """
+    from memplan.families.multimodal_types import MULTIMODALS
+
+    kind = model_type(model)
+    return model is not None and (kind is None or kind in MULTIMODALS.keys() - _ATTENDING)
 
 
 def _config_of(model: str | Mapping[str, object]) -> Mapping[str, object]:
