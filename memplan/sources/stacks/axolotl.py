@@ -56,7 +56,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return "base_model" in values
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "axolotl"
 

@@ -40,7 +40,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return "model_name_or_path" in values and bool(values.keys() & _MARKS)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "llama-factory"
 

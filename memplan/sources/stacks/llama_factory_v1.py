@@ -33,7 +33,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return named and ("model_class" in values or len(values.keys() & _MARKS) > 1)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "llama-factory-v1"
 

@@ -82,7 +82,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     ) or {"recipe", "recipe_args"} <= values.keys()  # fmt: skip
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "nemo"
 
@@ -180,7 +180,8 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["num_gpus"] = ranks * shared
     elif nodes is not None and not nodes * on_each % fewest:
         found.fields |= {"num_gpus": nodes * on_each, "num_nodes": nodes}
-        found.notes.append(f"{nodes} nodes of {on_each} GPUs, unless you say others")
+        nodes_words = "1 node" if nodes == 1 else f"{nodes} nodes"
+        found.notes.append(f"{nodes_words} of {on_each} GPUs, unless you say others")
     elif fewest > 1:
         found.fields["num_gpus"] = fewest
         found.notes.append(
@@ -359,7 +360,7 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
-    elif loss == "MaskedCrossEntropy" and keys.values.get("loss_fn.fp32_upcast") is False:
+    elif loss == "MaskedCrossEntropy" and keys.take("loss_fn.fp32_upcast") is False:
         found.fields["loss"] = "uncast"
     elif loss == "TEParallelCrossEntropy":
         _read_own_loss(found)

@@ -48,7 +48,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return bool(_MARKS & values.keys()) or has_trainer or is_sft or serves
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "prime-rl"
 
@@ -93,6 +93,29 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             found.fields["loss_tiles"] = _pieces(found, chunk)
     if is_rl:
         found.notes.append("counted: the trainer's GPUs, with the loss of the next token")
+        _read_rollouts(keys, found, given)
+
+
+def _read_rollouts(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Rows that a step's rollouts make at the most; they are packed, so that there are fewer of short ones."""
+    rollouts = keys.count("orchestrator.batch_size")
+    if rollouts is None and not keys.has("orchestrator"):
+        return
+    gpus = given.get("num_gpus") or found.fields["num_gpus"]
+    shared = found.fields.get("context_parallel", 1)
+    assert isinstance(gpus, int)
+    assert isinstance(shared, int)
+    rows = max(1, (rollouts or ROLLOUTS) * shared // gpus)
+    found.fields["gradient_accumulation_steps"] = rows
+    found.options["sync_each_batch"] = True
+    found.notes.append(
+        f"{rollouts or ROLLOUTS} rollouts of a step are counted as rows of their own, {rows} for each rank, an "
+        "upper bound"
+    )
+
+
+ROLLOUTS = 128
+"""``OrchestratorConfig.batch_size`` where neither it nor ``token_batch_size`` is given (configs/orchestrator.py)."""
 
 
 def _pieces(found: Found, chunk: int) -> int:

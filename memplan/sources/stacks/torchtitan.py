@@ -48,7 +48,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return has_flavor or ("training" in values and not beside.isdisjoint(values))
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "torchtitan"
 

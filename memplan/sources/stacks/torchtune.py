@@ -34,7 +34,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return any(name.startswith("torchtune.") for name in named)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "torchtune"
 
