@@ -10,7 +10,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import may_read_text_alone
+from memplan.sources.stacks.models import classifying, may_read_text_alone
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
@@ -343,10 +343,33 @@ def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
     found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
 
 
+_CLASSIFYING = ("ForSequenceClassification", "ForTokenClassification")
+
+
+def _read_head(keys: Keys, found: Found) -> None:
+    """A class of transformers' with classes instead of a vocabulary; a process reward model labels tokens.
+
+    ``core/builders/causal.py``: TRL's ``PRMTrainer`` takes single sequences.
+    """
+    labels = keys.count("num_labels")
+    labels_tokens = keys.flag("process_reward_model")
+    named = (keys.text("model_type") or "").removeprefix("AutoModel")
+    head = "ForTokenClassification" if labels_tokens else named
+    if head not in _CLASSIFYING:
+        return
+    model = classifying(found.model, head=head, num_labels=labels or 2)
+    if model is None:
+        found.notes.append(f"model_type AutoModel{head}: give the task, and how many labels there are")
+    else:
+        found.model = model
+
+
 def _read_job(keys: Keys, found: Found) -> None:
     job = keys.choice("rl", _JOBS)
-    if keys.flag("reward_model") or keys.flag("process_reward_model"):
+    if keys.flag("reward_model"):
         job = "reward"
+    else:
+        _read_head(keys, found)
     trl = {name: keys.take(f"trl.{name}") for name in _GENERATION if keys.has(f"trl.{name}")}
     precomputed = keys.flag("precompute_ref_log_probs")
     if job == "grpo":
@@ -356,7 +379,3 @@ def _read_job(keys: Keys, found: Found) -> None:
         found.fields["job"] = {"kind": job, "reference": "precomputed"}
     elif job is not None:
         found.fields["job"] = job
-    if keys.on("num_labels"):
-        found.notes.append(
-            "num_labels: give the task sequence-classification, and how many there are"
-        )

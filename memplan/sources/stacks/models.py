@@ -229,6 +229,25 @@ def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:
     return model is not None and (kind is None or kind in MULTIMODALS.keys() - _ATTENDING)
 
 
+def classifying(
+    model: str | Mapping[str, object] | None, *, head: str, num_labels: int
+) -> dict[str, object] | None:
+    """The config of a causal model's class with another head (``ForTokenClassification``); None where it is not known.
+
+    >>> classifying("qwen2.5-3b", head="ForTokenClassification", num_labels=2)["architectures"]
+    ['Qwen2ForTokenClassification']
+    """
+    config = dict(_config_of(model or {}))
+    named = config.get("architectures")
+    stem, causal, _ = str(named[0]).partition("ForCausalLM") if isinstance(named, list) else ("",) * 3
+    if not causal:
+        return None
+    return {
+        "name": model, **config, "architectures": [f"{stem}{head}"],
+        "id2label": {str(number): f"LABEL_{number}" for number in range(num_labels)},
+    }  # fmt: skip
+
+
 def _config_of(model: str | Mapping[str, object]) -> Mapping[str, object]:
     """What is known here of a model; empty for one that is not."""
     if not isinstance(model, str):

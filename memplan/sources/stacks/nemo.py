@@ -25,9 +25,11 @@ _STRATEGIES = {"fsdp2": "fsdp", "ddp": "ddp"}
 _MANAGERS = {"FSDP2Manager": "fsdp2", "DDPManager": "ddp", "MegatronFSDPManager": "megatron_fsdp"}
 """Classes that earlier versions named in ``distributed._target_``."""
 _LOSSES = {
-    "MaskedCrossEntropy": None, "FusedLinearCrossEntropy": "fused_linear",
-    "ChunkedCrossEntropy": "chunked", "TEParallelCrossEntropy": None,
+    "MaskedCrossEntropy": None, "FusedLinearCrossEntropy": "cut", "ChunkedCrossEntropy": "unsloth",
+    "TEParallelCrossEntropy": None,
 }  # fmt: skip
+"""``components/loss``: ``linear_ce.py`` calls cut-cross-entropy; ``chunked_ce.py`` keeps the logits in their own dtype and
+makes a new tensor for their gradient, as Unsloth's does, a chunk of rows in fp32 at a time."""
 _DEGREES = {
     "distributed.tp_size": "tensor_parallel", "distributed.cp_size": "context_parallel",
     "distributed.pp_size": "pipeline_parallel", "distributed.ep_size": "expert_parallel",
