@@ -96,7 +96,9 @@ def packed_remark(name: str) -> str:
     found = _UNCOUNTED.search(name)
     if found is None:
         return ""
-    return f"{name}: packed as its name says ({found[1]}), which is not counted: 16 bits a weight are"
+    return (
+        f"{name}: packed as its name says ({found[1]}), which is not counted: 16 bits a weight are"
+    )
 
 
 def model_elsewhere(name: str) -> Copy | None:

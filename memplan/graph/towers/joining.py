@@ -37,9 +37,7 @@ def shown_nothing(model: ModelSpec) -> ModelSpec:
     (``if pixel_values is not None``), so that no gradient reaches the towers otherwise.
     Raises ``SetupError`` for a model whose layers attend to a picture.
     """
-    if len(model.stacks) != 1 or (
-        model.join is not None and model.join.joining is Joining.CROSSED
-    ):
+    if len(model.stacks) != 1 or (model.join is not None and model.join.joining is Joining.CROSSED):
         msg = (
             f"images_per_sample: {model.name} given text alone is not modelled: its layers attend to what it "
             "sees; give 1 or more"

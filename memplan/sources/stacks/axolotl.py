@@ -359,7 +359,9 @@ def _read_head(keys: Keys, found: Found) -> None:
         return
     model = classifying(found.model, head=head, num_labels=labels or 2)
     if model is None:
-        found.notes.append(f"model_type AutoModel{head}: give the task, and how many labels there are")
+        found.notes.append(
+            f"model_type AutoModel{head}: give the task, and how many labels there are"
+        )
     else:
         found.model = model
 

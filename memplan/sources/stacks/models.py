@@ -239,7 +239,9 @@ def classifying(
     """
     config = dict(_config_of(model or {}))
     named = config.get("architectures")
-    stem, causal, _ = str(named[0]).partition("ForCausalLM") if isinstance(named, list) else ("",) * 3
+    stem, causal, _ = (
+        str(named[0]).partition("ForCausalLM") if isinstance(named, list) else ("",) * 3
+    )
     if not causal:
         return None
     return {

@@ -141,9 +141,7 @@ def _merge_trainer(keys: Keys) -> None:
             keys.values.setdefault("model.seq_len", keys.values.pop(shared))
 
 
-def _read_sizes(
-    keys: Keys, found: Found, given: Mapping[str, object], *, is_rl: bool
-) -> None:
+def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object], *, is_rl: bool) -> None:
     if is_rl or not keys.has("data"):
         length = keys.count("model.seq_len")
         keys.taken -= {"data.seq_len"}

@@ -425,7 +425,9 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
     share = max(share, _reward_share(keys, found, sleeps=sleeps))
     if _generates_apart(keys):
-        found.notes.append(f"{ROLLOUT}.name {engine} generates on GPUs of its own, which are not counted")
+        found.notes.append(
+            f"{ROLLOUT}.name {engine} generates on GPUs of its own, which are not counted"
+        )
         return {"rollout": "server"}
     if engine == "hf":
         return {"rollout": "hf"}
