@@ -370,6 +370,7 @@ def _read_job(keys: Keys, found: Found) -> None:
     job = keys.choice("rl", _JOBS)
     if keys.flag("reward_model"):
         job = "reward"
+        keys.used |= {"model_type", "num_labels"}
     else:
         _read_head(keys, found)
     trl = {name: keys.take(f"trl.{name}") for name in _GENERATION if keys.has(f"trl.{name}")}

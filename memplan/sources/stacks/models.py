@@ -185,6 +185,10 @@ MERGING = frozenset({
 """Types whose projector is a part of the tower, and frozen with it."""
 _ATTENDING = frozenset({"mllama", "florence2"})
 """Types whose layers attend to pictures, which text alone skips: that is not modelled."""
+HEARING = frozenset(
+    {"qwen2_audio", "qwen2_5_omni", "qwen3_omni_moe", "gemma3n", "voxtral", "granite_speech"}
+)
+"""Types with an audio tower."""
 ANY_SIZE = (MERGING - {"gemma4"}) | {"mistral3"}
 """Types that take pictures of any size, whose number of pixels a processor bounds."""
 

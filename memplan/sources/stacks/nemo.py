@@ -12,6 +12,7 @@ from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import (
     ANY_SIZE,
+    HEARING,
     may_read_text_alone,
     model_type,
     num_layers,
@@ -376,10 +377,15 @@ def _read_frozen(keys: Keys, found: Found) -> None:
     parts: list[str] = []
     is_there = keys.has("freeze_config")
     for key, names in _FREEZABLE.items():
-        if is_there and keys.flag(key):
+        if is_there and keys.flag(key) and (names != ("audio_tower",) or _hears(found)):
             parts += names
     if parts and not keys.has("peft"):
         found.fields["freeze"] = ",".join(dict.fromkeys(parts))
+
+
+def _hears(found: Found) -> bool:
+    """Whether the model is known to have an audio tower: of one that has none there is none to freeze."""
+    return model_type(found.model) in HEARING
 
 
 def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

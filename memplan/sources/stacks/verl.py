@@ -331,6 +331,7 @@ def _read_job(keys: Keys, found: Found) -> None:
     job |= _reference(keys, found, kind)
     if kind == "ppo":
         job |= _critic(keys, found)
+    job |= _reward_worker(keys, found)
     job |= _rollout(keys, found)
     # Logits are those of all tokens, prompts' too: answers are cut out of what comes of them.
     job["completion_length"] = found.fields["seq_len"]
@@ -444,6 +445,20 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     return job
 
 
+def _scores_as_worker(keys: Keys) -> bool:
+    """Whether a reward model is a worker under FSDP (``workers/fsdp_workers.py`` up to verl 0.8), not an engine."""
+    return keys.take("reward_model.use_reward_loop") is False
+
+
+def _reward_worker(keys: Keys, found: Found) -> dict[str, object]:
+    """A frozen model that is sharded as the reference is."""
+    keys.take("reward_model.micro_batch_size_per_gpu")
+    if not (keys.flag(f"{REWARD}.enable") and _scores_as_worker(keys)):
+        return {}
+    named = keys.text(f"{REWARD}.model_path")
+    return {"reward": "same" if named is None else _known(named, f"{REWARD}.model_path", found)}
+
+
 def _generates_apart(keys: Keys) -> bool:
     """Whether the engine has GPUs of its own (``one_step_off_policy``, ``fully_async_policy``)."""
     apart = keys.take("rollout.n_gpus_per_node"), keys.take("actor_rollout_ref.hybrid_engine")
@@ -452,7 +467,7 @@ def _generates_apart(keys: Keys) -> bool:
 
 def _reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
     """A reward model has an engine of its own, which is awake when the other sleeps."""
-    asked = keys.flag(f"{REWARD}.enable")
+    asked = keys.flag(f"{REWARD}.enable") and not _scores_as_worker(keys)
     share = keys.number(f"{REWARD}.rollout.gpu_memory_utilization") or 0.5
     apart = keys.flag(f"{REWARD}.enable_resource_pool")
     keys.text(f"{REWARD}.model_path")
