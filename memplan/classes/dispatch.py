@@ -54,9 +54,7 @@ class RoutedExperts(Module):
             count // degree, self.num_active, spread=degree,
             splitting=1 if split is None else split.degree,
         )  # fmt: skip
-        made = self.run.parameter(
-            name, count // degree, *shape, module=self.within, experts=share
-        )
+        made = self.run.parameter(name, count // degree, *shape, module=self.within, experts=share)
         made.ranks, made.is_distributed = degree, split is not None
         return made
 

@@ -10,12 +10,12 @@ from memplan.classes.llama import GatedMLP
 from memplan.classes.routers import num_experts
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
-from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.in_turn import add_rows
+from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.modules.basic import ActivationModule
 from memplan.graph.modules.functional import add_in_place, clamp, index, sort, zeros
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.run import Run
 from memplan.graph.operation_kinds import OperationKind
@@ -70,6 +70,7 @@ class Experts(Module):
     def bias_of(self, weight: Weight) -> Weight | None:
         """The stack of biases beside a stack of matrices."""
         del weight
+        return None
 
     def apply_gate(self, gate_up_out: Handle) -> Handle:
         """``_default_apply_gate``."""
@@ -150,9 +151,7 @@ def grouped_mm_experts_forward(
     offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
     selected_weights = stack_of(self, self.gate_up_proj)
     selected_biases = bias_rows(self, self.gate_up_proj, expert_ids_g)
-    proj_out = grouped_linear(
-        selected_hidden_states_g, selected_weights, offsets, selected_biases
-    )
+    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
     proj_out = self.apply_gate(proj_out)
     second_weights = stack_of(self, self.down_proj)
     selected_biases = bias_rows(self, self.down_proj, expert_ids_g)
@@ -167,7 +166,9 @@ def grouped_mm_experts_forward(
 def stack_of(module: Experts, weight: Weight) -> "Stack":
     """All experts' matrices, with the adapter that stands on them."""
     parameter = module.parameter(weight)
-    return Stack(parameter, Handle(module.run, trained_weight(module.run, parameter), parameter.shape))
+    return Stack(
+        parameter, Handle(module.run, trained_weight(module.run, parameter), parameter.shape)
+    )
 
 
 class Stack:
@@ -242,7 +243,11 @@ class ExpertModules(Module):
             idx, top_x = (empty(run, (rows,), DType.INT64) for _ in range(2))
             run.record(OperationKind.SORT, (selected_experts.record,), (top_x.record, idx.record))
             current_state = index(hidden_states, top_x, (rows, width))
-            current_hidden_states = expert_layer(current_state) * index(routing_weights, idx, (rows, 1))
-            added = add_rows(run, final_hidden_states.record, current_hidden_states.record, top_x.record)
+            current_hidden_states = expert_layer(current_state) * index(
+                routing_weights, idx, (rows, 1)
+            )
+            added = add_rows(
+                run, final_hidden_states.record, current_hidden_states.record, top_x.record
+            )
             final_hidden_states = Handle(run, added, hidden_states.shape)
         return final_hidden_states

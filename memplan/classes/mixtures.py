@@ -3,7 +3,7 @@
 (transformers 5.23: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/olmoe, models/granitemoe)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
@@ -91,7 +91,7 @@ class MixtralSparseMoeBlock(MixtureBlock):
 
 
 class MixtureLayer(LlamaDecoderLayer):
-    block_class: type[MixtureBlock]
+    block_class: Callable[[ConfigReader], MixtureBlock]
 
     def network(self, config: ConfigReader, kind: LayerKind) -> Module:
         return self.block_class(config) if kind.sparse else GatedMLP(config)
@@ -150,13 +150,15 @@ class Qwen3MoeSparseMoeBlock(MixtureBlock):
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
         _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
-        final_hidden_states = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
+        final_hidden_states = self.experts(
+            hidden_states_reshaped, selected_experts, routing_weights
+        )
         return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
 
 
 class Qwen3MoeDecoderLayer(MixtureLayer):
     attention_class: type[LlamaAttention] = Qwen3Attention
-    block_class: type[MixtureBlock] = Qwen3MoeSparseMoeBlock
+    block_class: Callable[[ConfigReader], MixtureBlock] = Qwen3MoeSparseMoeBlock
 
 
 class Qwen3MoeModel(MixtureModel):

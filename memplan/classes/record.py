@@ -131,9 +131,7 @@ def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> Non
 
 def network_splits(sharing: Sharing) -> dict[str, Split]:
     """Of a network's layers, by name."""
-    return {
-        **dict.fromkeys(("gate_proj", "up_proj"), sharing.columns), "down_proj": sharing.rows
-    }
+    return {**dict.fromkeys(("gate_proj", "up_proj"), sharing.columns), "down_proj": sharing.rows}
 
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
