@@ -7,6 +7,7 @@ same factor holds for other setups there.
 
 from collections.abc import Callable
 from enum import StrEnum
+from math import sqrt
 
 from memplan.errors import InputError
 from memplan.fast_dataclass import dataclass
@@ -55,6 +56,17 @@ class Calibration:
         """Of one part."""
         return {Part.COMPUTE: self.compute, Part.LINKS: self.links, Part.HOST: self.host}[part]
 
+    @classmethod
+    def of(cls, gpu: str, part: Part, factor: float) -> "Calibration":
+        """One part is what differs."""
+        factors = dict.fromkeys(Part, 1.0) | {part: factor}
+        return cls(
+            gpu=gpu,
+            compute=factors[Part.COMPUTE],
+            links=factors[Part.LINKS],
+            host=factors[Part.HOST],
+        )
+
     @property
     def words(self) -> str:
         """What it changes."""
@@ -76,9 +88,9 @@ def solved(step_s: Callable[[float], float], measured_s: float) -> float | None:
     if step_s(low) > measured_s * (1 + CLOSE) or step_s(high) < measured_s * (1 - CLOSE):
         return None
     for _ in range(HALVINGS):
-        middle = (low * high) ** 0.5
+        middle = sqrt(low * high)
         found = step_s(middle)
         if abs(found / measured_s - 1) <= CLOSE:
             return middle
         low, high = (middle, high) if found < measured_s else (low, middle)
-    return (low * high) ** 0.5
+    return sqrt(low * high)

@@ -187,7 +187,7 @@ def calibrated(
 
         factor = solved(step_s, measured_s) if spent[part] else None
         if factor is not None:
-            return Calibration(gpu=gpu, **{part.value: factor})
+            return Calibration.of(gpu, part, factor)
     whole = measured_s / run.clock.now_s
     if not 1 / MOST_FACTOR <= whole <= MOST_FACTOR:
         msg = (
