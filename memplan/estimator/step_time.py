@@ -249,7 +249,7 @@ def _refuse_another_card(calibration: Calibration, gpu: GpuSpec | None) -> None:
     if name != calibration.gpu:
         msg = (
             f"calibration: was measured on {calibration.gpu}, and says nothing of {name}: ask for that card "
-            "alone, or leave --calibration out"
+            "alone, or leave it out"
         )
         raise InputError(msg)
 
@@ -267,9 +267,9 @@ def _widened(job: Job, site: Site, high: Run) -> Iterator[str]:
         return
     waited = {each.words: each.seconds / high.clock.now_s for each in high.shares()}
     if site.host is HostSpeed.USUAL and waited.get(LAUNCHES, 0.0) >= LEAST_WAITED:
-        yield "the high end is on a slow host: say which one it is with --host"
+        yield "the high end is on a slow host: nothing says which one it is (host)"
     if _has_unnamed_network(job.setup, site) and waited.get(LINKS, 0.0) >= LEAST_WAITED:
-        yield "the high end is on a quarter of the usual network: say which one it is with --network"
+        yield "the high end is on a quarter of the usual network: nothing says which one it is (network)"
     if not is_compared(job.gpu):
         yield "no step on this card was ever compared with what is said of it: the range is wider"
     if job.setup.num_gpus > MOST_COMPARED_GPUS:

@@ -123,9 +123,9 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_what_widens_a_range_is_named() -> None:
     short = time_of_setup("one GPU, short")
-    assert any("--host" in note for note in short.notes)
+    assert any("(host)" in note for note in short.notes)
     named = time_of_setup("one GPU, short", Site(host=1.0))
-    assert not any("--host" in note for note in named.notes)
+    assert not any("(host)" in note for note in named.notes)
     assert named.high_s < short.high_s
     unmeasured = time_of(job_of("split", "b200"))
     assert any("no step on this card" in note for note in unmeasured.notes)
