@@ -3,6 +3,8 @@
 ``get_image_features`` and ``forward`` of transformers' vision-language models.
 """
 
+from collections.abc import Sequence
+
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attended_loss import picked_rows
@@ -29,8 +31,11 @@ def tokens_seen(t: Tape, model: ModelSpec) -> int:
 
 def joined_embeddings(
     t: Tape, model: ModelSpec, blocks: tuple[ParameterBlock, ...], embedded: Tensor, join: TowerJoin
-) -> Tensor:
-    """Run the towers behind the embedding of the tokens, and write what they give over it."""
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Run the towers behind the embedding of the tokens, and write what they give over it.
+
+    Returns what comes of it, and what the first layers are given beside it.
+    """
     t.end(embedded)
     t.hold(embedded)
     flow = Flow(items=t.options.batch_size * t.options.images_per_sample)
@@ -58,7 +63,7 @@ def joined_embeddings(
     )  # fmt: skip
     t.release(embedded)
     t.hold(out)
-    return out
+    return out, flow.deep
 
 
 def _check_room(t: Tape, model: ModelSpec, features: Tensor) -> None:
