@@ -270,6 +270,7 @@ TRAINED: dict[str, Entry] = {
     "price": ((*JOB, "--tokens", "1B"), ("--price", "2.5")),
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
     "network": ((*JOB, "--nodes", "2", "--time"), ("--network", "50")),
+    "host": ((*JOB, "--time"), ("--host", "slow")),
     "per_rank": (JOB, ("--per-rank",)),
     "cpu_memory": (JOB, ("--cpu-memory", "1MiB")),
 }
@@ -413,7 +414,7 @@ READ_AS_TEXT = (
 EXPLAINED_BESIDE = ("nodes", "gpu", "gpu_memory", "cpu_memory")
 """What stands beside the arithmetic that ``explain`` hands to scripts: only its text tells of them."""
 NARROWED: dict[str, tuple[Words, ...]] = {
-    "plan": (("--engine", "fsdp"), ("--checkpointing", "none")),
+    "plan": (("--engine", "fsdp"), ("--checkpointing", "none"), ("--global-batch-size", "8")),
     "estimate": (("--engine", "deepspeed", "--zero", "2", "--offload", "none"),),
 }
 """With these there is one setup where there would be ten; of most options one is enough to see them count."""
@@ -422,6 +423,12 @@ NAMES_AN_ENGINE = (
     "--deepspeed-config", "--accelerate-config", "--deepspeed", "--params",
 )  # fmt: skip
 """Words beside which an engine is not named again."""
+SAYS_A_BATCH = (
+    "--global-batch-size", "--batch-size", "--gradient-accumulation", "--headroom", "--maximize", "--objective", "--setup",
+    "--preset", "--training-args", "--deepspeed-config", "--accelerate-config",
+)  # fmt: skip
+"""The same of a batch."""
+TAKEN = {"--engine": NAMES_AN_ENGINE, "--global-batch-size": SAYS_A_BATCH}
 NO_GPU = ("compare", "flops")
 """Commands without a card."""
 
@@ -499,7 +506,7 @@ def narrowed(command: str, base: Words, added: Words) -> Words:
     """The words with what leaves fewer setups to look at, where they leave that open."""
     said = (*base, *added)
     for words in NARROWED.get(command, ()) if base else ():
-        taken = NAMES_AN_ENGINE if words[0] == "--engine" else words[:1]
+        taken = TAKEN.get(words[0], words[:1])
         if not any(each in said for each in taken):
             base = (*base, *words)
     return base

@@ -4,10 +4,12 @@ Kernels are asked for ahead of the GPU. Where asking takes longer than running t
 short micro-batches, the host decides how long a step takes. What each kind of call takes was measured apart from
 any GPU, as CPU time of PyTorch 2.13 and transformers 5.23 on stub libraries whose kernels do nothing
 (``tests/data/host_times.jsonl``): six kinds of models, two depths, with and without checkpointing, autocast, eager
-attention, DDP, FSDP2, DeepSpeed. A GPU machine's host is slower than that CPU, and a launch is one.
+attention, DDP, FSDP2, DeepSpeed. Hosts differ: how many times slower than that CPU one is, is the machine's
+(``HostSpeed``).
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import NamedTuple
 
 from memplan.training.choices import ZeroStage
@@ -56,17 +58,49 @@ CPU_PRICES = HostPrices(
     compiled=4e-6, region=50e-6,
 )  # fmt: skip
 """On the CPU that they were measured on: with these, 120 passes are told to 5 % in the median."""
-GPU_MACHINE = 2.5
-"""How many times slower a GPU machine's host is, launches included: chains of products, sums and norms take an
-H100's 263 microseconds and this CPU 105 (``launch_chain`` of ``tests/measured/h100_rates.json``)."""
 
 
-def scaled(prices: HostPrices, factor: float) -> HostPrices:
-    """The prices on a host that is so many times slower."""
-    return HostPrices(*(factor * each for each in prices))
+class HostSpeed(StrEnum):
+    """How fast a machine's host asks for kernels."""
+
+    FAST = "fast"
+    USUAL = "usual"
+    SLOW = "slow"
 
 
-HOST = scaled(CPU_PRICES, GPU_MACHINE)
+class HostFactors(NamedTuple):
+    """How many times as long as that CPU a host takes, launches included: what is expected, and both ends."""
+
+    low: float
+    expected: float
+    high: float
+
+
+HOST_FACTORS: Mapping[HostSpeed, HostFactors] = {
+    HostSpeed.FAST: HostFactors(0.5, 0.7, 0.9),
+    HostSpeed.USUAL: HostFactors(0.7, 1.0, 4.0),
+    HostSpeed.SLOW: HostFactors(1.6, 2.5, 4.0),
+}
+"""Slow are shared machines in a cloud: chains of products, sums and norms take the host of an H100 263 microseconds, of an
+H200 175 and this CPU 105 (``launch_chain`` of ``tests/measured/h100_rates.json`` and ``h200_rates.json``). Machines of one's own are as fast as
+this CPU (Qwen's README, an A100 with steps of 256 tokens; the half of its rows that figures may be taken from says 0.9 to
+1.2). Fast: a desktop's clock of 5.5 GHz beside a server's of 3.5 to 4; an assumption. Nobody says which host he has: the usual one's
+range is wide."""
+GIVEN_HOST = (0.8, 1.25)
+"""The range of a host whose factor is given: what the same work differs by from step to step (``TIME_WITHIN`` of
+``tests/measured/test_cards.py``)."""
+
+
+def host_factors(host: "HostSpeed | float") -> HostFactors:
+    """Of a kind of host, or of one that takes so many times as long as the CPU of the prices.
+
+    >>> host_factors(HostSpeed.SLOW).expected, host_factors(2.0)
+    (2.5, HostFactors(low=1.6, expected=2.0, high=2.5))
+    """
+    if isinstance(host, HostSpeed):
+        return HOST_FACTORS[host]
+    low, high = GIVEN_HOST
+    return HostFactors(low * host, host, high * host)
 
 
 class EnginePrices(NamedTuple):
@@ -99,10 +133,10 @@ _PRICES: Mapping[tuple[Engine, ZeroStage | None], EnginePrices] = {
 }
 """DDP's hooks could not be told from nothing. DeepSpeed's stage 3 fetches and lets go each module in Python.
 FSDP1's flat parameter costs what FSDP2's units do, its weights apart: an assumption."""
-_STEPS: Mapping[Optimizer, float] = {Optimizer.ADAMW_FOREACH: 21e-6}
-STEP = 6e-6
-"""An optimizer's step for each weight on a GPU machine's host: fused AdamW and SGD; foreach makes lists of its
-temporaries (``optimizer`` of ``tests/measured/h100_rates.json``)."""
+_STEPS: Mapping[Optimizer, float] = {Optimizer.ADAMW_FOREACH: 8.4e-6}
+STEP = 2.4e-6
+"""An optimizer's step for each weight: fused AdamW and SGD; foreach makes lists of its temporaries (``optimizer`` of
+``tests/measured/h100_rates.json``, 21 and 6 microseconds on a host that takes 2.5 times as long)."""
 
 
 def engine_prices(setup: TrainingSetup) -> EnginePrices:
@@ -116,4 +150,4 @@ def engine_prices(setup: TrainingSetup) -> EnginePrices:
 
 def step_price(setup: TrainingSetup) -> float:
     """What the optimizer's step takes the host for each weight that is trained [s]."""
-    return _STEPS.get(setup.optimizer, STEP) + GPU_MACHINE * engine_prices(setup).step
+    return _STEPS.get(setup.optimizer, STEP) + engine_prices(setup).step

@@ -1,5 +1,9 @@
 """A step as lanes: computing, links between GPUs, the link to the host, each one thing after another.
 
+The host asks for kernels in order and ahead of the GPU, which drains what was asked for: a stage ends when the GPU has done
+its work, or when the last of its kernels was asked for, whichever is later. What the GPU is behind at the end of one stage
+hides what the host needs longer in the next, until something makes the host wait for the GPU.
+
 A run of equal layers is a body and a count here too. What a layer needs is asked for while the one before
 it computes, and holds it up where it is not there; what it makes for others goes out behind it, and holds
 up nothing but the end of the pass. Both wait in one queue for the same link.
@@ -60,6 +64,8 @@ class Clock:
         self.draws = draws
         """It notes intervals."""
         self.free_s = dict.fromkeys(Lane, 0.0)
+        self.asked_s = 0.0
+        """Until when the host is busy asking for what has run so far."""
         self.intervals: list[Interval] = []
         """Without what is skipped."""
         self.skipped_s = 0.0
@@ -80,16 +86,33 @@ class Clock:
         for lane in (Lane.LINK, Lane.HOST):
             self._wait_for(lane, self.free_s[lane])
 
-    def compute(self, seconds: float, words: str) -> None:
-        """A pass in which nothing is exchanged."""
+    def compute(self, stages: Iterable[tuple[float, float]], words: str) -> None:
+        """A pass in which nothing is exchanged: what each of its stages takes the GPU and the host."""
+        start = self.now_s
+        for device, asked in stages:
+            self.now_s = self._computed(device, asked)
         if self.draws:
-            self._note(Lane.COMPUTE, self.now_s, self.now_s + seconds, words)
-        self.now_s += seconds
+            self._note(Lane.COMPUTE, start, self.now_s, words)
         self.lookahead_s = 0.0
+
+    def _computed(self, device: float, asked: float) -> float:
+        """When the GPU has done so much that it takes the host so long to ask for."""
+        done = self.now_s + device
+        self.asked_s += asked
+        late = self.asked_s - done
+        if late <= 0:
+            return done
+        self.host_bound_s += late
+        return done + late
+
+    def synchronize(self) -> None:
+        """The host waits until the GPU has done everything."""
+        self.asked_s = max(self.asked_s, self.now_s)
 
     def skip(self, seconds: float) -> None:
         """So much time passes with what is not told again."""
         self.now_s += seconds
+        self.asked_s += seconds
         self.skipped_s += seconds
         self.free_s = dict.fromkeys(Lane, self.now_s)
 
@@ -103,6 +126,8 @@ class Clock:
             self.exposed_s[lane] += seconds
         self.now_s += seconds
         self.free_s[lane] = max(self.free_s[lane], self.now_s)
+        if lane is Lane.HOST:
+            self.synchronize()
 
     def _wait_for(self, lane: Lane, until_s: float) -> None:
         if until_s > self.now_s:
@@ -115,11 +140,8 @@ class Clock:
             stage.ahead_s, stage.behind_s, stage.fetched_s, stage.stored_s
         )  # fmt: skip
         device = count * stage.compute_s + self.interference * (ahead + behind)
-        asked = count * stage.host_s
-        own = max(device, asked)
-        self.host_bound_s += own - device
-        each = own / count
-        end = start + own
+        end = self._computed(device, count * stage.host_s)
+        each = (end - start) / count
         if ahead or behind:
             end = self._exchange(Lane.LINK, stage, ahead, behind, each, end)
         if fetched or stored:

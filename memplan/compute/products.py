@@ -73,9 +73,15 @@ def alignment_share(*lengths: float) -> float:
 
 @lru_cache(maxsize=65536)
 def product_seconds(
-    shape: Shape, element_bytes: int, flops_per_s: float, bytes_per_s: float, multiprocessors: int
+    shape: Shape,
+    element_bytes: int,
+    flops_per_s: float,
+    bytes_per_s: float,
+    multiprocessors: int,
+    made_bytes: int = 0,
 ) -> float:
-    """How long a product takes on the device, its launch left out [s]."""
+    """How long a product takes on the device, its launch left out [s]; ``made_bytes``: of an element of its result, where it is not as
+    those of its operands."""
     batch, m, n, k = shape
     each_per_s = flops_per_s / multiprocessors
     best = float("inf")
@@ -90,5 +96,5 @@ def product_seconds(
             if split > 1:
                 seconds += 4 * batch * m * n * split / bytes_per_s
             best = min(best, seconds)
-    moved = element_bytes * batch * (m * k + k * n + m * n)
+    moved = batch * (element_bytes * (m * k + k * n) + (made_bytes or element_bytes) * m * n)
     return max(best, moved / bytes_per_s)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.compute.host import HOST, HostPrices
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
 from memplan.hardware.gpu import GpuSpec, num_multiprocessors
+from memplan.hardware.power import board_power
 
 DEFAULT_TFLOPS = 312.0
 """Of a card that is known by its memory alone: an A100's."""
@@ -25,6 +25,40 @@ SUSTAINED = 0.88
 794 TFLOP/s in bursts and 700 over seconds, at its limit of power (``tests/measured/h100_rates.json``)."""
 UNMEASURED = 0.70
 """The same, of the data sheet's rate, where no product was measured: 0.88 of the catalog's median MAMF."""
+
+
+class Limited(NamedTuple):
+    """What large products hold at a limit of power."""
+
+    flops_per_s: float
+    """In 16 bits."""
+    watts: float
+    multiprocessors: int
+
+
+LIMITED: Mapping[int, Limited] = {
+    9: Limited(700e12, 700, 132), 10: Limited(1100e12, 1000, 148),
+}  # fmt: skip
+"""By architecture. H100: 700 W (``sustained_tflops`` of ``tests/measured/h100_rates.json``). B200: of 250 products of more than
+10^12 FLOPs the median holds 1,090 TFLOP/s, where bursts reach 1,745 (SimuMax 1.2, configs/system/b200_bf16_ceperm.json,
+``accurate_efficient_factor``)."""
+POWER_EXPONENT = 1 / 2
+"""A chip's power grows with the cube of its clock where voltage follows, and with the clock where voltage is at its floor:
+an assumption in between."""
+MEASURED_SHARES: Mapping[tuple[int, int], float] = {(8, 0): 0.87, (9, 0): 0.80, (10, 0): 0.775}
+"""Of the data sheet's rate, the best of any product on the measured card of an architecture (A100, H100, B200: the catalog's
+MAMF): of its relatives that were not measured, as the A800, H800 and H20."""
+COMPARED_CARDS = frozenset(
+    {
+        "A100 SXM4 40GB",
+        "A100 SXM4 80GB",
+        "A100 PCIe 40GB",
+        "A100 PCIe 80GB",
+        "H100 SXM5 80GB",
+        "H200 SXM 141GB",
+    }
+)
+"""On which whole steps were measured and compared (``tests/measured``, ``tests/data/throughput.jsonl``)."""
 SINGLE_SHARE = 0.75
 """The same in fp32 without tensor cores, which stays below the limit of power: 50 of an H100's 67 TFLOP/s."""
 BANDWIDTH_SHARE = 0.90
@@ -96,7 +130,8 @@ class Rates:
     attention: Mapping[OperationKind, AttentionRate]
     third_flash: AttentionRate
     kernel_s: float = KERNEL_S
-    host: HostPrices = HOST
+    unpacks_at_once: bool = False
+    """GPTQ's weights are unpacked by one kernel, as AutoGPTQ's Triton does, and not by PyTorch's operations."""
 
     def rate_of(self, dtype: DType) -> float:
         """Of large products of tensors in this format [FLOP/s]."""
@@ -136,6 +171,11 @@ _BY_CAPABILITY: tuple[tuple[tuple[int, int], Shares], ...] = (
 )  # fmt: skip
 
 
+def is_compared(gpu: GpuSpec | None) -> bool:
+    """Whether whole steps on such a card were measured, and compared with what is said of them."""
+    return gpu is not None and gpu.name in COMPARED_CARDS
+
+
 @lru_cache(maxsize=64)
 def rates_of(gpu: GpuSpec | None) -> Rates:
     """What a GPU reaches; an A100's where nothing is known of it.
@@ -149,9 +189,13 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
     half = (sheet.bf16 or sheet.fp16 or sheet.fp32) if sheet is not None else None
     known = best.bf16 if best is not None else None
     share = UNMEASURED
+    relative = MEASURED_SHARES.get((gpu.compute_capability if gpu is not None else None) or (0, 0))
     if known is not None and half:
         share = SUSTAINED * known / half
+    elif relative is not None:
+        share = SUSTAINED * relative
     half = half or DEFAULT_TFLOPS
+    share = min(share, _limited_share(gpu, half))
 
     def reached(rate: float | None, otherwise: float) -> float:
         return (otherwise if rate is None else rate) * share * 1e12
@@ -163,7 +207,11 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
         bf16 = single
     fp8 = sheet.fp8 if sheet is not None else None
     measured_fp8 = best.fp8 if best is not None else None
-    eight = SUSTAINED * measured_fp8 * 1e12 if measured_fp8 else reached(fp8, half)
+    eight = reached(fp8, half)
+    if measured_fp8:
+        eight = min(
+            SUSTAINED * measured_fp8 * 1e12, _limited_share(gpu, half) * (fp8 or half) * 1e12
+        )
     capability = (gpu.compute_capability if gpu is not None else None) or (8, 0)
     shares = next(found for least, found in _BY_CAPABILITY if capability >= least)
     peak = (half if bf16 is None else bf16) * 1e12
@@ -182,6 +230,18 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
         attention={kind: _attention(found, peak) for kind, found in shares.items()},
         third_flash=_attention(THIRD_FLASH, peak),
     )
+
+
+def _limited_share(gpu: GpuSpec | None, half: float) -> float:
+    """Of the data sheet's rate, what a card's limit of power leaves to large products in a long run."""
+    capability = gpu.compute_capability if gpu is not None else None
+    watts = board_power(gpu) if gpu is not None else None
+    known = LIMITED.get(capability[0]) if capability is not None else None
+    if known is None or watts is None:
+        return 1.0
+    clock = float((watts / known.watts) ** POWER_EXPONENT)
+    chip = num_multiprocessors(gpu) / known.multiprocessors
+    return clock * chip * known.flops_per_s / (half * 1e12)
 
 
 def _attention(shares: tuple[float, float, float], peak: float) -> AttentionRate:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from memplan.compute.flops import attention_factor, causal_share, early_stop, recomputed_positions
+from memplan.compute.host import CPU_PRICES
 from memplan.compute.product_shapes import has_norm, product_shape, second_operand
 from memplan.compute.products import Shape, alignment_share, product_seconds
 from memplan.compute.rates import Rates
@@ -23,6 +24,8 @@ from memplan.compute.traffic import (
     num_bytes_of,
     read_bytes,
     scratch_bytes,
+    unpacking_bytes,
+    unpacking_kernels,
 )
 from memplan.compute.work import Message, SegmentWork, Work
 from memplan.dtypes import DType
@@ -75,6 +78,8 @@ SLOW_KINDS: Mapping[OperationKind, tuple[float, float]] = {
 and backward (``tests/measured/h100_rates.json``)."""
 NORM_BYTES = (2, 3)
 """Tensors that a norm reads and writes forward, and backward, where its gradient comes too."""
+FUSED_GRADIENT_BYTES = 8
+"""Of a weight's gradient, what Megatron's products read and write as they add to the fp32 one (``gradient_accumulation_fusion``)."""
 _PLAIN = (1.0, 1.0)
 
 
@@ -104,7 +109,7 @@ def _segment_work(tape: _Same, model: _Same, rates: Rates) -> Sequence[SegmentWo
     assert isinstance(model.value, ModelSpec)
     found = [_Reader(tape.value, each, model.value, rates).read() for each in tape.value.segments]
     if found:
-        found[0].forward.host_s += rates.host.start
+        found[0].forward.host_s += CPU_PRICES.start
     return found
 
 
@@ -152,7 +157,7 @@ class _Reader:
         """What the host does for checkpointing itself: hooks on every tensor that is let go."""
         if not self.segment.checkpointed:
             return
-        host = self.rates.host
+        host = CPU_PRICES
         num_saved = sum(len(each.saved) for each in self.segment.operations)
         found.forward.host_s += host.checkpoint + num_saved * host.saved
         found.again.host_s += host.checkpoint_back + num_saved * host.saved_back
@@ -178,8 +183,8 @@ class _Reader:
                 self._run(work, kernel[0])
             else:
                 self._move(work, fused_bytes(kernel))
-                work.host_s += self.rates.host.compiled
-        work.host_s += self.rates.host.region
+                work.host_s += CPU_PRICES.compiled
+        work.host_s += CPU_PRICES.region
         return work
 
     def _take_turns(
@@ -199,7 +204,7 @@ class _Reader:
             self._run_tiles(work, operation.tiles, back=operation.tiles.forward_gradients)
             return
         if kind in VIEWS:
-            work.host_s += 0.0 if self.is_compiled else self.rates.host.view
+            work.host_s += 0.0 if self.is_compiled else CPU_PRICES.view
             return
         work.host_s += self._host_seconds(operation)
         sends = operation.sends.forward
@@ -214,6 +219,8 @@ class _Reader:
             read = read_bytes(operation)
             moved = read + made_bytes(operation) - self._spared(operation, read)
             self._move(work, moved / slow + 2 * scratch)
+            if kind is OperationKind.UNPACK and not self.rates.unpacks_at_once:
+                self._unpack(work, operation.inputs[0])
         elif kind in ATTENTION_KERNELS:
             self._attend(work, operation, operation.flops * self.share, 0)
         elif kind in OUTPUT_LOSSES:
@@ -225,6 +232,13 @@ class _Reader:
         self._keep(operation)
         if sends:
             self._send_within(work, sends, work.device_s - before_s)
+
+    def _unpack(self, work: Work, weight: Tensor) -> None:
+        """What lies between a weight's codes and its value."""
+        self._move(work, unpacking_bytes(weight))
+        count = unpacking_kernels(weight)
+        work.host_s += count * CPU_PRICES.kernel
+        work.memory_s += count * self.rates.kernel_s
 
     def _spared(self, operation: Operation, read: int) -> float:
         """Of the bytes it reads, as many as would take what the cache saves: what was touched last lies there."""
@@ -275,7 +289,7 @@ class _Reader:
 
     def _host_seconds(self, operation: Operation) -> float:
         """What it takes to ask for an operation's kernel in the forward pass."""
-        host = self.rates.host
+        host = CPU_PRICES
         if self.is_compiled:
             return host.compiled
         if operation.kind in ATTENTION_KERNELS:
@@ -283,7 +297,7 @@ class _Reader:
         return host.product if operation.flops else host.kernel
 
     def _host_backward_s(self, operation: Operation, moved: int) -> float:
-        host = self.rates.host
+        host = CPU_PRICES
         if self.is_compiled:
             return host.compiled
         if operation.kind in ATTENTION_KERNELS:
@@ -343,7 +357,12 @@ class _Reader:
         if dtype is not DType.FP32 and shape.batch == 1:
             rate *= alignment_share(shape.n, shape.m if sums_rows else shape.k)
         return rates.kernel_s + product_seconds(
-            shape, first.dtype.num_bytes, rate, rates.bytes_per_s, rates.num_multiprocessors
+            shape,
+            first.dtype.num_bytes,
+            rate,
+            rates.bytes_per_s,
+            rates.num_multiprocessors,
+            FUSED_GRADIENT_BYTES if sums_rows and self.tape.options.megatron is not None else 0,
         )
 
     def _is_narrow(self, operation: Operation) -> bool:
@@ -374,8 +393,8 @@ class _Reader:
                     self._run_back(work, kernel[0])
                 else:
                     self._move(work, fused_backward_bytes(kernel))
-                    work.host_s += self.rates.host.compiled
-            work.host_s += self.rates.host.region
+                    work.host_s += CPU_PRICES.compiled
+            work.host_s += CPU_PRICES.region
             return work
         for operation in graded:
             self._take_turns(work, operation, self._run_back)
@@ -424,7 +443,7 @@ class _Reader:
             self._send_within(work, sends, work.device_s - before_s)
 
     def _multiply_back(self, work: Work, operation: Operation) -> None:
-        host = self.rates.host
+        host = CPU_PRICES
         batch, m, n, k = product_shape(operation)
         turned = (Shape(batch, m, k, n), Shape(batch, k, n, m))
         factors = (operation.inputs[0], second_operand(operation))
@@ -450,7 +469,7 @@ class _Reader:
             if count > 1 and not isinstance(tensor, Parameter):
                 for _ in range(count - 1):
                     self._move(work, 3 * num_bytes_of(tensor))
-                    work.host_s += self.rates.host.sum_back
+                    work.host_s += CPU_PRICES.sum_back
 
 
 _NO_GRADIENT = int(Gradient.NONE)

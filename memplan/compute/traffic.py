@@ -3,11 +3,13 @@
 In a compiled region what stands between two kernels is one kernel, and only what is really written moves.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from memplan.graph.operation_kinds import EXTERN_KERNELS, OperationKind
 from memplan.graph.segments import Gradient, Operation
-from memplan.graph.tensors import Storage, Tensor
+from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.training.quantization import QuantizedProduct
 
 LOOKUPS = frozenset(
     {OperationKind.EMBEDDING, OperationKind.INDEX_SELECT, OperationKind.INDEX, OperationKind.GATHER}
@@ -41,6 +43,36 @@ def read_bytes(operation: Operation) -> int:
         sizes[0] = min(sizes[0], made_bytes(operation))
         sizes[1:] = [min(each, sizes[0]) for each in sizes[1:]]
     return sum(sizes)
+
+
+UNPACKED_BYTES: Mapping[QuantizedProduct, int] = {QuantizedProduct.GPTQ_TORCH: 22}
+"""Read and written for each weight between its codes and its value, where PyTorch's own operations unpack it one after
+the other: shifted in 32 bits, cast to 8, masked, zeros gathered and taken away, scales gathered and multiplied
+(GPTQModel, nn_modules/qlinear/torch.py, ``dequantize_weight``)."""
+UNPACKING_KERNELS: Mapping[QuantizedProduct, int] = {QuantizedProduct.GPTQ_TORCH: 8}
+"""Of these operations, those beside one."""
+
+
+def unpacking_bytes(weight: Tensor) -> int:
+    """Between the codes and the weight, beside both [bytes]."""
+    if not _is_packed(weight):
+        return 0
+    packed = weight.packed
+    assert packed is not None
+    return packed.numel * UNPACKED_BYTES.get(packed.quantization.format.product, 0)
+
+
+def unpacking_kernels(weight: Tensor) -> int:
+    """Launched for it, beside one."""
+    if not _is_packed(weight):
+        return 0
+    packed = weight.packed
+    assert packed is not None
+    return UNPACKING_KERNELS.get(packed.quantization.format.product, 0)
+
+
+def _is_packed(tensor: Tensor) -> TypeGuard[Parameter]:
+    return isinstance(tensor, Parameter) and tensor.packed is not None
 
 
 def backward_bytes(operation: Operation) -> int:

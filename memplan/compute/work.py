@@ -26,7 +26,7 @@ class Work:
         self.memory_s = 0.0
         """Reading and writing."""
         self.host_s = 0.0
-        """Asking for the kernels, which runs ahead of them."""
+        """Asking for the kernels, which runs ahead of them; on the CPU that prices were measured on."""
         self.messages: list[Message] = []
         self.away_bytes = 0
         """Activations that go to the host in forward, or come back in backward."""

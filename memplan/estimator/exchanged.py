@@ -79,7 +79,7 @@ def _beside_segments(same: _Same, network: Network, rates: Rates) -> Mapping[int
         found = sums.get(exchange.segment)
         if found is None:
             found = sums[exchange.segment] = [0.0] * len(NOTHING)
-        found[_place(exchange)] += count * exchange_seconds(exchange, network, rates)
+        found[_place(exchange, network)] += count * exchange_seconds(exchange, network, rates)
     return {segment: Beside(*found) for segment, found in sums.items()}
 
 
@@ -115,12 +115,13 @@ def _lane(exchange: Exchange) -> Lane:
     return Lane.HOST if exchange.kind in _ON_HOST else Lane.LINK
 
 
-def _place(exchange: Exchange) -> int:
+def _place(exchange: Exchange, network: Network) -> int:
     """Which field of ``Beside`` counts it."""
     if exchange.kind in _MOVED:
         return 0
     if exchange.kind in _ON_HOST:
-        return _HOST_PLACES[exchange.hiding]
+        hiding = exchange.hiding if network.is_pinned else Hiding.NONE
+        return _HOST_PLACES[hiding]
     return _LINK_PLACES[exchange.hiding]
 
 

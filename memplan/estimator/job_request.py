@@ -133,7 +133,7 @@ def _time_s(answer: Estimate, question: TimeQuestion | None) -> int | None:
     if question is None or not question.has_length:
         return None
     try:
-        time = step_time(answer, between_nodes=question.between_nodes)
+        time = step_time(answer, site=question.site)
     except UnsupportedOperationError:
         return None
     if question.mfu is not None:

@@ -198,6 +198,7 @@ class _Plan:
         setup = replace(
             self.setup, job=PLAIN, adapter=None, freeze=FrozenParts(), ema=None, evaluation=None,
             micro_batch_size=self.job.critic_batch_size or self.setup.micro_batch_size,
+            checkpointing=self.job.critic_checkpointing or self.setup.checkpointing,
             engine_options=_without(self.setup.engine_options, "frozen_dtype"),
         )  # fmt: skip
         options = replace(tape_options(setup, self.gpu), objective=Objective.VALUES)

@@ -12,7 +12,7 @@ from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
 from memplan.compute.roofline import segment_work
 from memplan.estimator.exchanged import exchanged_apart
-from memplan.estimator.timer import Case, Run, Timer
+from memplan.estimator.timer import INTERFERENCE, Case, Passed, Run, Timer
 from memplan.fast_dataclass import replace
 from memplan.hardware.network import Network
 from memplan.memory.accounts import step_visits
@@ -39,15 +39,62 @@ class _Told(NamedTuple):
 
     seconds: float
     run: Run
+    asked_s: float
+    """What it takes the host to ask for it, where the host runs ahead from pass to pass."""
+    ahead_s: float
+    """Weights that are gathered ahead of it, beside whatever the rank computes."""
+    behind_s: float
+    """Gradients that are reduced from its beginning on, beside it and what follows it."""
+
+
+class _Lane:
+    """A rank's passes, its host and its link to ranks that hold the same layers."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.asked_s = 0.0
+        self.link_s = 0.0
+        self.late_s = 0.0
+        """For which passes wait for weights, and the end for gradients."""
+        self.bound_s = 0.0
+        """For which they wait for the host."""
+        self.intervals: list[Interval] = []
+
+    def run(self, ready_s: float, told: _Told, share: float, words: str) -> float:
+        """One pass, or a share of it; when it ends.
+
+        Gathers are asked for ahead, one chunk after the other from the step's beginning on (``param_sync_func`` of Megatron's
+        schedules), reductions where a chunk's last pass begins (``grad_sync_func``): neither is waited for before it is needed.
+        """
+        start = max(self.now_s, ready_s)
+        stop = start + share * told.seconds
+        self.asked_s += share * told.asked_s
+        bound = max(0.0, self.asked_s - stop)
+        stop += bound
+        self.bound_s += bound
+        if told.ahead_s:
+            self.link_s += share * told.ahead_s
+            late = max(0.0, self.link_s - stop)
+            stop += late
+            self.late_s += late
+        if told.behind_s:
+            self.link_s = max(self.link_s, start) + share * told.behind_s
+        self.now_s = stop
+        self.intervals.append(Interval(Lane.COMPUTE, start, stop, words, stop - start))
+        return stop
+
+    def end(self) -> None:
+        """What is reduced has to be there before the update."""
+        late = max(0.0, self.link_s - self.now_s)
+        self.now_s += late
+        self.late_s += late
 
 
 class _Simulated(NamedTuple):
     """All ranks' passes beside one another."""
 
-    stretch: float
-    """The whole over what the busiest rank computes."""
-    intervals: list[Interval]
-    """Of that rank."""
+    end_s: float
+    lanes: list[_Lane]
 
 
 class PipelineTimer:
@@ -80,8 +127,9 @@ class PipelineTimer:
         self.going = [self._going_of(place) for place in range(pipeline.degree)]
         """Of stages and micro-batches, those of which something goes to CPU RAM."""
         self.away_bytes = self._away_bytes()
-        self.simulated: _Simulated | None = None
-        """Of the case that was run first: in the others all passes are longer or shorter alike."""
+        self.runs_ahead = given.setup.virtual_stages > 1
+        """The host asks for passes ahead of the GPU: without virtual stages Megatron's exchanges make it wait for the GPU at each pass
+        (``batch_p2p_sync``), with them they overlap (``overlap_p2p_comm``)."""
         leaves = [leaf for stage in given.stages for leaf in stage.tape.leaves[:1]]
         self.sent_bytes = max((each.numel * each.dtype.num_bytes for each in leaves), default=0)
 
@@ -118,28 +166,29 @@ class PipelineTimer:
     def run(self, case: Case) -> Run:
         """All ranks' passes; of the busiest it is told what its time is spent on."""
         told: dict[object, _Told] = {}
-        usual: dict[object, float] = {}
+        usual: dict[object, _Told] = {}
         busy = {place: self._tell(case, place, told, usual) for place in self.visits}
         place = max(busy, key=lambda each: busy[each].clock.now_s)
         run = busy[place]
         clock = run.clock
-        if self.simulated is None:
-            end, lanes = self._simulate(case, usual)
-            self.simulated = _Simulated(end / clock.now_s, lanes[place])
-        end = clock.now_s * self.simulated.stretch
-        run.add(BUBBLE, end - clock.now_s)
-        clock.now_s = end
-        clock.intervals = self.simulated.intervals
+        simulated = self._simulate(case, usual)
+        lane = simulated.lanes[place]
+        clock.exposed_s[Lane.LINK] += lane.late_s
+        clock.host_bound_s += lane.bound_s
+        run.add(BUBBLE, simulated.end_s - clock.now_s - lane.late_s - lane.bound_s)
+        clock.now_s = simulated.end_s
+        clock.intervals = lane.intervals
         update = self._update(case, place)
         clock.now_s += update.clock.now_s
         for words, seconds in update.sums.items():
             run.add(words, seconds)
-        for lane, seconds in update.clock.exposed_s.items():
-            clock.exposed_s[lane] += seconds
+        clock.host_bound_s += update.clock.host_bound_s
+        for lane_of, seconds in update.clock.exposed_s.items():
+            clock.exposed_s[lane_of] += seconds
         return run
 
     def _tell(
-        self, case: Case, place: int, told: dict[object, _Told], usual: dict[object, float]
+        self, case: Case, place: int, told: dict[object, _Told], usual: dict[object, _Told]
     ) -> Run:
         """Each pass of a rank by itself, and their sum."""
         whole = Run(case)
@@ -154,7 +203,7 @@ class PipelineTimer:
                 away = self.away_bytes[id(tape)] if goes else 0
                 found = told[key] = self._pass(case, id(tape), visit, away, forward=forward)
             share = _share(each.kind)
-            usual[self._key(each, place)] = share * found.seconds
+            usual[self._key(each, place)] = found
             clock.now_s += share * found.seconds
             clock.host_bound_s += share * found.run.clock.host_bound_s
             for lane, seconds in found.run.clock.exposed_s.items():
@@ -188,12 +237,21 @@ class PipelineTimer:
     def _pass(
         self, case: Case, tape: int, visit: Visit, away_bytes: int, *, forward: bool
     ) -> _Told:
-        run, timer = Run(case), self.timers[tape]
-        run.pass_over(timer.forward(visit) if forward else timer.backward(visit))
+        alone = case._replace(asked=0.0) if self.runs_ahead else case
+        run, timer = Run(alone), self.timers[tape]
+        laid = timer.forward(visit) if forward else timer.backward(visit)
+        asked = sum(each.repeats * each.asked_s for each in laid.stages)
+        ahead = case.links * sum(each.beside.ahead_s for each in laid.stages)
+        behind = case.links * sum(each.beside.behind_s for each in laid.stages)
+        run.pass_over(_without_background(laid))
+        slowed = case.interference * (ahead + behind)
+        run.clock.now_s += slowed
+        run.add(INTERFERENCE, slowed)
         # What goes or comes back while it runs takes the rest of its way by itself.
         away_s = case.host * away_bytes / self.network.to_host
         run.clock.wait(Lane.HOST, away_s - run.clock.now_s, "activations")
-        return _Told(run.clock.now_s, run)
+        asked_s = case.asked * asked if self.runs_ahead else 0.0
+        return _Told(run.clock.now_s, run, asked_s, ahead, behind)
 
     def _update(self, case: Case, place: int) -> Run:
         run = Run(case)
@@ -207,9 +265,7 @@ class PipelineTimer:
         timer.update(run)
         return run
 
-    def _simulate(
-        self, case: Case, usual: dict[object, float]
-    ) -> tuple[float, list[list[Interval]]]:
+    def _simulate(self, case: Case, usual: dict[object, _Told]) -> _Simulated:
         """When the last pass ends, and when each rank's passes run."""
         sent_s = case.links * collective_seconds(
             ExchangeKind.SEND, self.sent_bytes, Ranks(2, self.width), self.network
@@ -217,9 +273,8 @@ class PipelineTimer:
         num_stages = self.pipeline.num_stages
         owner = {each.stage: place for place, own in enumerate(self.passes) for each in own}
         ended: dict[tuple[bool, int, int], float] = {}
-        now = [0.0] * len(self.passes)
         done = [0] * len(self.passes)
-        lanes: list[list[Interval]] = [[] for _ in self.passes]
+        lanes = [_Lane() for _ in self.passes]
         left = sum(map(len, self.passes))
         while left:
             before = left
@@ -229,17 +284,28 @@ class PipelineTimer:
                     ready = _ready(each, ended, owner, place, sent_s, num_stages)
                     if ready is None:
                         break
-                    start = max(now[place], ready)
-                    now[place] = stop = start + usual[self._key(each, place)]
+                    words = f"{each.kind.value}{each.micro_batch}"
+                    told = usual[self._key(each, place)]
+                    stop = lanes[place].run(ready, told, _share(each.kind), words)
                     if each.kind is not PassKind.WEIGHT:
                         forward = each.kind is PassKind.FORWARD
                         ended[forward, each.stage, each.micro_batch] = stop
-                    words = f"{each.kind.value}{each.micro_batch}"
-                    lanes[place].append(Interval(Lane.COMPUTE, start, stop, words, stop - start))
                     done[place] += 1
                     left -= 1
             assert left < before, "a schedule whose passes wait for one another"
-        return max(now), lanes
+        for lane in lanes:
+            lane.end()
+        return _Simulated(max(lane.now_s for lane in lanes), lanes)
+
+
+def _without_background(laid: Passed) -> Passed:
+    """A pass without what runs beside it and those that follow."""
+    stages = tuple(
+        each._replace(beside=each.beside._replace(ahead_s=0.0, behind_s=0.0))
+        for each in laid.stages
+    )
+    exchanges = any(each.sent_s > 0 or any(each.beside[1:]) for each in stages)
+    return Passed(stages, laid.sums, exchanges)
 
 
 def _share(kind: PassKind) -> float:

@@ -52,12 +52,19 @@ def record(model: ModelSpec, options: TapeOptions) -> Tape:
 
     Written down once for all cards that run the same operations.
     """
-    plain = _plain(options)
-    if plain != options:
-        found = record(model, plain).as_on(options)
+    written = _written_down(model, _plain(options))
+    for tape in written:
+        found = tape.as_on(options)
         if found is not None:
             return found
-    return record_model(model, options)
+    written.append(record_model(model, options))
+    return written[-1]
+
+
+@lru_cache(maxsize=256)
+def _written_down(model: ModelSpec, plain: TapeOptions) -> list[Tape]:  # noqa: ARG001
+    """What was recorded of a model with these options, for one card after the other."""
+    return []
 
 
 def _plain(options: TapeOptions) -> TapeOptions:
@@ -82,6 +89,7 @@ def one_sequence(options: TapeOptions) -> TapeOptions:
         num_sequences=default.num_sequences,
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,
+        sort_tile=default.sort_tile,
     )
 
 
@@ -147,8 +155,8 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     sums and keys, so cards that do the same share the walk.
     """
     plain = _plain(options)
-    tape = record(model, plain)
-    is_alike = tape.runs_alike_on(options) and not splits_sums(tape)
+    tape = record(model, options)
+    is_alike = tape.runs_alike_on(plain) and not splits_sums(tape)
     shared = replace(plain, sdpa=options.sdpa) if is_alike else options
     chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
     for support in (plain.sdpa, *SDPA_SUPPORT.values()):

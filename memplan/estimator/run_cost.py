@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from memplan.errors import InputError
+from memplan.estimator.site import USUAL_SITE, Site
 from memplan.estimator.step_time import StepTime
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
@@ -26,8 +27,8 @@ class TimeQuestion:
     """Of an hour of one GPU, of each kind or of all; in whatever money."""
     mfu: float | None = None
     """The utilisation, where it is known: a share of the data sheet's rate."""
-    between_nodes: float | None = None
-    """What one GPU sends to other nodes, nominally [bytes/s]."""
+    site: Site = USUAL_SITE
+    """The machines."""
 
     def __post_init__(self) -> None:
         if self.mfu is not None and not 0 < self.mfu <= 1:

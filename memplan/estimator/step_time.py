@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.compute.lanes import Interval
-from memplan.compute.rates import DEFAULT_TFLOPS, Rates, rates_of
+from memplan.compute.rates import DEFAULT_TFLOPS, Rates, is_compared, rates_of
 from memplan.compute.roofline import segment_work
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
-from memplan.estimator.timer import EXPECTED, FAST, SLOW, Resource, Timer
+from memplan.estimator.site import USUAL_SITE, Site
+from memplan.estimator.timer import (
+    BUSY_LINKS,
+    COMPUTE,
+    UNMEASURED_COMPUTE,
+    UNNAMED_LINKS,
+    Resource,
+    Timer,
+    cases_of,
+)
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
@@ -107,26 +116,24 @@ class Judged(Protocol):
         """On what."""
 
 
-def step_time(answer: Judged, *, between_nodes: float | None = None) -> StepTime:
-    """How long a step of an estimated setup takes.
-
-    ``between_nodes`` is a GPU's nominal share of the network between nodes [bytes/s]; None: what nodes
-    of these cards are sold with. Raises ``UnsupportedOperationError`` for a model whose operations are
+def step_time(answer: Judged, *, site: Site = USUAL_SITE) -> StepTime:
+    """How long a step of an estimated setup takes, on machines of some kind. Raises ``UnsupportedOperationError`` for a model whose operations are
     not written down.
     """
-    return time_of(
-        Job.of_answer(answer.model, answer.setup, answer.gpu), between_nodes=between_nodes
-    )
+    return time_of(Job.of_answer(answer.model, answer.setup, answer.gpu), site=site)
 
 
-def time_of(
-    job: Job, *, between_nodes: float | None = None, rates: Rates | None = None
-) -> StepTime:
+def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) -> StepTime:
     """The same of a job, on a GPU that reaches these rates; None: those of its kind."""
     rates = rates or rates_of(job.gpu)
     setup, model, tape = job.setup, job.walked.model, job.given.tape
     flops = _flops(job)
-    network = network_of(job.gpu, gpus_per_node=setup.gpus_per_node, between_nodes=between_nodes)
+    network = network_of(
+        job.gpu,
+        gpus_per_node=setup.gpus_per_node,
+        between_nodes=site.between_nodes,
+        is_pinned=_pins(setup),
+    )
     timer: Timer | PipelineTimer
     if setup.pipeline_parallel > 1:
         from memplan.estimator.pipeline_timer import PipelineTimer as ForPipelines  # only for them
@@ -135,12 +142,17 @@ def time_of(
     else:
         work = segment_work(tape, model, rates)
         timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
-    expected = timer.run(EXPECTED)
+    cases = cases_of(
+        site.host_factors,
+        compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
+        links=UNNAMED_LINKS if _has_unnamed_network(setup, site) else BUSY_LINKS,
+    )
+    expected = timer.run(cases.expected)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
     found = StepTime(
-        low_s=timer.run(FAST).clock.now_s,
+        low_s=timer.run(cases.low).clock.now_s,
         expected_s=expected.clock.now_s,
-        high_s=timer.run(SLOW).clock.now_s,
+        high_s=timer.run(cases.high).clock.now_s,
         num_gpus=setup.num_gpus,
         tokens=flops.num_tokens * copies,
         model_flops=flops.model * copies,
@@ -150,6 +162,21 @@ def time_of(
         intervals=tuple(expected.clock.intervals),
     )
     return found if found.mfu <= 1 else replace(found, notes=(ABOVE_ONE,))
+
+
+def _has_unnamed_network(setup: TrainingSetup, site: Site) -> bool:
+    """Whether ranks are of several nodes, and nobody said what joins these."""
+    return setup.num_gpus > setup.gpus_per_node and site.between_nodes is None
+
+
+_PINNING = ("pin_memory", "offload_optimizer.pin_memory", "offload_param.pin_memory")
+
+
+def _pins(setup: TrainingSetup) -> bool:
+    """Whether what is offloaded lies in pinned memory, as it does unless the engine is told otherwise."""
+    return all(
+        value is not False for name, value in dict(setup.engine_options).items() if name in _PINNING
+    )
 
 
 ABOVE_ONE = (

@@ -204,6 +204,10 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
         return record_traced(model, model.traced, options)
     _check_frozen(model, options.freeze)
     _check_media(model, options)
+    if not options.images_per_sample and model.join is not None:
+        from memplan.graph.towers.joining import shown_nothing  # only for text alone
+
+        model = shown_nothing(model)
     _check_checkpointed(model, options.checkpointed_layers)
     if model.blueprint is not None:
         recorded: Tape = model.blueprint.record(model, options)

@@ -5,10 +5,11 @@ from copy import copy
 from typing import TYPE_CHECKING, Self
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import replace
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Buffer, Operation, Segment, Tiles
-from memplan.graph.sorting import sort_scratch_bytes
+from memplan.graph.sorting import SortScratch, sorted_as
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart
 from memplan.training.exchange import NO_SENDS, Sends
@@ -66,7 +67,7 @@ class Recording:
         self.asked_generation = False
         """Something on it depends on whether the card is of Ampere's generation or a later one."""
         self.asked_multiprocessors = False
-        self.sorts: dict[tuple[int, int], int] = {}
+        self.sorts: dict[tuple[int, int], SortScratch] = {}
         """What was sorted: how many pairs, their largest key, and what that takes [bytes]."""
         self.few_rows: dict[int, bool] = {}
         """Tables whose gradients go by the card: whether it sums up so many rows at once."""
@@ -110,7 +111,7 @@ class Recording:
 
     def sort_scratch_bytes(self, count: int, *, largest_key: int) -> int:
         """What a sort of so many pairs asks for [bytes]."""
-        found = self.sorts[count, largest_key] = sort_scratch_bytes(
+        found = self.sorts[count, largest_key] = SortScratch.of(
             count, largest_key=largest_key, tile=self.options.sort_tile
         )
         return found
@@ -128,30 +129,45 @@ class Recording:
 
     def runs_alike_on(self, options: TapeOptions) -> bool:
         """Whether kernels that go by the card itself do there as they do on this one."""
+        return self._runs_same_kernels_on(options) and self._sorts_alike_on(options)
+
+    def _runs_same_kernels_on(self, options: TapeOptions) -> bool:
+        """Whether there is nothing but sorts that asks for other temporaries there."""
         if self.asked_generation and options.is_ampere is not self.options.is_ampere:
+            return False
+        if self.asked_multiprocessors and options.multiprocessors != self.options.multiprocessors:
             return False
         if any(_are_few(num_rows, options) is not few for num_rows, few in self.few_rows.items()):
             return False
-        for (count, key), size in self.sorts.items():
-            if sort_scratch_bytes(count, largest_key=key, tile=options.sort_tile) != size:
-                return False
         return all(
             num_flash_splits(grid, options.multiprocessors) == splits
             for grid, splits in self.flash_grids.items()
         )
 
+    def _sorts_alike_on(self, options: TapeOptions) -> bool:
+        return all(each.on(options.sort_tile) == each for each in self.sorts.values())
+
     def as_on(self, options: TapeOptions) -> Self | None:
         """The same operations with the options of another card; None where that runs others."""
-        if self.asked_multiprocessors or options.is_tiled:
+        if options.is_tiled:
             return None
         for call, kernel in self.sdpa_calls.items():
             if choose_sdpa_kernel(call, options.sdpa) is not kernel:
                 return None
-        if not self.runs_alike_on(options):
+        if not self._runs_same_kernels_on(options):
             return None
         made = copy(self)
         made.options = options
+        if not self._sorts_alike_on(options):
+            made._sort_as_on(options.sort_tile)
         return made
+
+    def _sort_as_on(self, tile: int) -> None:
+        """Exchange the segments that sort for ones that do it in a card's way."""
+        changed = {each: _sorted_segment(each, tile) for each in self.segments}
+        self.sorts = {of: each.on(tile) for of, each in self.sorts.items()}
+        self.segments = [changed[each] for each in self.segments]
+        self.buffers = [replace(each, segment=changed[each.segment]) for each in self.buffers]
 
     def begin(
         self,
@@ -325,6 +341,26 @@ class Recording:
         if x is not None and storage is x.storage:
             return True
         return bool(further) and any(storage is each.storage for each in further)
+
+
+def _sorted_segment(segment: Segment, tile: int) -> Segment:
+    """With its sorts as another card has them; itself where there are none."""
+    operations = [_sorted_operation(each, tile) for each in segment.operations]
+    if all(one is other for one, other in zip(operations, segment.operations, strict=True)):
+        return segment
+    made = copy(segment)
+    made.operations = operations
+    return made
+
+
+def _sorted_operation(operation: Operation, tile: int) -> Operation:
+    forward = sorted_as(operation.forward_scratch, tile)
+    backward = sorted_as(operation.backward_scratch, tile)
+    if forward is operation.forward_scratch and backward is operation.backward_scratch:
+        return operation
+    made = copy(operation)
+    made.forward_scratch, made.backward_scratch = forward, backward
+    return made
 
 
 def _blocks(scratch: int | Sequence[int]) -> Sequence[int]:

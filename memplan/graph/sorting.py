@@ -1,5 +1,8 @@
 """What sorting on the GPU asks for: cub's radix sort of pairs of int64, as torch calls it."""
 
+from collections.abc import Sequence
+from typing import Self
+
 from memplan.units import ceil_div, round_up
 
 DIGIT_BITS = 8
@@ -43,3 +46,32 @@ def sort_scratch_bytes(count: int, *, largest_key: int, tile: int) -> int:
     told = ceil_div(count, tile) * NUM_DIGITS * 4
     copies = 2 * round_up(count * 8, ALIGNMENT) if passes > 1 else 0
     return copies + counts + told + 2 * ALIGNMENT
+
+
+class SortScratch(int):
+    """What one sort asks for [bytes], which knows what it is of: other cards ask for other bytes.
+
+    >>> SortScratch.of(4096, largest_key=511, tile=4608).on(3840)
+    72192
+    """
+
+    count: int
+    largest_key: int
+
+    @classmethod
+    def of(cls, count: int, *, largest_key: int, tile: int) -> Self:
+        """Of so many pairs, on a card whose blocks take on so many of them."""
+        found = cls(sort_scratch_bytes(count, largest_key=largest_key, tile=tile))
+        found.count, found.largest_key = count, largest_key
+        return found
+
+    def on(self, tile: int) -> Self:
+        """Of the same sort on another card."""
+        return self.of(self.count, largest_key=self.largest_key, tile=tile)
+
+
+def sorted_as(scratch: Sequence[int], tile: int) -> Sequence[int]:
+    """The temporaries of a kernel with those of its sorts as another card has them; itself where it sorts nothing."""
+    if not any(type(each) is SortScratch for each in scratch):
+        return scratch
+    return tuple(each.on(tile) if isinstance(each, SortScratch) else each for each in scratch)

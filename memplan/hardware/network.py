@@ -13,6 +13,9 @@ from memplan.hardware.gpu import GpuSpec
 
 ACHIEVED = 0.80
 """Of a link's nominal rate, what collectives reach ([1]: 78 % on A100, 82 % on H200)."""
+FIFTH_NVLINK = 0.70
+"""The same of NVLink 5: 67 % in gathers and scatters, 74 % in all-reduces on a B200 (SimuMax 1.2,
+configs/system/b200_bf16_ceperm.json)."""
 THROUGH_HOST = 0.45
 """The same over PCIe: what GPUs without a link of their own send one another crosses the host's
 memory."""
@@ -27,10 +30,16 @@ HOP_S = 3.4e-6
 """From one GPU of a node to the next one of a ring [2]."""
 NODE_HOP_S = 14e-6
 """From one node to the next [2]."""
-HOST_MEMORY_BYTES_PER_S = 200_000_000_000
-"""What a node's CPUs reach in their memory with an optimizer's step: an assumption, half of two sockets' data sheet.
-DeepSpeed's CPU Adam is remembered at 4 billion parameters in a second on 48 cores of 2018 (arXiv:2101.06840, table 4,
-not read again), 115 GB/s."""
+HOST_MEMORY_BYTES_PER_S = 80_000_000_000
+"""What a node's CPUs reach in their memory with an optimizer's step, a fifth of two sockets' data sheet: threads are bound to no cores
+and lines are read before they are written. A node of eight A100 steps 18 billion parameters in 10 s (DeepSpeed #6834, 32 GPUs and 72
+billion), one process 11.6 billion in 8.2 s (DeepSpeed #735), fused AdamW of torch 4.0 billion in 4 s on a workstation (prime-rl #3210);
+bound cores give 1.3 times as much (DeepSpeed #7474). DeepSpeed's paper is remembered at 4 billion in a second (arXiv:2101.06840, table 4, not
+read again)."""
+PAGEABLE_SHARE = 1 / 4.5
+"""Of what pinned copies reach, what others do: pinning made them 6 times as fast with one GPU, 4 to 5 times on a node of eight (DeepSpeed #5301)."""
+GPUS_OF_AN_UPLINK = 2
+"""A100s in nodes of eight whose PCIe switch shares one link to the CPUs (NVIDIA, DGX A100 system architecture: four switches)."""
 STORAGE_BYTES_PER_S = 3_200_000_000
 """Each GPU's share of a node's NVMe drives, to read and to write: a drive for each. DeepSpeed reads 3.7 GB/s from one drive
 of PCIe 4 and writes 3.2 (DeepSpeed docs/_tutorials/deepnvme.md), and from four drives of an A100 machine with four GPUs
@@ -61,6 +70,8 @@ class Network:
     """Of a node."""
     is_switched: bool = True
     """The GPUs of a node have a link beside PCIe."""
+    is_pinned: bool = True
+    """What goes to the host goes to pages that stay where they are: beside computing."""
 
     def rate(self, degree: int, stride: int) -> float:
         """What a ring over these ranks moves at each of them [bytes/s].
@@ -85,11 +96,16 @@ class Network:
 
 
 def network_of(
-    gpu: GpuSpec | None, *, gpus_per_node: int, between_nodes: float | None = None
+    gpu: GpuSpec | None,
+    *,
+    gpus_per_node: int,
+    between_nodes: float | None = None,
+    is_pinned: bool = True,
 ) -> Network:
     """The links of a GPU in a node of its usual kind.
 
-    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s].
+    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s]; ``is_pinned``: what is
+    offloaded lies in pinned memory.
 
     >>> from memplan.sources.catalog import load_gpu
     >>> found = network_of(load_gpu("h100"), gpus_per_node=8)
@@ -101,14 +117,26 @@ def network_of(
         raise InputError(msg)
     pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
     link = gpu.link if gpu is not None else None
-    within = ACHIEVED * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
+    capability = gpu.compute_capability if gpu is not None else None
+    reached = FIFTH_NVLINK if capability is not None and capability >= (10, 0) else ACHIEVED
+    within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
     return Network(
         within_node=within,
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
-        to_host=HOST_ACHIEVED * pcie,
+        to_host=_host_share(gpu, gpus_per_node) * pcie * (1 if is_pinned else PAGEABLE_SHARE),
+        is_pinned=is_pinned,
         gpus_per_node=gpus_per_node,
         is_switched=link is not None,
     )
+
+
+def _host_share(gpu: GpuSpec | None, gpus_per_node: int) -> float:
+    """Of PCIe's nominal rate, what copies of all of a node's GPUs at once reach."""
+    shares_uplink = (
+        gpu is not None and gpu.link is not None and gpu.compute_capability == (8, 0)
+        and gpus_per_node > GPUS_OF_AN_UPLINK
+    )  # fmt: skip
+    return HOST_ACHIEVED / GPUS_OF_AN_UPLINK if shares_uplink else HOST_ACHIEVED
 
 
 def _usual_network(gpu: GpuSpec | None) -> int:

@@ -38,14 +38,22 @@ typedef struct Block { /* one line of a cache */
 
 typedef struct { int64_t size, address; Block *block; } Key;
 
-typedef struct {
-    Key *keys;                 /* free blocks by size, then address */
-    Py_ssize_t count;
+typedef struct {               /* free blocks of about one size */
+    Key *keys;                 /* by size, then address */
     Key *held;                 /* the memory in which they lie, with room before and behind them */
-    Py_ssize_t room;
+    int32_t count, room;
+} Bin;
+
+enum { STEPS = 3, BINS = 328, WORDS = BINS / 64 + 1 }; /* 2^STEPS bins to each doubling, up to 2^43 units */
+
+typedef struct {
+    Bin bins[BINS];
+    uint64_t filled[WORDS];    /* a bit of each bin that has keys */
     Block *first, *last;       /* segments in the order of their addresses; the range's blocks */
     int64_t page;              /* of an expandable range */
 } Pool;
+
+typedef struct { int bin; Py_ssize_t at; } Spot; /* of a key; bin -1: of none */
 
 typedef struct { Block blocks[CHUNK]; } Chunk;
 
@@ -98,10 +106,37 @@ static void drop(State *state, Block *block) {
     state->spare = block;
 }
 
+#ifdef _MSC_VER
+#include <intrin.h>
+static int highest_bit(uint64_t word) { unsigned long bit; _BitScanReverse64(&bit, word); return (int)bit; }
+static int lowest_bit(uint64_t word) { unsigned long bit; _BitScanForward64(&bit, word); return (int)bit; }
+#else
+static int highest_bit(uint64_t word) { return 63 - __builtin_clzll(word); }
+static int lowest_bit(uint64_t word) { return __builtin_ctzll(word); }
+#endif
+
+/* Larger sizes never lie in an earlier bin. */
+static int bin_of(int64_t size) {
+    if (size < 1 << STEPS) return (int)size;
+    int doublings = highest_bit((uint64_t)size) - STEPS;
+    return ((doublings + 1) << STEPS) + (int)((size >> doublings) & ((1 << STEPS) - 1));
+}
+
+/* The first bin from one on that has keys, or -1. */
+static int filled_from(const Pool *pool, int bin) {
+    int word = bin >> 6;
+    uint64_t bits = pool->filled[word] & (~UINT64_C(0) << (bin & 63));
+    while (!bits) {
+        if (++word == WORDS) return -1;
+        bits = pool->filled[word];
+    }
+    return (word << 6) + lowest_bit(bits);
+}
+
 /* Of the keys from `low` to `high` the first that does not come before a size and an address. */
-static Py_ssize_t between(const Pool *pool, Py_ssize_t low, Py_ssize_t high, int64_t size, int64_t address) {
+static Py_ssize_t between(const Bin *bin, Py_ssize_t low, Py_ssize_t high, int64_t size, int64_t address) {
     Py_ssize_t count = high - low;
-    const Key *keys = pool->keys + low;
+    const Key *keys = bin->keys + low;
     while (count > 0) { /* without a branch on what is compared, which nobody foresees */
         Py_ssize_t half = count >> 1;
         const Key *middle = keys + half;
@@ -109,59 +144,81 @@ static Py_ssize_t between(const Pool *pool, Py_ssize_t low, Py_ssize_t high, int
         keys = is_before ? middle + 1 : keys;
         count = is_before ? count - half - 1 : half;
     }
-    return keys - pool->keys;
+    return keys - bin->keys;
 }
 
-static Py_ssize_t lower(const Pool *pool, int64_t size, int64_t address) {
-    return between(pool, 0, pool->count, size, address);
+/* The first key of at least a size. */
+static Spot fit(const Pool *pool, int64_t size) {
+    int number = bin_of(size);
+    const Bin *bin = &pool->bins[number];
+    if (bin->count) {
+        Py_ssize_t at = between(bin, 0, bin->count, size, -1);
+        if (at < bin->count) return (Spot){number, at};
+    }
+    return (Spot){filled_from(pool, number + 1), 0};
 }
 
-static Py_ssize_t place(const Pool *pool, const Block *block) {
-    return lower(pool, block->size, block->address);
+static Spot following(const Pool *pool, Spot spot) {
+    if (spot.at + 1 < pool->bins[spot.bin].count) return (Spot){spot.bin, spot.at + 1};
+    return (Spot){filled_from(pool, spot.bin + 1), 0};
+}
+
+static Block *block_at(const Pool *pool, Spot spot) { return pool->bins[spot.bin].keys[spot.at].block; }
+
+static Spot place(const Pool *pool, const Block *block) {
+    int number = bin_of(block->size);
+    const Bin *bin = &pool->bins[number];
+    return (Spot){number, between(bin, 0, bin->count, block->size, block->address)};
 }
 
 /* Lay the keys into the middle of their memory; where that is half full, of twice as much. */
-static void spread(State *state, Pool *pool) {
-    Py_ssize_t room = pool->room ? pool->room : 64;
-    if (2 * pool->count >= room) room *= 2;
+static void spread(State *state, Bin *bin) {
+    int32_t room = bin->room ? bin->room : 8;
+    if (2 * bin->count >= room) room *= 2;
     Key *held = malloc((size_t)room * sizeof(Key));
     if (!held) { state->failed = 1; return; }
-    Key *keys = held + (room - pool->count) / 2;
-    if (pool->count) memcpy(keys, pool->keys, (size_t)pool->count * sizeof(Key));
-    free(pool->held);
-    pool->held = held;
-    pool->keys = keys;
-    pool->room = room;
+    Key *keys = held + (room - bin->count) / 2;
+    if (bin->count) memcpy(keys, bin->keys, (size_t)bin->count * sizeof(Key));
+    free(bin->held);
+    bin->held = held;
+    bin->keys = keys;
+    bin->room = room;
 }
 
 /* Of the keys on both sides of a place the fewer ones move. */
 static void put(State *state, Block *block) {
     Pool *pool = &state->pools[block->pool];
-    Py_ssize_t at = lower(pool, block->size, block->address);
-    int forward = at >= pool->count - at;
-    if (pool->keys == (forward ? pool->held + pool->room - pool->count : pool->held)) {
-        spread(state, pool);
+    int number = bin_of(block->size);
+    Bin *bin = &pool->bins[number];
+    Py_ssize_t at = between(bin, 0, bin->count, block->size, block->address);
+    int forward = at >= bin->count - at;
+    if (bin->keys == (forward ? bin->held + bin->room - bin->count : bin->held)) {
+        spread(state, bin);
         if (state->failed) return;
     }
     if (forward) {
-        memmove(pool->keys + at + 1, pool->keys + at, (pool->count - at) * sizeof(Key));
+        for (Key *each = bin->keys + bin->count; each > bin->keys + at; each--) *each = each[-1];
     } else {
-        pool->keys--;
-        memmove(pool->keys, pool->keys + 1, at * sizeof(Key));
+        bin->keys--;
+        for (Key *each = bin->keys; each < bin->keys + at; each++) *each = each[1];
     }
-    pool->count++;
-    pool->keys[at] = (Key){block->size, block->address, block};
+    bin->count++;
+    bin->keys[at] = (Key){block->size, block->address, block};
+    pool->filled[number >> 6] |= UINT64_C(1) << (number & 63);
     block->used = 0;
 }
 
-static void take_at(Pool *pool, Py_ssize_t at) {
-    pool->count--;
-    if (at < pool->count - at) {
-        memmove(pool->keys + 1, pool->keys, at * sizeof(Key));
-        pool->keys++;
+static void take_at(Pool *pool, Spot spot) {
+    Bin *bin = &pool->bins[spot.bin];
+    Py_ssize_t at = spot.at;
+    bin->count--;
+    if (at < bin->count - at) {
+        for (Key *each = bin->keys + at; each > bin->keys; each--) *each = each[-1];
+        bin->keys++;
     } else {
-        memmove(pool->keys + at, pool->keys + at + 1, (pool->count - at) * sizeof(Key));
+        for (Key *each = bin->keys + at; each < bin->keys + bin->count; each++) *each = each[1];
     }
+    if (!bin->count) pool->filled[spot.bin >> 6] &= ~(UINT64_C(1) << (spot.bin & 63));
 }
 
 static void take(State *state, Block *block) {
@@ -171,28 +228,23 @@ static void take(State *state, Block *block) {
 
 enum { NEAR = 256 }; /* keys that move faster than two places are made anew */
 
-/* A smaller block takes the place of a key: those between move by one, where they are few. */
-static void put_below(State *state, Pool *pool, Py_ssize_t at, Block *block) {
-    Py_ssize_t to = between(pool, 0, at, block->size, block->address);
-    if (at - to > NEAR) {
-        take_at(pool, at);
-        put(state, block);
-        return;
+/* A block of another size takes the place of a key: of one bin, those between move by one, where they are few. */
+static void put_for(State *state, Pool *pool, Spot spot, Block *block) {
+    Bin *bin = &pool->bins[spot.bin];
+    Py_ssize_t at = spot.at, to = at;
+    if (bin_of(block->size) == spot.bin) {
+        int is_less = block->size < bin->keys[at].size;
+        to = is_less ? between(bin, 0, at, block->size, block->address)
+                     : between(bin, at + 1, bin->count, block->size, block->address) - 1;
+        if (at - to <= NEAR && to - at <= NEAR) {
+            for (; at > to; at--) bin->keys[at] = bin->keys[at - 1];
+            for (; at < to; at++) bin->keys[at] = bin->keys[at + 1];
+            bin->keys[to] = (Key){block->size, block->address, block};
+            return;
+        }
     }
-    memmove(pool->keys + to + 1, pool->keys + to, (size_t)(at - to) * sizeof(Key));
-    pool->keys[to] = (Key){block->size, block->address, block};
-}
-
-/* The same with a larger one. */
-static void put_above(State *state, Pool *pool, Py_ssize_t at, Block *block) {
-    Py_ssize_t to = between(pool, at + 1, pool->count, block->size, block->address) - 1;
-    if (to - at > NEAR) {
-        take_at(pool, at);
-        put(state, block);
-        return;
-    }
-    memmove(pool->keys + at, pool->keys + at + 1, (size_t)(to - at) * sizeof(Key));
-    pool->keys[to] = (Key){block->size, block->address, block};
+    take_at(pool, spot);
+    put(state, block);
 }
 
 static void link_after(Block *block, Block *other) {
@@ -212,22 +264,29 @@ static void absorb(State *state, Block *block, Block *following) {
 
 /* -- default settings ------------------------------------------------------------------------ */
 
+static void release_bin(State *state, Pool *pool, int number) {
+    Bin *bin = &pool->bins[number];
+    int32_t kept = 0;
+    for (int32_t at = 0; at < bin->count; at++) {
+        Block *block = bin->keys[at].block;
+        if (block->before || block->after) {
+            bin->keys[kept++] = bin->keys[at];
+            continue;
+        }
+        state->reserved -= block->size;
+        if (block->earlier) block->earlier->later = block->later; else pool->first = block->later;
+        if (block->later) block->later->earlier = block->earlier; else pool->last = block->earlier;
+        drop(state, block);
+    }
+    bin->count = kept;
+    if (!kept) pool->filled[number >> 6] &= ~(UINT64_C(1) << (number & 63));
+}
+
 static void release_segments(State *state) {
     for (int number = 0; number < state->num_pools; number++) {
         Pool *pool = &state->pools[number];
-        Py_ssize_t kept = 0;
-        for (Py_ssize_t at = 0; at < pool->count; at++) {
-            Block *block = pool->keys[at].block;
-            if (block->before || block->after) {
-                pool->keys[kept++] = pool->keys[at];
-                continue;
-            }
-            state->reserved -= block->size;
-            if (block->earlier) block->earlier->later = block->later; else pool->first = block->later;
-            if (block->later) block->later->earlier = block->earlier; else pool->last = block->earlier;
-            drop(state, block);
-        }
-        pool->count = kept;
+        for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1))
+            release_bin(state, pool, bin);
     }
 }
 
@@ -277,9 +336,9 @@ static Block *new_segment(State *state, int64_t request, int32_t number) {
 
 static Block *allocate_cached(State *state, int64_t request, int32_t number) {
     Pool *pool = &state->pools[number];
-    Py_ssize_t at = lower(pool, request, 0);
-    int is_new = at == pool->count;
-    Block *block = is_new ? new_segment(state, request, number) : pool->keys[at].block;
+    Spot spot = fit(pool, request);
+    int is_new = spot.bin < 0;
+    Block *block = is_new ? new_segment(state, request, number) : block_at(pool, spot);
     if (!block) return NULL;
     int64_t rest = block->size - request;
     if (rest > (request <= SMALL_REQUEST ? 0 : SMALL_REQUEST)) {
@@ -290,9 +349,9 @@ static Block *allocate_cached(State *state, int64_t request, int32_t number) {
         other->pool = (int16_t)number;
         link_after(block, other);
         block->size = request;
-        if (is_new) put(state, other); else put_below(state, pool, at, other);
+        if (is_new) put(state, other); else put_for(state, pool, spot, other);
     } else if (!is_new) {
-        take_at(pool, at);
+        take_at(pool, spot);
     }
     return block;
 }
@@ -300,22 +359,18 @@ static Block *allocate_cached(State *state, int64_t request, int32_t number) {
 static void free_cached(State *state, Block *block) {
     Pool *pool = &state->pools[block->pool];
     Block *before = block->before, *after = block->after;
-    Py_ssize_t at = -1; /* the key of which the joined block takes the place */
+    Spot spot = {-1, 0}; /* of the key of which the joined block takes the place */
     if (after && !after->used) {
-        at = place(pool, after);
+        spot = place(pool, after);
         absorb(state, block, after);
     }
     if (before && !before->used) {
-        Py_ssize_t other = place(pool, before);
-        if (at >= 0) {
-            take_at(pool, at);
-            if (at < other) other--;
-        }
-        at = other;
+        if (spot.bin >= 0) take_at(pool, spot);
+        spot = place(pool, before);
         absorb(state, before, block);
         block = before;
     }
-    if (at >= 0) put_above(state, pool, at, block); else put(state, block);
+    if (spot.bin >= 0) put_for(state, pool, spot, block); else put(state, block);
 }
 
 /* -- expandable segments --------------------------------------------------------------------- */
@@ -337,11 +392,11 @@ static int64_t growth(const Block *block) {
 
 /* The best fit, a block at an edge counting as large as it can grow. */
 static Block *fitting(const Pool *pool, int64_t size) {
-    Py_ssize_t at = lower(pool, size, -1);
-    if (at == pool->count) return NULL;
-    Block *block = pool->keys[at].block;
-    for (at++; at < pool->count; at++) {
-        Block *other = pool->keys[at].block;
+    Spot spot = fit(pool, size);
+    if (spot.bin < 0) return NULL;
+    Block *block = block_at(pool, spot);
+    for (spot = following(pool, spot); spot.bin >= 0; spot = following(pool, spot)) {
+        Block *other = block_at(pool, spot);
         if (growth(other) >= growth(block)) break;
         block = other;
     }
@@ -447,15 +502,23 @@ static void unmap(State *state, Block *block) {
     if (block->before && !block->before->mapped) absorb(state, block->before, block);
 }
 
+static Py_ssize_t num_keys(const Pool *pool) {
+    Py_ssize_t found = 0;
+    for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1))
+        found += pool->bins[bin].count;
+    return found;
+}
+
 static void release_pages(State *state) {
     for (int number = 0; number < state->num_pools; number++) {
         Pool *pool = &state->pools[number];
-        Py_ssize_t count = pool->count;
+        Py_ssize_t count = num_keys(pool), at = 0;
         if (!count) continue;
         Block **found = malloc(count * sizeof(Block *));
         if (!found) { state->failed = 1; return; }
-        for (Py_ssize_t at = 0; at < count; at++) found[at] = pool->keys[at].block;
-        for (Py_ssize_t at = 0; at < count && !state->failed; at++) unmap(state, found[at]);
+        for (Spot spot = fit(pool, 0); spot.bin >= 0; spot = following(pool, spot))
+            found[at++] = block_at(pool, spot);
+        for (at = 0; at < count && !state->failed; at++) unmap(state, found[at]);
         free(found);
     }
 }
@@ -639,7 +702,7 @@ static int is_sound(const Run *run, int num_pools) {
 typedef struct {
     State state;   /* but for its pools' and its blocks' memory */
     Pool *pools;
-    Key *keys;     /* of all pools */
+    Key *keys;     /* of all pools, bin by bin */
     Block *blocks;
 } Snapshot;
 
@@ -667,7 +730,7 @@ static Py_ssize_t num_blocks(const State *state) {
 /* Where there is no memory for it there is none: the run is followed from before. */
 static void remember(const State *state, Snapshot *snapshot) {
     Py_ssize_t blocks = num_blocks(state), keys = 0, at = 0;
-    for (int number = 0; number < state->num_pools; number++) keys += state->pools[number].count;
+    for (int number = 0; number < state->num_pools; number++) keys += num_keys(&state->pools[number]);
     snapshot->state = *state;
     snapshot->pools = malloc((size_t)state->num_pools * sizeof(Pool));
     snapshot->keys = malloc((size_t)(keys + 1) * sizeof(Key));
@@ -676,12 +739,33 @@ static void remember(const State *state, Snapshot *snapshot) {
     for (int number = 0; number < state->num_pools; number++) {
         const Pool *pool = &state->pools[number];
         snapshot->pools[number] = *pool;
-        if (pool->count) memcpy(snapshot->keys + at, pool->keys, (size_t)pool->count * sizeof(Key));
-        at += pool->count;
+        for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1)) {
+            const Bin *from = &pool->bins[bin];
+            memcpy(snapshot->keys + at, from->keys, (size_t)from->count * sizeof(Key));
+            at += from->count;
+        }
     }
     for (Py_ssize_t done = 0; done < blocks; done += CHUNK) {
         size_t count = (size_t)(blocks - done < CHUNK ? blocks - done : CHUNK);
         memcpy(snapshot->blocks + done, state->chunks[done / CHUNK]->blocks, count * sizeof(Block));
+    }
+}
+
+/* Have a pool again as it was; what its bins have lasts. */
+static void recall_pool(Pool *pool, const Pool *was, const Key *keys) {
+    static const Pool empty = {0};
+    if (!was) was = &empty;
+    for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1)) pool->bins[bin].count = 0;
+    memcpy(pool->filled, was->filled, sizeof(pool->filled));
+    pool->first = was->first;
+    pool->last = was->last;
+    pool->page = was->page;
+    for (int number = filled_from(pool, 0); number >= 0; number = filled_from(pool, number + 1)) {
+        Bin *bin = &pool->bins[number];
+        bin->count = was->bins[number].count;
+        bin->keys = bin->held + (bin->room - bin->count) / 2;
+        memcpy(bin->keys, keys, (size_t)bin->count * sizeof(Key));
+        keys += bin->count;
     }
 }
 
@@ -697,16 +781,9 @@ static void recall(Kept *kept, const Snapshot *snapshot) {
     state->num_chunks = own.num_chunks;
     Py_ssize_t at = 0;
     for (int number = 0; number < state->num_pools; number++) {
-        Pool *pool = &state->pools[number], empty = {0};
-        const Pool *was = snapshot ? &snapshot->pools[number] : &empty;
-        pool->first = was->first;
-        pool->last = was->last;
-        pool->page = was->page;
-        pool->count = was->count;
-        if (!pool->held) continue;
-        pool->keys = pool->held + (pool->room - pool->count) / 2;
-        if (pool->count) memcpy(pool->keys, snapshot->keys + at, (size_t)pool->count * sizeof(Key));
-        at += pool->count;
+        Pool *pool = &state->pools[number];
+        recall_pool(pool, snapshot ? &snapshot->pools[number] : NULL, snapshot ? snapshot->keys + at : NULL);
+        at += num_keys(pool);
     }
     Py_ssize_t blocks = num_blocks(state);
     for (Py_ssize_t number = 0; number < blocks; number++) {
@@ -743,7 +820,8 @@ static void discard(Kept *kept) {
     State *state = &kept->state;
     for (int number = 0; number < SNAPSHOTS; number++) forget(&kept->snapshots[number]);
     if (state->pools)
-        for (int number = 0; number < state->num_pools; number++) free(state->pools[number].held);
+        for (int number = 0; number < state->num_pools; number++)
+            for (int bin = 0; bin < BINS; bin++) free(state->pools[number].bins[bin].held);
     free(state->pools);
     for (Py_ssize_t number = 0; number < state->num_chunks; number++) free(state->chunks[number]);
     free(state->chunks);

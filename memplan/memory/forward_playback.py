@@ -40,7 +40,7 @@ class ForwardPlayback:
         workspace_bytes: int,
     ) -> None:
         if passes.stand_ins and workspace_bytes:
-            _, _, workspace_bytes = passes.stand_ins
+            workspace_bytes = passes.stand_ins.workspace
         self.workspaces = {True: workspace_bytes, False: workspace_bytes}
         self.tape = tape
         self.passes = passes
@@ -65,7 +65,7 @@ class ForwardPlayback:
         """The first batch; each one after it takes its place."""
         size = max(self.tape.inputs_bytes, ALLOCATION_ROUNDING)
         if self.passes.stand_ins:
-            size, _, _ = self.passes.stand_ins
+            size = self.passes.stand_ins.batch
         self.ledger.allocate(size, 0, ComponentKind.INPUTS, "token ids and labels")
 
     def forward(self) -> None:

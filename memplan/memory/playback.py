@@ -133,7 +133,7 @@ class Playback(ForwardPlayback):
                 kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
             size = seed.num_bytes
             if self.passes.stand_ins:
-                _, size, _ = self.passes.stand_ins
+                size = self.passes.stand_ins.seed
             self.flow = self.ledger.allocate(size, 0, kind, name)
 
     def backward(self) -> None:

@@ -12,7 +12,7 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING, Storage
 from memplan.memory.backward_profile import BackwardProfile, GradientBuffer
 from memplan.memory.ledger import FIRST_STAND_IN
 from memplan.memory.rank import RankInput
-from memplan.memory.step import BackwardPass, ForwardPass, seed_of
+from memplan.memory.step import BackwardPass, ForwardPass, StandIns, seed_of
 from memplan.memory.walk import Event, ForwardProfile
 
 
@@ -30,8 +30,9 @@ def shape_of(given: RankInput, *, workspace_bytes: int) -> tuple[Hashable, list[
     for backward in passes.backward:
         pattern += [backward.segment.index, backward.repeats]
         pattern += _backward_pattern(backward.profile, seen, sizes)
-    sizes += (*_others(given), workspace_bytes)
-    return (tuple(pattern), seen.kinds(), workspace_bytes > 0), sizes
+    buffers = given.tape.buffers_in_use
+    sizes += (*_others(given), *buffers, workspace_bytes)
+    return (tuple(pattern), seen.kinds(), len(buffers), workspace_bytes > 0), sizes
 
 
 def numbered(given: RankInput) -> RankInput:
@@ -43,7 +44,12 @@ def numbered(given: RankInput) -> RankInput:
             passes,
             forward=[_numbered_forward(each, numbers) for each in passes.forward],
             backward=[_numbered_backward(each, numbers) for each in passes.backward],
-            stand_ins=(numbers.next(), numbers.next(), numbers.next()),
+            stand_ins=StandIns(
+                batch=numbers.next(),
+                seed=numbers.next(),
+                buffers=tuple([numbers.next() for _ in given.tape.buffers_in_use]),
+                workspace=numbers.next(),
+            ),
         ),
     )
 

@@ -11,7 +11,7 @@ engine's business, as its program says it.
 from collections.abc import Collection
 from dataclasses import field
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
@@ -143,6 +143,18 @@ class BackwardPass:
         return self.start.plus(moved, loss=self.loss)
 
 
+class StandIns(NamedTuple):
+    """Numbers that stand for sizes which no event of a pass says (``memplan.memory.shapes``)."""
+
+    batch: int
+    seed: int
+    """The gradient that backward begins with."""
+    buffers: tuple[int, ...]
+    """Megatron's global memory buffer, as often as it grows."""
+    workspace: int
+    """cuBLAS's."""
+
+
 @dataclass(slots=True)
 class StepPasses:
     """Forward and backward of the whole tape."""
@@ -166,9 +178,8 @@ class StepPasses:
     """What the graph lets go behind ``inputs``."""
     away_bytes: int = 0
     """What lies in CPU RAM when backward begins, page-locked."""
-    stand_ins: tuple[int, int, int] | None = None
-    """Numbers that stand for the sizes of a batch, of the gradient that backward begins with and of
-    cuBLAS's workspace (``memplan.memory.shapes``); None: who plays knows them."""
+    stand_ins: StandIns | None = None
+    """Numbers in the place of sizes that no event of a pass says; None: who plays knows them."""
 
 
 class StepWalk:

@@ -6,7 +6,9 @@ from memplan.options.numbers import read_amount, read_rate, read_share
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
+    from memplan.compute.host import HostSpeed
     from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.site import Site
 
 TIME_PANEL = "Time and cost"
 
@@ -16,6 +18,27 @@ def _row(flag: str, kind: Any, metavar: str | None, help_text: str, **more: Any)
         flag=flag, kind=kind, metavar=metavar, help_text=help_text, panel=TIME_PANEL,
         show_default=False, **more,
     )  # fmt: skip
+
+
+def read_host(text: "str | float") -> "HostSpeed | float":
+    """Read how fast a host is: a kind, or how many times as long as the usual one it takes.
+
+    >>> read_host("slow"), read_host("1.5")
+    (<HostSpeed.SLOW: 'slow'>, 1.5)
+    """
+    from memplan.compute.host import HostSpeed
+
+    plain = str(text).strip().lower()
+    if plain in {each.value for each in HostSpeed}:
+        return HostSpeed(plain)
+    try:
+        factor = float(plain)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 100:
+        msg = f"{text!r} is not a host: fast, usual, slow, or how many times as long as the usual one it takes, such as 1.5"
+        raise ValueError(msg)
+    return factor
 
 
 TIME_OPTIONS: tuple[Option, ...] = (
@@ -32,9 +55,19 @@ TIME_OPTIONS: tuple[Option, ...] = (
          "place of the model.", parser=read_share),
     _row("--network", float | None, "GBIT", "What one GPU sends to other nodes, in Gbit/s one way. "
          "[default: 400 on H100 and later, 200 on A100]", parser=read_rate),
+    _row("--host", str | None, "SPEED", "How fast the host launches kernels: fast, usual, slow (shared machines in a cloud), or how many "
+         "times as long as the usual one it takes, 1.5. [default: usual]", parser=read_host),
 )  # fmt: skip
 """Options of every command that judges setups."""
 _OF_A_RUN = ("tokens", "examples")
+
+
+def _site(times: Values) -> "Site":
+    from memplan.compute.host import HostSpeed
+    from memplan.estimator.site import Site
+
+    host = times.get("host")
+    return Site(host=HostSpeed.USUAL if host is None else host, between_nodes=times["network"])
 
 
 def time_question(times: Values) -> "TimeQuestion | None":
@@ -72,5 +105,5 @@ def time_question(times: Values) -> "TimeQuestion | None":
         epochs=times["epochs"],
         prices=prices,
         mfu=times["mfu"],
-        between_nodes=times["network"],
+        site=_site(times),
     )

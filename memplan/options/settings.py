@@ -51,7 +51,7 @@ SETTING_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         flag="--images-per-sample", panel=DATA_PANEL, field="images_per_sample", kind=int, default=1, metavar="N",
-        help_text="Pictures in a sequence, where the model sees; --seq-len counts their tokens too.",
+        help_text="Pictures in a sequence, where the model sees; --seq-len counts their tokens too. 0: text alone.",
     ),
     Option(
         flag="--image-size", panel=DATA_PANEL, field="image_size", kind=int | None, metavar="PIXELS",

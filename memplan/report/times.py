@@ -54,7 +54,7 @@ class Timed:
 def timed(answer: "Estimate", question: TimeQuestion) -> Timed:
     """The time of an answer's step, and of the run that is asked for."""
     try:
-        time = step_time(answer, between_nodes=question.between_nodes)
+        time = step_time(answer, site=question.site)
     except UnsupportedOperationError as error:
         return Timed(time=None, run=None, why=str(error))
     if question.mfu is not None:

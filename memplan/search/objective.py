@@ -50,7 +50,7 @@ def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
     if each.time is not None:
         return each.time
     try:
-        time = step_time(each.estimate, between_nodes=question.between_nodes)
+        time = step_time(each.estimate, site=question.site)
     except UnsupportedOperationError:
         return None
     return time if question.mfu is None else time.with_mfu(question.mfu)

@@ -33,6 +33,7 @@ _PACKED: tuple[tuple[str, Mapping[str, object]], ...] = (
     (r"(-mlx)?-(bf16|fp16|16bit)|-mlx", {}),
 )
 """Endings, and how the weights are packed then."""
+_UNCOUNTED = re.compile(r"-(nvfp4|mxfp4|fp4|fp8)\b", re.IGNORECASE)
 _MLX = re.compile(r"(-mlx)?-([3468]bit|mxfp4)(-dwq)?$")
 _VARIANTS = frozenset({
     "instruct", "it", "chat", "base", "hf", "pt", "reasoning", "thinking", "sft", "dpo", "rl", "checkpoints",
@@ -84,6 +85,20 @@ def copy_of(name: str) -> Copy | None:
         model=found, quantization=packed, remark=remark,
         is_owned_by_copier=owner in COPYING_OWNERS or owner == own,
     )  # fmt: skip
+
+
+def packed_remark(name: str) -> str:
+    """What the answer says of a built-in's repository whose weights are packed in a way that is not counted.
+
+    >>> packed_remark("nvidia/DeepSeek-V3.2-NVFP4")
+    'nvidia/DeepSeek-V3.2-NVFP4: packed as its name says (NVFP4), which is not counted: 16 bits a weight are'
+    """
+    found = _UNCOUNTED.search(name)
+    if found is None:
+        return ""
+    return (
+        f"{name}: packed as its name says ({found[1]}), which is not counted: 16 bits a weight are"
+    )
 
 
 def model_elsewhere(name: str) -> Copy | None:

@@ -59,6 +59,7 @@ def find_config(model: object, *, revision: str | None, token: str | None) -> Fo
 
 
 def _find_text(text: str, *, revision: str | None, token: str | None) -> FoundConfig:
+    from memplan.sources.copied_models import packed_remark
     from memplan.sources.hub_url import is_url, read_hub_url
     from memplan.sources.registry import find_builtin
 
@@ -77,8 +78,9 @@ def _find_text(text: str, *, revision: str | None, token: str | None) -> FoundCo
         repo_id = text if "/" in text else builtin.hub_id
         return _from_hub(repo_id, revision=revision, token=token)
     return FoundConfig(
-        config=builtin.config(), name=builtin.name, source="built-in", is_builtin=True
-    )
+        config=builtin.config(), name=builtin.name, source="built-in", is_builtin=True,
+        remark=packed_remark(text),
+    )  # fmt: skip
 
 
 def _copy_or_hub(text: str, *, revision: str | None, token: str | None) -> FoundConfig:

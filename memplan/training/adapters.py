@@ -125,7 +125,8 @@ class Lora:
 
     def __str__(self) -> str:
         kind = "DoRA" if self.dora else "rsLoRA" if self.rslora else "LoRA"
-        parts = [f"{kind} rank {self.rank} on {targets_text(self.targets)}"]
+        modules = f" on {targets_text(self.targets)}" if self.targets or not self.parameters else ""
+        parts = [f"{kind} rank {self.rank}{modules}"]
         if self.exclude:
             parts.append(f"but not {targets_text(self.exclude)}")
         if self.parameters:

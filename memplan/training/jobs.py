@@ -24,6 +24,7 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.model.spec import ModelSpec
 from memplan.text import shown
+from memplan.training.choices import Recomputation
 from memplan.training.objectives import LogProbabilities, Objective
 
 
@@ -162,6 +163,8 @@ class Job:
     ``log_prob_micro_batch_size_per_gpu``). None: a micro-batch."""
     critic_batch_size: int | None = None
     """Sequences of the critic's own micro-batches. None: as the trained model's."""
+    critic_checkpointing: Recomputation | None = None
+    """Which activations of the critic's are computed again. None: as the trained model's."""
     leaves: Leaving = Leaving.NONE
     """What goes to CPU RAM while completions are generated, and comes back to be trained."""
     rollout_batch_size: int | None = None
@@ -199,7 +202,7 @@ class Job:
     def _check_kind(self) -> None:
         """Refuse what this kind of job does not have."""
         has = _HAS[self.kind]
-        for name in (*ROLES, *_GENERATION, "critic_batch_size"):
+        for name in (*ROLES, *_GENERATION, *_OF_CRITIC):
             given = getattr(self, name)
             if given not in (None, 0, Leaving.NONE) and name not in has:
                 kinds = ", ".join(kind for kind, names in _HAS.items() if name in names)
@@ -351,6 +354,7 @@ _GENERATION = (
     "completion_length", "rollout", "rollout_batch_size", "gpu_memory_utilization", "sleep",
     "scoring_batch_size", "leaves",
 )  # fmt: skip
+_OF_CRITIC = ("critic_batch_size", "critic_checkpointing")
 _HAS: Mapping[JobKind, tuple[str, ...]] = {
     JobKind.SFT: (),
     JobKind.DPO: ("reference",),
@@ -360,13 +364,13 @@ _HAS: Mapping[JobKind, tuple[str, ...]] = {
     JobKind.KTO: ("reference",),
     JobKind.REWARD: (),
     JobKind.DISTILLATION: ("teacher",),
-    JobKind.PPO: ("reference", "critic", "critic_batch_size", "reward", *_GENERATION),
+    JobKind.PPO: ("reference", "critic", *_OF_CRITIC, "reward", *_GENERATION),
     JobKind.GRPO: ("reference", "reward", *_GENERATION),
 }
 """Settings that not every kind has."""
 _MEMBERS: Mapping[str, type[Enum]] = {
     "kind": JobKind, "log_probabilities": LogProbabilities, "rollout": Rollout, "frozen_units": FrozenUnits,
-    "leaves": Leaving,
+    "leaves": Leaving, "critic_checkpointing": Recomputation,
 }  # fmt: skip
 _COUNTS = (
     "completion_length", "rollout_batch_size", "sleep", "generate_batch_size", "scoring_batch_size",

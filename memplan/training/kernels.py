@@ -78,6 +78,8 @@ class LossKernel(Enum):
 
     EAGER = "eager"
     """transformers today: fp32 logits, log-softmax."""
+    UNCAST = "uncast"
+    """log-softmax of the logits in their own dtype, unshifted (NeMo AutoModel with ``fp32_upcast`` off)."""
     SHIFTED = "shifted"
     """transformers before 4.46: the class puts fp32 logits in their place, and copies them shifted."""
     SHIFTED_APART = "shifted_apart"

@@ -61,6 +61,10 @@ class LossForm:
 
 LOSS_FORMS: dict[LossKernel, LossForm] = {
     LossKernel.EAGER: LossForm(source="transformers 5.23, loss/loss_utils.py, ForCausalLMLoss"),
+    LossKernel.UNCAST: LossForm(
+        source="nemo-automodel 0.7.0, components/loss/masked_ce.py, MaskedCrossEntropy",
+        upcast=False,
+    ),
     LossKernel.SHIFTED: LossForm(
         source="transformers 4.44, models/llama/modeling_llama.py", shifted=True, rebinds=True
     ),

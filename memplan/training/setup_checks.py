@@ -36,8 +36,9 @@ _OPTIONAL_SIZES = {
 """Sizes for which None stands for a default."""
 _FITTING = frozenset({"mlp_tiles", "loss_tiles"})
 """Numbers for which 0 stands for as many as fit."""
+_FROM_ZERO = _FITTING | {"images_per_sample"}
 _BOUNDS = tuple(
-    (name, 0 if name in _FITTING else 1, limit, name in _OPTIONAL_SIZES)
+    (name, 0 if name in _FROM_ZERO else 1, limit, name in _OPTIONAL_SIZES)
     for name, limit in _LIMITS.items()
 )
 """Each with the least and the most that it may be, and whether it may be null."""

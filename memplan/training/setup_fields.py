@@ -68,7 +68,8 @@ class SetupFields(HashedOnce):
     target_seq_len: int | None = None
     """Tokens of a target sequence in an encoder-decoder. None: as ``seq_len``."""
     images_per_sample: int = 1
-    """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too."""
+    """Pictures that a sequence holds, where the model sees; ``seq_len`` counts their tokens too. 0: text alone, of which
+    no gradient reaches what sees or hears."""
     image_size: int | None = None
     """Height and width of each [pixels]. None: as the config says, or 672 where it does not."""
     image_width: int | None = None

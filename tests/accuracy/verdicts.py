@@ -36,16 +36,18 @@ class Judged:
         return (self.verdict, self.end) in WRONG
 
 
-def judged(answer: Estimate, *, record: str, source: str, gpu: str, died: bool) -> Judged:
+def judged(
+    answer: Estimate, verdict: Verdict | None, *, record: str, source: str, gpu: str, died: bool
+) -> Judged:
     """What was said; the needs of a run are looked for only where that was wrong."""
-    assert answer.verdict is not None
+    assert verdict is not None
     assert answer.gpu is not None
-    found = Judged(id=record, source=source, gpu=gpu, verdict=answer.verdict, died=died)
+    found = Judged(id=record, source=source, gpu=gpu, verdict=verdict, died=died)
     if not found.is_wrong:
         return found
     needed = answer.total_bytes
     return Judged(
-        id=record, source=source, gpu=gpu, verdict=answer.verdict, died=died,
+        id=record, source=source, gpu=gpu, verdict=verdict, died=died,
         words=words_of(answer.model.name, answer.setup),
         needed=(needed.low, needed.high, answer.gpu.capacity_bytes),
     )  # fmt: skip

@@ -11,12 +11,21 @@ def ran(*stages: Stage, interference: float = 0.0) -> Clock:
     return clock
 
 
-def test_computing_takes_as_long_as_the_slower_of_device_and_host() -> None:
+def test_what_the_gpu_is_behind_hides_what_the_host_needs_longer_next() -> None:
+    """The host has asked for everything after 3 + 8 seconds; the GPU would have been done after 6 + 2."""
     clock = ran(Stage("a", 3, 2.0, host_s=1.0), Stage("b", 2, 1.0, host_s=4.0))
+    assert clock.now_s == 3 + 8
+    assert clock.host_bound_s == 11 - 8
+    assert clock.exposed_s == {Lane.COMPUTE: 0, Lane.LINK: 0, Lane.HOST: 0}
+    assert [each[1:3] for each in clock.intervals] == [(0, 6), (6, 11)]
+
+
+def test_a_host_that_waits_for_the_gpu_begins_anew() -> None:
+    clock = ran(Stage("a", 3, 2.0, host_s=1.0))
+    clock.synchronize()
+    clock.run([Stage("b", 2, 1.0, host_s=4.0)])
     assert clock.now_s == 6 + 8
     assert clock.host_bound_s == 8 - 2
-    assert clock.exposed_s == {Lane.COMPUTE: 0, Lane.LINK: 0, Lane.HOST: 0}
-    assert [each[1:3] for each in clock.intervals] == [(0, 6), (6, 14)]
 
 
 def test_what_goes_out_behind_holds_up_the_end_alone() -> None:
@@ -87,12 +96,12 @@ def test_the_host_has_a_lane_of_its_own() -> None:
 
 def test_a_pass_without_exchanges_and_time_that_is_not_told() -> None:
     clock = ran(Stage("a", 1, 2.0))
-    clock.compute(3.0, "again")
+    clock.compute([(1.0, 0.0), (2.0, 0.0)], "again")
     clock.skip(100.0)
     clock.run([Stage("b", 1, 1.0, ahead_s=1.0)])
     assert clock.now_s == 2 + 3 + 100 + 1 + 1
     assert clock.intervals[-1][1:3] == (5, 7)
     quiet = Clock(interference=0.0, draws=False)
     quiet.run([Stage("a", 1, 2.0, ahead_s=1.0, waited_s=1.0)])
-    quiet.compute(1.0, "b")
+    quiet.compute([(1.0, 0.0)], "b")
     assert (quiet.now_s, quiet.intervals) == (5, [])

@@ -85,7 +85,7 @@ def test_which_ranks_are_of_several_nodes() -> None:
     ("gpu", "within", "between", "to_host"),
     [
         # Nominal rates of data sheets [GB/s], and what of each is reached.
-        pytest.param("a100-80gb", 0.8 * 300, 0.8 * 25, 0.85 * 31.5, id="NVLink 3, PCIe 4"),
+        pytest.param("a100-80gb", 0.8 * 300, 0.8 * 25, 0.85 * 31.5 / 2, id="NVLink 3, two to a link of PCIe 4"),
         pytest.param("h100", 0.8 * 450, 0.8 * 50, 0.85 * 63, id="NVLink 4, PCIe 5"),
         pytest.param("v100-32gb", 0.8 * 150, 0.8 * 12.5, 0.85 * 15.75, id="before nodes of eight cards"),
         pytest.param("rtx4090", 0.45 * 31.5, 0.8 * 12.5, 0.85 * 31.5, id="no link: through the host"),

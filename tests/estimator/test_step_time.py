@@ -10,6 +10,7 @@ from memplan.compute.rates import rates_of
 from memplan.errors import InputError
 from memplan.estimator.job import Job
 from memplan.estimator.run_cost import TimeQuestion, run_cost
+from memplan.estimator.site import Site
 from memplan.estimator.step_time import StepTime, step_time, time_of
 from memplan.hardware.network import STORAGE_BYTES_PER_S
 
@@ -81,7 +82,7 @@ def test_zero_3_slows_down_across_nodes_with_slow_links() -> None:
             engine_options={"overlap_comm": True},
         )  # fmt: skip
         job = Job.of(llama, setup, gpu)
-        times = [time_of(job, between_nodes=rate).expected_s for rate in (fast, slow)]
+        times = [time_of(job, site=Site(between_nodes=rate)).expected_s for rate in (fast, slow)]
         found[stage] = times[1] / times[0]
     assert found[3] > 2
     assert found[1] < 0.7 * found[3]

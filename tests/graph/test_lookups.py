@@ -3,11 +3,14 @@
 import pytest
 
 from memplan.dtypes import DType
+from memplan.fast_dataclass import replace
+from memplan.graph.model import record_model
 from memplan.graph.operations.lookups import behind_copy, embedding_backward_scratch
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import RESULT, scratch_changes
 from memplan.graph.sorting import sort_scratch_bytes, sort_tile
 from memplan.graph.tape import Tape
+from memplan.sources.models import load_model
 from memplan.units import round_up
 
 H100, A100 = 132, 108
@@ -118,3 +121,19 @@ def test_what_is_copied_first_goes_last() -> None:
     assert [size for _, size in before] == [512, 1024, -1024]
     assert [size for _, size in after] == [2048, -2048, -512]
     assert behind_copy(512, ()) == (512, RESULT)
+
+
+@pytest.mark.parametrize("name", ["t5-small", "qwen3-0.6b", "mixtral-8x7b"])
+def test_a_tape_sorts_as_another_card_does(name: str) -> None:
+    model = load_model(name)
+    on_h100 = TapeOptions(batch_size=2, seq_len=2048, target_seq_len=2048)
+    on_v100 = replace(on_h100, sort_tile=sort_tile((7, 0)), multiprocessors=80)
+    exchanged = record_model(model, on_h100).as_on(on_v100)
+    assert exchanged is not None
+    assert scratch_of(exchanged) == scratch_of(record_model(model, on_v100))
+    assert scratch_of(exchanged) != scratch_of(record_model(model, on_h100))
+
+
+def scratch_of(t: Tape) -> list[tuple[int, ...]]:
+    operations = [each for segment in t.segments for each in segment.operations]
+    return [(*each.forward_scratch, RESULT, *each.backward_scratch) for each in operations]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from memplan.errors import MemplanError
-from memplan.estimator import Estimate, estimate
+from memplan.estimator import Estimate, Verdict, estimate
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
@@ -18,9 +18,13 @@ from tests.measured.stacks import translate
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """An estimate, and what its replay reserved: of one run there are several records."""
+    """An estimate, its verdict, and what its replay reserved: of one run there are several records."""
 
     answer: Estimate
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        return self.answer.verdict
 
     @cached_property
     def reserved_bytes(self) -> int:
@@ -31,6 +35,12 @@ class Answered:
 def _answered(model: str, task: str | None, setup: TrainingSetup, gpu: str) -> Answered:
     """The estimate of a run, made once for all collections; the model is its name or file as JSON."""
     return Answered(estimate(load_model(json.loads(model), task), setup, load_gpu(gpu)))
+
+
+def _asked(answered: Answered, record: Record) -> None:
+    """Ask all that will be: the run is at hand now, and would have to be played again later."""
+    assert answered.verdict is not None
+    assert record["what"] == "max_allocated" or answered.reserved_bytes
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ def outcome_of(record: Record) -> Outcome:
         run = translate(record)
         setup = setup_from_mapping(run.setup, source=record["id"])
         answered = _answered(json.dumps(run.model), run.task, setup, run.gpu)
+        _asked(answered, record)
     except NotExpressibleError as error:
         return Outcome(record, blocked_by=error.feature, unstated=isinstance(error, UnstatedError))
     except MemplanError as error:

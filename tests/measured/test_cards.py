@@ -5,18 +5,16 @@ workspace of 1 MiB in each thread that does so, two with checkpointing.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
 
-from memplan.compute.host import CPU_PRICES, GPU_MACHINE, scaled
-from memplan.compute.rates import Rates, rates_of
+from memplan.compute.host import HOST_FACTORS, HostSpeed
 from memplan.estimator import Verdict
-from memplan.estimator.job import Job
-from memplan.estimator.step_time import StepTime, step_time, time_of
+from memplan.estimator.site import Site
+from memplan.estimator.step_time import StepTime, step_time
 from memplan.memory.runtime import ByteRange
-from memplan.sources.catalog import load_gpu
 from memplan.units import MIB
 from tests.accuracy.comparison import Comparison, remember
 from tests.accuracy.verdicts import Judged, remember_verdicts
@@ -116,10 +114,10 @@ def why_apart(run: CardRun) -> str:
 
 
 @cache
-def rates_here(card: str) -> Rates:
-    """What the card reaches, on its own host."""
-    factor = GPU_MACHINE * chain_seconds(card) / chain_seconds("H100")
-    return replace(rates_of(load_gpu(CARDS[card])), host=scaled(CPU_PRICES, factor))
+def site_of(card: str) -> Site:
+    """The card's own host."""
+    slow = HOST_FACTORS[HostSpeed.SLOW].expected
+    return Site(host=slow * chain_seconds(card) / chain_seconds("H100"))
 
 
 def row_of(run: CardRun) -> Row:
@@ -135,9 +133,7 @@ def row_of(run: CardRun) -> Row:
         beside=answer.overhead_bytes,
         apart=apart,
         time=step_time(answer),
-        time_here=time_of(
-            Job.of(answer.model, answer.setup, answer.gpu), rates=rates_here(run.card)
-        ),
+        time_here=step_time(answer, site=site_of(run.card)),
     )
     run.forget()
     return row

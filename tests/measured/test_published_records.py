@@ -116,15 +116,15 @@ def check_verdicts(published: Published, pytestconfig: pytest.Config) -> None:
     """Each run once, however many of its figures were published."""
     runs = {}
     for each in published.summary.expressible:
-        if each.answer is not None and each.answer.verdict is not None:
+        if each.answered is not None:
             runs.setdefault((id(each.answered), each.record["what"] == "OOM"), each)
     known = (
         judged(
-            each.answer, record=each.record["id"], source=each.record["source_url_or_repo_path"],
+            each.answer, each.answered.verdict, record=each.record["id"], source=each.record["source_url_or_repo_path"],
             gpu=each.run.gpu, died=died,
         )
         for (_, died), each in runs.items()
-        if each.answer is not None and each.run is not None
+        if each.answer is not None and each.answered is not None and each.run is not None
     )  # fmt: skip
     update = pytestconfig.getoption("--update-accuracy")
     remember_verdicts(VERDICTS[published.name], known, WRONG_VERDICTS, update=update)
@@ -144,8 +144,8 @@ def check_the_readme_shows_them(published: Published, pytestconfig: pytest.Confi
 
 
 def is_verdict(outcome: Outcome, verdict: Verdict) -> bool:
-    assert outcome.answer is not None
-    return outcome.answer.verdict is verdict
+    assert outcome.answered is not None
+    return outcome.answered.verdict is verdict
 
 
 def reason_for(outcome: Outcome) -> str | None:

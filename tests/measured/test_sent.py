@@ -57,7 +57,8 @@ def test_verdicts(pytestconfig: pytest.Config) -> None:
     runs = [(path, replayed(path)) for path in FILES]
     known = (
         judged(
-            run.estimate, record=path.stem, source="memplan verify", gpu=run.measured.gpu,
+            run.estimate, run.verdict, record=path.stem, source="memplan verify",
+            gpu=run.measured.gpu,
             died=run.measured.death is not None,
         )
         for path, run in runs

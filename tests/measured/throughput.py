@@ -150,8 +150,14 @@ def _time(row: Mapping[str, Any], run: Run) -> StepTime:
         setup |= {"tensor_parallel": row["tp"], "sequence_parallel": True, "loss_parallel": True}
     gpu = _card(run.gpu, str(row["gpu"]))
     job = Job.of(_model(str(sorted(_flat(run.model)))), memplan.TrainingSetup(**setup), gpu)
-    rates = first_flash(gpu) if str(row["id"]).startswith("lf-") else None
-    return time_of(job, rates=rates)
+    return time_of(job, rates=_kernels_of(str(row["id"]), gpu))
+
+
+def _kernels_of(row_id: str, gpu: GpuSpec) -> Rates | None:
+    """A source's own kernels, where no setup says them."""
+    if row_id.startswith("lf-"):
+        return first_flash(gpu)
+    return at_once(gpu) if "autogptq" in row_id else None
 
 
 _CONFIGS: dict[str, str | dict[str, Any]] = {}
@@ -187,6 +193,12 @@ def _card(name: str, stated: str) -> GpuSpec:
         bandwidth_bytes_per_s=2_400_000_000_000,
         measured_tflops=replace(gpu.measured_tflops, bf16=slowed),
     )
+
+
+@cache
+def at_once(gpu: GpuSpec) -> Rates:
+    """fms-acceleration brings AutoGPTQ's Triton kernels along (plugins/accelerated-peft, ``triton_v2``)."""
+    return replace(rates_of(gpu), unpacks_at_once=True)
 
 
 @cache

@@ -1,5 +1,7 @@
 """Runs of one shape are played once: with each one's own sizes they are what would have been played."""
 
+import random
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +34,10 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     ("bart-base", {"num_gpus": 2, "zero_stage": 2}),
     ("mixtral-8x7b", {"num_gpus": 64, "engine": "fsdp", "checkpointing": "full"}),
     ("vit-base", {"kernels": "liger"}),
+    (
+        "llama-3.2-1b",
+        {"engine": "megatron", "num_gpus": 4, "tensor_parallel": 4, "sequence_parallel": True},
+    ),
 ]
 PLACES = [(1, "h100"), (2, "h100"), (2, "a100"), (3, "a100"), (8, "v100")]
 
@@ -76,3 +82,47 @@ def test_each_has_its_own_sizes(name: str, fields: dict[str, Any]) -> None:
         less = room.reserved_bytes * 15 // 16
         assert asked.on_card(less) == alone.on_card(less)
     assert num_shared
+
+
+SMALL = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "intermediate_size": 704, "vocab_size": 4096,
+}  # fmt: skip
+WAYS: list[dict[str, Any]] = [
+    {"engine": "megatron", "num_gpus": 4, "tensor_parallel": 4, "sequence_parallel": True},
+    {"engine": "megatron", "num_gpus": 8, "tensor_parallel": 2, "sequence_parallel": True,
+     "checkpointing": "full"},
+    {"engine": "fsdp", "num_gpus": 4, "tensor_parallel": 2, "checkpointing": "full"},
+    {"engine": "deepspeed", "zero_stage": 3, "num_gpus": 4},
+    {"engine": "ddp", "allocator": "expandable"},
+    {"engine": "fsdp1", "num_gpus": 4, "checkpointing": "full"},
+]  # fmt: skip
+
+
+def forget_everything() -> None:
+    """As in a process that was asked nothing yet."""
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "memplan":
+            for each in list(vars(module).values()):
+                if callable(clear := getattr(each, "cache_clear", None)):
+                    clear()
+
+
+@pytest.mark.parametrize("fields", WAYS, ids=lambda each: each["engine"])
+def test_no_figure_depends_on_what_was_asked_before(fields: dict[str, Any]) -> None:
+    dice, model = random.Random(str(fields)), load_model(SMALL)
+    places = [(dice.randint(1, 40), dice.choice(("h100", "a100"))) for _ in range(6)]
+
+    def figures(size: int, gpu: str) -> tuple[int, ...]:
+        answer = estimate(
+            model, TrainingSetup(micro_batch_size=size, seq_len=512, **fields), load_gpu(gpu)
+        )
+        return answer.peak_bytes, answer.reserved_bytes, answer.required_bytes
+
+    alone = []
+    for place in places:
+        forget_everything()
+        alone.append(figures(*place))
+    asked = [*range(len(places))]
+    dice.shuffle(asked)
+    assert [figures(*places[each]) for each in asked] == [alone[each] for each in asked]

@@ -10,6 +10,7 @@ import pytest
 
 from memplan.errors import InputError
 from memplan.estimator.run_cost import TimeQuestion
+from memplan.estimator.site import Site
 from memplan.report.changes import setup_label
 from memplan.report.front import front_page
 from memplan.report.pictures.scatter import front_picture
@@ -25,7 +26,7 @@ from memplan.training.setup import TrainingSetup
 
 pytestmark = pytest.mark.long
 
-SLOW_NETWORK = TimeQuestion(between_nodes=10e9 / 8 / 8)
+SLOW_NETWORK = TimeQuestion(site=Site(between_nodes=10e9 / 8 / 8))
 """10 Gbit/s Ethernet, shared by the eight GPUs of a node [bytes/s]."""
 
 

@@ -13,7 +13,7 @@ def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
     tokens = logits.numel // vocab_size
     if t.kernels.loss is LossKernel.SHIFTED_UNCAST:
         return shifted_loss(t, logits, vocab_size)
-    full = t.cast(logits, DType.FP32)
+    full = logits if t.kernels.loss is LossKernel.UNCAST else t.cast(logits, DType.FP32)
     if t.kernels.loss in (LossKernel.SHIFTED, LossKernel.SHIFTED_APART):
         return shifted_loss(t, full, vocab_size)
     labels, padded = next_token_labels(t, tokens, padded=True)

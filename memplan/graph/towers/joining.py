@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
@@ -17,6 +18,7 @@ from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.joining import Joining, TowerJoin
+from memplan.model.towers.parts import SpareBody
 
 MERGE = "merge"
 """The segment that writes what towers give over the embeddings of the tokens that stand for it."""
@@ -27,6 +29,29 @@ def tokens_seen(t: Tape, model: ModelSpec) -> int:
     features = next(each.input for each in t.segments if each.name == MERGE)
     assert features is not None
     return features.numel // model.hidden_size // t.options.batch_size
+
+
+def shown_nothing(model: ModelSpec) -> ModelSpec:
+    """A model that is given text alone: what sees and hears is there, and nothing runs through it.
+
+    transformers' vision-language models call their towers where ``pixel_values`` are given
+    (``if pixel_values is not None``), so that no gradient reaches the towers otherwise.
+    Raises ``SetupError`` for a model whose layers attend to a picture.
+    """
+    if len(model.stacks) != 1 or (model.join is not None and model.join.joining is Joining.CROSSED):
+        msg = (
+            f"images_per_sample: {model.name} given text alone is not modelled: its layers attend to what it "
+            "sees; give 1 or more"
+        )
+        raise SetupError(msg)
+    base = None if model.base_tables is None else _spare(model.base_tables)
+    unseen = TowerJoin(joining=Joining.UNSEEN)
+    return replace(model, tables=_spare(model.tables), base_tables=base, join=unseen)
+
+
+def _spare(blocks: tuple[ParameterBlock, ...]) -> tuple[ParameterBlock, ...]:
+    """The blocks with nothing that runs through them."""
+    return tuple(replace(block, body=SpareBody()) for block in blocks)
 
 
 def joined_embeddings(

@@ -33,6 +33,7 @@ MEANT: tuple[tuple[type, str], ...] = (
 """The step that is meant where a class leaves it open, or has no loss of its own, by what it is made of."""
 VECTORS = "the sum of all vectors as the loss: the class has none"
 """The same of retrievers (``ColPaliForRetrieval``)."""
+TEXT_ALONE = "text alone: nothing runs through what sees or hears, nor does a gradient reach it"
 UNSEEN = "no source picture: what is drawn is given as tokens"
 """What GLM-Image is not shown."""
 
@@ -89,6 +90,8 @@ def media_words(
     """What was taken for granted of pictures and clips, in words."""
     words: list[str] = []
     pictures, sound = pictures_of(model), sound_of(model)
+    if not images_per_sample and model.join is not None:
+        return (TEXT_ALONE,)
     if pictures is not None:
         height, width = picture_size(image_size, pictures)
         num_crops = tiles_of(model)

@@ -71,7 +71,10 @@ class MegatronLayersProgram(Program):
             process.has_workspace = True
             words = "TransformerEngine's cuBLAS workspace"
             ledger.allocate(ENGINE_WORKSPACE_BYTES, 0, ComponentKind.KERNEL_SCRATCH, words)
-        for size in self.given.tape.buffers_in_use:
+        stand_ins = self.given.passes.stand_ins
+        # Each is larger than the one before it, and so is its number.
+        sizes = stand_ins.buffers if stand_ins else self.given.tape.buffers_in_use
+        for size in sizes:
             if size <= process.buffer_bytes:
                 continue
             grown = ledger.allocate(size, 0, kind, _GLOBAL_BUFFER)

@@ -12,6 +12,10 @@ from memplan.memory.programs.program import Program, Weight
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 
+HOST_PASSES_BYTES = 14
+"""Of each fp32 master on the CPU, what is read and written beside Adam's own update: the gradient scaled in place
+(``unscale_and_clip_grads``), the new weight cast."""
+
 
 class DeepSpeedProgram(Program):
     """One rank of DeepSpeed, whatever its stage."""
@@ -28,6 +32,8 @@ class DeepSpeedProgram(Program):
         """Over which states are spread."""
         self.last = True
         """The optimizer steps after this micro-batch."""
+        self.adds = False
+        """This micro-batch's gradients are added to those of earlier ones."""
 
     def number(self, weight: Weight) -> int:
         """Where a weight stands among all parameters."""
@@ -53,6 +59,7 @@ class DeepSpeedProgram(Program):
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """Note whether the optimizer steps after it; ``engine.step()`` is called all the same."""
+        self.adds = not self.last
         self.last = last
         super().micro_batch(step, first=first, last=last)
         if not last:
@@ -120,7 +127,7 @@ class DeepSpeedProgram(Program):
             self.ledger.exchange(ExchangeKind.TO_STORAGE, gradients)
             self.ledger.exchange(ExchangeKind.FROM_STORAGE, states + gradients)
             self.ledger.exchange(ExchangeKind.TO_STORAGE, states)
-        self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
+        self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved + HOST_PASSES_BYTES * numel)
 
     @property
     def hiding(self) -> Hiding:

@@ -1,5 +1,6 @@
 """Stages 1 and 2 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py)."""
 
+from memplan.dtypes import DType
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind, HostMemory
@@ -192,8 +193,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.owned = self.allocate(size, _GRADIENTS, _KEPT, stream=self.stream)
         self._sum_over_ranks(slices)
         if settings.offloads:
-            sent = settings.element_bytes * sum(slices)
-            self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
+            self._send_to_host(sum(slices))
             norms = (NORM_BYTES * numel for numel in slices)
             self.use_in_turn(norms, name=_NORM, stream=self.stream)
         elif slices and self.owned is None:
@@ -202,6 +202,15 @@ class ShardedStatesProgram(DeepSpeedProgram):
         self._let_go(is_own=bool(slices))
         self.waiting = []
         self.filled = 0
+
+    def _send_to_host(self, numel: int) -> None:
+        """Gradients of earlier micro-batches come back to be added to; the last one's go as fp32 masters need them
+        (``async_accumulate_grad_in_cpu_via_gpu``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``)."""
+        kept = self.settings.element_bytes * numel
+        if self.adds and self.stage2:
+            self.ledger.exchange(ExchangeKind.TO_GPU, kept, hiding=self.hiding)
+        sent = max(kept, DType.FP32.num_bytes * numel) if self.last else kept
+        self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
 
     def _sum_over_ranks(self, slices: list[int]) -> None:
         """Piece by piece through a flat copy, and a cast where they travel in another dtype."""
@@ -311,7 +320,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.free_all(self.stale)
             self.free_all(owned)
             self.step_on_host(size)
-            ledger.exchange(ExchangeKind.TO_GPU, job.weight_bytes * size)
+            # fp32 masters travel, and are cast on the GPU (``fp32_partition.to(...)`` in ``step``).
+            ledger.exchange(ExchangeKind.TO_GPU, max(job.weight_bytes, DType.FP32.num_bytes) * size)
             self._gather_weights()
             return
         # Gradients flattened and cast; masters copied into weights.

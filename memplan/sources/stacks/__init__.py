@@ -1,7 +1,7 @@
 """Configuration files of the stacks people train with, and what the stacks do by default.
 
 One module for each stack with files of its own: ``looks_like(keys)`` says whether a file's keys are
-the stack's, ``preset_for(values)`` which defaults it has, and ``read(keys, found, given)`` puts what
+the stack's, ``preset_for(values, source)`` which defaults it has, and ``read(keys, found, given)`` puts what
 the keys say into ``found``. The keys themselves are data (``memplan.sources.stacks.keys``), and so are the
 defaults (``memplan.sources.stacks.presets``).
 """
@@ -49,8 +49,8 @@ class Reader(Protocol):
         """Whether a file's values are of this stack."""
         ...
 
-    def preset_for(self, values: Mapping[str, object]) -> str:
-        """The name of the preset whose defaults fill the file in."""
+    def preset_for(self, values: Mapping[str, object], source: str, /) -> str:
+        """The name of the preset whose defaults fill the file in; ``source`` is where the file lies."""
         ...
 
     def read(self, keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -90,7 +90,7 @@ def read_stack(
     have or that is not modelled.
     """
     reader = _reader(stack)
-    chosen = load_preset(preset or reader.preset_for(values))
+    chosen = load_preset(preset or reader.preset_for(values, source))
     if chosen.stack != stack:
         msg = f"{source}: is a file of {reader.NAME}, and preset {chosen.name} is another stack's"
         raise ConfigError(msg)

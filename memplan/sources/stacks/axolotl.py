@@ -10,6 +10,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.models import classifying, may_read_text_alone
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
@@ -55,7 +56,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return "base_model" in values
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "axolotl"
 
@@ -63,6 +64,10 @@ def preset_for(_values: Mapping[str, object]) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     found.model = keys.text("base_model")
+    if keys.text("processor_type") is None and may_read_text_alone(found.model):
+        found.fields["images_per_sample"] = 0  # core/builders/causal.py: its collator is text's
+    if keys.flag("use_ray"):
+        _read_workers(keys, found)
     _read_sizes(keys, found, given)
     _read_precision(keys, found)
     _read_checkpointing(keys, found)
@@ -78,6 +83,13 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if rank is not None:
         found.fields["optimizer_options"] = {"rank": rank}
     pass_arguments(keys, found, given)
+
+
+def _read_workers(keys: Keys, found: Found) -> None:
+    """Ray starts as many workers as it is told, each with a GPU (``cli/train.py``)."""
+    workers = keys.count("ray_num_workers")
+    if workers is not None:
+        found.fields["num_gpus"] = workers
 
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -307,7 +319,11 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         if degree not in (None, 1):
             found.fields[field] = degree
     replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
-    if "fsdp" in found.arguments and given.get("num_gpus") is None:
+    if (
+        "fsdp" in found.arguments
+        and given.get("num_gpus") is None
+        and "num_gpus" not in found.fields
+    ):
         _count_gpus(keys, found, (replicas or 1) * (shards or 0))
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
@@ -327,10 +343,36 @@ def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
     found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
 
 
+_CLASSIFYING = ("ForSequenceClassification", "ForTokenClassification")
+
+
+def _read_head(keys: Keys, found: Found) -> None:
+    """A class of transformers' with classes instead of a vocabulary; a process reward model labels tokens.
+
+    ``core/builders/causal.py``: TRL's ``PRMTrainer`` takes single sequences.
+    """
+    labels = keys.count("num_labels")
+    labels_tokens = keys.flag("process_reward_model")
+    named = (keys.text("model_type") or "").removeprefix("AutoModel")
+    head = "ForTokenClassification" if labels_tokens else named
+    if head not in _CLASSIFYING:
+        return
+    model = classifying(found.model, head=head, num_labels=labels or 2)
+    if model is None:
+        found.notes.append(
+            f"model_type AutoModel{head}: give the task, and how many labels there are"
+        )
+    else:
+        found.model = model
+
+
 def _read_job(keys: Keys, found: Found) -> None:
     job = keys.choice("rl", _JOBS)
-    if keys.flag("reward_model") or keys.flag("process_reward_model"):
+    if keys.flag("reward_model"):
         job = "reward"
+        keys.used |= {"model_type", "num_labels"}
+    else:
+        _read_head(keys, found)
     trl = {name: keys.take(f"trl.{name}") for name in _GENERATION if keys.has(f"trl.{name}")}
     precomputed = keys.flag("precompute_ref_log_probs")
     if job == "grpo":
@@ -340,7 +382,3 @@ def _read_job(keys: Keys, found: Found) -> None:
         found.fields["job"] = {"kind": job, "reference": "precomputed"}
     elif job is not None:
         found.fields["job"] = job
-    if keys.on("num_labels"):
-        found.notes.append(
-            "num_labels: give the task sequence-classification, and how many there are"
-        )

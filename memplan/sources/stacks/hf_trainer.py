@@ -5,6 +5,7 @@ is loaded and with which adapter, and ``ScriptArguments``, which say on what it 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import Found
@@ -38,13 +39,27 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return bool(values.keys() & _MARKS)
 
 
-def preset_for(values: Mapping[str, object]) -> str:
-    """Of the trainers, the one that the keys belong to; ``trl sft`` where they name a model alone."""
-    config = trl_config(_own(values), source="")
+def preset_for(values: Mapping[str, object], source: str) -> str:
+    """Of the trainers, the one that the keys belong to; ``trl sft`` where they name a model alone.
+
+    Several trainers have the same keys: recipes lie in a folder that is called as their trainer
+    (alignment-handbook's ``recipes/MODEL/orpo``).
+    """
+    own = _own(values)
+    config = trl_config(own, source="")
     if config is None:
         return "trl-sft" if "model_name_or_path" in values else "hf-trainer"
-    names = {each: name for name, each in _CONFIGS.items()}
+    names = {each: name for name, each in _CONFIGS.items() if each is not None}
+    folders = Path(source).parts[-4:-1]
+    for each, name in names.items():
+        if each.removesuffix("Config").lower() in folders and _fits(each, own):
+            return name
     return names.get(config, "trl-sft")
+
+
+def _fits(config: str, values: Mapping[str, object]) -> bool:
+    """Whether a trainer's class has every key of the trainers' that the file has."""
+    return _own(values).keys() <= {*trainer_names()["configs"].get(config, ())}
 
 
 def _own(values: Mapping[str, object]) -> dict[str, object]:
@@ -56,6 +71,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     trainer = _CONFIGS[keys.preset.name]
     found.model = keys.text("model_name_or_path")
+    if trainer == "DPOConfig" and _fits("ORPOConfig", keys.values):
+        found.notes.append("counted as DPO, whose keys ORPO has too: --preset trl-orpo")
     if trainer is None and "precision" not in given:
         found.notes.append(_LOADED)
     found.loading = Loading(trainer=trainer, half_weights=_is_half(keys))

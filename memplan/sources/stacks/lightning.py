@@ -50,7 +50,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     )
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "lightning"
 

@@ -42,7 +42,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return bool(values.keys() & _MARKS) and bool(values.keys() & _OWN)
 
 
-def preset_for(values: Mapping[str, object]) -> str:
+def preset_for(values: Mapping[str, object], _source: str) -> str:
     """Of its commands, the one that has the keys."""
     if "model_name" in values:
         return "litgpt-pretrain"

@@ -11,7 +11,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import ANY_SIZE, MERGING, model_type, num_layers
+from memplan.sources.stacks.models import ANY_SIZE, HEARING, MERGING, model_type, num_layers
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
@@ -40,7 +40,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return "model_name_or_path" in values and bool(values.keys() & _MARKS)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "llama-factory"
 
@@ -49,6 +49,15 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     if keys.take("do_train") is False or (keys.has("do_predict") and not keys.has("do_train")):
         keys.refuse("do_train", "this file trains nothing")
+    if keys.has("tokenized_path") and not keys.has("do_train"):
+        keys.refuse(
+            "tokenized_path", "this file prepares data, and trains nothing: it has no do_train"
+        )
+    if keys.on("infer_backend") and not keys.has("do_train"):
+        keys.refuse("infer_backend", "this file generates, and trains nothing: it has no do_train")
+    workers = keys.count("ray_num_workers")
+    if workers is not None:
+        found.fields["num_gpus"] = workers
     found.model = keys.text("model_name_or_path")
     _read_job(keys, found)
     half = keys.flag("pure_bf16")
@@ -148,7 +157,7 @@ _TOWERS = (
     ("freeze_vision_tower", ("vision_tower",)), ("freeze_multi_modal_projector", ("projector",)),
     ("freeze_language_model", ("embeddings", "norm", "head", "layers")),
 )  # fmt: skip
-_HEARING = frozenset({"qwen2_audio", "qwen2_5_omni", "qwen3_omni_moe", "gemma3n"})
+_HEARING = HEARING - {"voxtral", "granite_speech"}
 """Types whose audio tower ``freeze_vision_tower`` freezes too."""
 _SEEING = frozenset({
     "dots_ocr", "gemma3", "gemma3n", "gemma4", "glm4v", "glm4v_moe", "glm_ocr", "internvl", "kimi_vl", "llama4",

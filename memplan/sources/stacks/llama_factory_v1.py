@@ -33,7 +33,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return named and ("model_class" in values or len(values.keys() & _MARKS) > 1)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "llama-factory-v1"
 
@@ -59,6 +59,10 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.fields["optimizer"] = "muon" if name == "muon" else "adamw-foreach"
     if keys.has("pref_loss"):
         found.fields["job"] = keys.choice("pref_loss", _JOBS)
+    elif given.get("job") is None:
+        found.notes.append(
+            "its command says what is trained for (llamafactory-cli sft, dpo or rm): counted as sft; give job"
+        )
 
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -183,6 +183,12 @@ MERGING = frozenset({
     "qwen3_5_moe",
 })  # fmt: skip
 """Types whose projector is a part of the tower, and frozen with it."""
+_ATTENDING = frozenset({"mllama", "florence2"})
+"""Types whose layers attend to pictures, which text alone skips: that is not modelled."""
+HEARING = frozenset(
+    {"qwen2_audio", "qwen2_5_omni", "qwen3_omni_moe", "gemma3n", "voxtral", "granite_speech"}
+)
+"""Types with an audio tower."""
 ANY_SIZE = (MERGING - {"gemma4"}) | {"mistral3"}
 """Types that take pictures of any size, whose number of pixels a processor bounds."""
 
@@ -213,6 +219,39 @@ def model_type(model: str | Mapping[str, object] | None) -> str | None:
     """
     name = _config_of(model or {}).get("model_type")
     return None if name is None else str(name)
+
+
+def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:
+    """Whether a model that sees or hears can be given text alone; true of one that is not known here, too.
+
+    >>> may_read_text_alone("gemma-3-4b"), may_read_text_alone("llama-3.1-8b")
+    (True, False)
+    """
+    from memplan.families.multimodal_types import MULTIMODALS
+
+    kind = model_type(model)
+    return model is not None and (kind is None or kind in MULTIMODALS.keys() - _ATTENDING)
+
+
+def classifying(
+    model: str | Mapping[str, object] | None, *, head: str, num_labels: int
+) -> dict[str, object] | None:
+    """The config of a causal model's class with another head (``ForTokenClassification``); None where it is not known.
+
+    >>> classifying("qwen2.5-3b", head="ForTokenClassification", num_labels=2)["architectures"]
+    ['Qwen2ForTokenClassification']
+    """
+    config = dict(_config_of(model or {}))
+    named = config.get("architectures")
+    stem, causal, _ = (
+        str(named[0]).partition("ForCausalLM") if isinstance(named, list) else ("",) * 3
+    )
+    if not causal:
+        return None
+    return {
+        "name": model, **config, "architectures": [f"{stem}{head}"],
+        "id2label": {str(number): f"LABEL_{number}" for number in range(num_labels)},
+    }  # fmt: skip
 
 
 def _config_of(model: str | Mapping[str, object]) -> Mapping[str, object]:

@@ -26,7 +26,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return "tokens" in values and bool(values.keys() & {"parallelism", "optimizer", "data_stages"})
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "nanotron"
 

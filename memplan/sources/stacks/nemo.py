@@ -10,7 +10,13 @@ from math import isqrt, lcm
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import ANY_SIZE, model_type, num_layers
+from memplan.sources.stacks.models import (
+    ANY_SIZE,
+    HEARING,
+    may_read_text_alone,
+    model_type,
+    num_layers,
+)
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import EVERY_LINEAR, lora
 
@@ -20,9 +26,11 @@ _STRATEGIES = {"fsdp2": "fsdp", "ddp": "ddp"}
 _MANAGERS = {"FSDP2Manager": "fsdp2", "DDPManager": "ddp", "MegatronFSDPManager": "megatron_fsdp"}
 """Classes that earlier versions named in ``distributed._target_``."""
 _LOSSES = {
-    "MaskedCrossEntropy": None, "FusedLinearCrossEntropy": "fused_linear",
-    "ChunkedCrossEntropy": "chunked", "TEParallelCrossEntropy": None,
+    "MaskedCrossEntropy": None, "FusedLinearCrossEntropy": "cut", "ChunkedCrossEntropy": "unsloth",
+    "TEParallelCrossEntropy": None,
 }  # fmt: skip
+"""``components/loss``: ``linear_ce.py`` calls cut-cross-entropy; ``chunked_ce.py`` keeps the logits in their own dtype and
+makes a new tensor for their gradient, as Unsloth's does, a chunk of rows in fp32 at a time."""
 _DEGREES = {
     "distributed.tp_size": "tensor_parallel", "distributed.cp_size": "context_parallel",
     "distributed.pp_size": "pipeline_parallel", "distributed.ep_size": "expert_parallel",
@@ -44,6 +52,8 @@ _SCHEDULES = {
     "zbvzerobubble": "zbv", "interleavedzerobubble": "interleaved-zero-bubble",
     "dualpipev": "dualpipev",
 }  # fmt: skip
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_TEXT_CLASS = "NeMoAutoModelForCausalLM"
 _ONE_STAGE = ("1f1b", "gpipe")
 _FREEZABLE = {
     "freeze_config.freeze_vision_tower": ("vision_tower",),
@@ -54,6 +64,12 @@ _FREEZABLE = {
 """What is frozen by each (``apply_parameter_freezing``: modules by words in their names)."""
 _OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
 """Types whose class in transformers has no other attention than eager."""
+_FLASH = ("flash", "flash3")
+_LENGTHS = (
+    "dataset.seq_length", "dataset.seq_len", "dataset.max_length", "packed_sequence.max_length",
+    "dataloader.collate_fn.max_length",
+)  # fmt: skip
+"""What sequences are cut to, or padded to (``recipes/_typed_config.py``)."""
 GPUS_PER_NODE = 8
 
 
@@ -69,7 +85,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     ) or {"recipe", "recipe_args"} <= values.keys()  # fmt: skip
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "nemo"
 
@@ -96,18 +112,36 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_sharding(keys, found, given)
     _read_checkpointing(keys, found)
     _read_kernels(keys, found)
+    _read_length(keys, found, given)
     _read_frozen(keys, found)
     _read_pictures(keys, found)
+    _read_allocator(keys, found)
     _read_optimizer(keys, found, given)
     _read_adapter(keys, found)
 
 
 def _read_pictures(keys: Keys, found: Found) -> None:
-    """The most pixels that the processor makes of a picture, where the model takes any size."""
+    """The most pixels that the processor makes of a picture, where the model takes any size; none of a text recipe's.
+
+    A recipe's class says which collator there is (``recipes/llm``, ``recipes/vlm``), else the model's does.
+    """
+    recipe, target = keys.text("recipe"), (keys.text("model._target_") or "").split(".")
+    reads_text = "VLM" not in recipe if recipe is not None else _TEXT_CLASS in target
+    if reads_text:
+        if may_read_text_alone(found.model):
+            found.fields["images_per_sample"] = 0
+        return
     pixels = keys.count("processor.max_pixels")
     if pixels is not None and model_type(found.model) in ANY_SIZE:
         found.fields["image_size"] = isqrt(pixels)
         found.notes.append(f"processor.max_pixels {pixels} is taken for the size of every picture")
+
+
+def _read_allocator(keys: Keys, found: Found) -> None:
+    """Expandable segments, where the environment that the file gives asks for them."""
+    for name in _ALLOCATORS:
+        if "expandable_segments:true" in (keys.text(f"ci.env_vars.{name}") or "").lower():
+            found.fields["allocator"] = "expandable"
 
 
 def _model(keys: Keys) -> str | None:
@@ -137,15 +171,20 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         shared *= _degree(found, field)
     ranks = keys.take("distributed.dp_size")
     nodes = keys.count("benchmark.num_nodes") or keys.count("ci.nodes")
+    on_each = keys.count("ci.nproc_per_node")
+    if on_each is not None:
+        nodes = nodes or 1
+    on_each = on_each or GPUS_PER_NODE
     if given.get("num_gpus") is not None:
         return
     stages = _degree(found, "pipeline_parallel")
     fewest = stages * lcm(shared // stages, _degree(found, "expert_parallel"))
     if isinstance(ranks, int) and ranks > 0:
         found.fields["num_gpus"] = ranks * shared
-    elif nodes is not None and not nodes * GPUS_PER_NODE % fewest:
-        found.fields |= {"num_gpus": nodes * GPUS_PER_NODE, "num_nodes": nodes}
-        found.notes.append(f"{nodes} nodes of {GPUS_PER_NODE} GPUs, unless you say others")
+    elif nodes is not None and not nodes * on_each % fewest:
+        found.fields |= {"num_gpus": nodes * on_each, "num_nodes": nodes}
+        nodes_words = "1 node" if nodes == 1 else f"{nodes} nodes"
+        found.notes.append(f"{nodes_words} of {on_each} GPUs, unless you say others")
     elif fewest > 1:
         found.fields["num_gpus"] = fewest
         found.notes.append(
@@ -171,7 +210,6 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.fields["gradient_accumulation_steps"] = batches
     if "pipeline_parallel" in found.fields:
         _read_pipeline(keys, found, local=local, batches=batches)
-    _read_length(keys, found, given)
 
 
 def _read_pipeline(keys: Keys, found: Found, *, local: int, batches: int) -> None:
@@ -221,12 +259,17 @@ def _read_length(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     sizes = [keys.take(f"packed_sequence.{name}") for name in ("packed_sequence_size", "pack_size")]
     packed = next((size for size in sizes if isinstance(size, int) and size > 0), None)
     length = None
-    for name in ("seq_length", "seq_len", "max_length"):
-        value = keys.take(f"dataset.{name}")
+    for name in _LENGTHS:
+        value = keys.take(name)
         length = length or (value if isinstance(value, int) and value > 0 else None)
+    padded = keys.count("packed_sequence.collate_max_length")
     if packed is not None:
         found.fields["packing"] = "documents"
-        length = packed
+        length = padded or packed
+        own = "model.backend.attn" in keys.values
+        if sizes[0] == packed and not own and found.fields.get("attention") not in _FLASH:
+            # ``_apply_preload_overrides``: rows of several documents go through flash attention alone.
+            found.fields["attention"] = "flash"
     found.fields["seq_len"] = length
     if length is None and "seq_len" not in given:
         found.notes.append("dataset.seq_length is not set: sequences are not cut; give a length")
@@ -320,6 +363,8 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
+    elif loss == "MaskedCrossEntropy" and keys.take("loss_fn.fp32_upcast") is False:
+        found.fields["loss"] = "uncast"
     elif loss == "TEParallelCrossEntropy":
         _read_own_loss(found)
     if keys.section("model.backend.te_fp8"):
@@ -332,10 +377,15 @@ def _read_frozen(keys: Keys, found: Found) -> None:
     parts: list[str] = []
     is_there = keys.has("freeze_config")
     for key, names in _FREEZABLE.items():
-        if is_there and keys.flag(key):
+        if is_there and keys.flag(key) and (names != ("audio_tower",) or _hears(found)):
             parts += names
     if parts and not keys.has("peft"):
         found.fields["freeze"] = ",".join(dict.fromkeys(parts))
+
+
+def _hears(found: Found) -> bool:
+    """Whether the model is known to have an audio tower: of one that has none there is none to freeze."""
+    return model_type(found.model) in HEARING
 
 
 def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ def looks_like(_values: Mapping[str, object]) -> bool:
     return False
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """Any of those without files."""
     return "nanogpt"
 

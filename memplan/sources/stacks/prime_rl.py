@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import model_type
+from memplan.sources.stacks.models import may_read_text_alone, model_type
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
@@ -48,7 +48,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return bool(_MARKS & values.keys()) or has_trainer or is_sft or serves
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "prime-rl"
 
@@ -67,7 +67,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if found.model is None and keys.values:
         found.model = DEFAULT_MODEL
         found.notes.append(f"model.name is not given: {DEFAULT_MODEL}, prime-rl's default")
-    _read_sizes(keys, found, is_rl=is_rl)
+    _read_sizes(keys, found, given, is_rl=is_rl)
     _read_engine(keys, found)
     _read_checkpointing(keys, found)
     found.fields["attention"] = keys.choice("model.attn", _ATTENTION)
@@ -84,6 +84,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             found.fields["freeze"] = "vision_tower"
     else:
         keys.taken.discard("model.vlm.freeze_vision_encoder")
+    if not keys.has("model.vlm") and may_read_text_alone(found.model):
+        found.fields["images_per_sample"] = 0  # ``VLMConfig``: pictures where the section is alone
     chunk = keys.take("model.fused_lm_head_token_chunk_size")
     if chunk not in (*OFF, "disabled"):
         found.fields["loss"] = "chunked"
@@ -91,6 +93,29 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             found.fields["loss_tiles"] = _pieces(found, chunk)
     if is_rl:
         found.notes.append("counted: the trainer's GPUs, with the loss of the next token")
+        _read_rollouts(keys, found, given)
+
+
+def _read_rollouts(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Rows that a step's rollouts make at the most; they are packed, so that there are fewer of short ones."""
+    rollouts = keys.count("orchestrator.batch_size")
+    if rollouts is None and not keys.has("orchestrator"):
+        return
+    gpus = given.get("num_gpus") or found.fields["num_gpus"]
+    shared = found.fields.get("context_parallel", 1)
+    assert isinstance(gpus, int)
+    assert isinstance(shared, int)
+    rows = max(1, (rollouts or ROLLOUTS) * shared // gpus)
+    found.fields["gradient_accumulation_steps"] = rows
+    found.options["sync_each_batch"] = True
+    found.notes.append(
+        f"{rollouts or ROLLOUTS} rollouts of a step are counted as rows of their own, {rows} for each rank, an "
+        "upper bound"
+    )
+
+
+ROLLOUTS = 128
+"""``OrchestratorConfig.batch_size`` where neither it nor ``token_batch_size`` is given (configs/orchestrator.py)."""
 
 
 def _pieces(found: Found, chunk: int) -> int:
@@ -116,14 +141,15 @@ def _merge_trainer(keys: Keys) -> None:
             keys.values.setdefault("model.seq_len", keys.values.pop(shared))
 
 
-def _read_sizes(keys: Keys, found: Found, *, is_rl: bool) -> None:
+def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object], *, is_rl: bool) -> None:
     if is_rl or not keys.has("data"):
         length = keys.count("model.seq_len")
         keys.taken -= {"data.seq_len"}
     else:
         length = keys.count("data.seq_len")
     found.fields["seq_len"] = length
-    found.fields["micro_batch_size"] = keys.count("data.micro_batch_size") or 1
+    micro = keys.count("data.micro_batch_size") or 1
+    found.fields["micro_batch_size"] = micro
     found.fields["packing"] = "documents"
     nodes = keys.count("deployment.num_train_nodes") or 1
     on_each = keys.count("deployment.gpus_per_node") or 8
@@ -132,6 +158,14 @@ def _read_sizes(keys: Keys, found: Found, *, is_rl: bool) -> None:
     found.fields["num_gpus"] = nodes * on_each if kind == "multi_node" else single
     if kind == "multi_node":
         found.fields["num_nodes"] = nodes
+    if not is_rl:
+        # ``trainer/sft/train.py``: batch_size x cp over the ranks, in micro-batches.
+        gpus = given.get("num_gpus") or found.fields["num_gpus"]
+        assert isinstance(gpus, int)
+        whole = (keys.count("data.batch_size") or 1) * (keys.count("model.cp") or 1)
+        found.fields["gradient_accumulation_steps"] = max(1, whole // (gpus * micro))
+        # Nothing calls ``set_requires_gradient_sync``: FSDP2 reduces after each micro-batch.
+        found.options["sync_each_batch"] = True
 
 
 def _read_engine(keys: Keys, found: Found) -> None:

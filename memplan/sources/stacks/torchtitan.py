@@ -48,7 +48,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return has_flavor or ("training" in values and not beside.isdisjoint(values))
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "torchtitan"
 
@@ -211,6 +211,10 @@ def _read_compilation(keys: Keys, found: Found) -> None:
     parts = keys.names("compile.components")
     asked = keys.flag("compile.enable") and (not parts or "model" in parts)
     found.fields["compile"] = "layer" if asked else "none"
+    if keys.flag("compile.enable") and parts == ("loss",):
+        found.notes.append(
+            "compile.components loss compiles the loss alone, which is not modelled: the figures are upper bounds"
+        )
 
 
 def _read_fp8(keys: Keys, found: Found) -> None:

@@ -34,7 +34,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return any(name.startswith("torchtune.") for name in named)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "torchtune"
 
@@ -158,11 +158,38 @@ def _read_loss(keys: Keys, found: Found) -> None:
     name = (keys.text("loss._component_") or "").rpartition(".")[2]
     if name in _JOBS:
         found.fields["job"] = _JOBS[name]
+        if _JOBS[name] == "grpo":
+            _read_groups(keys, found)
     elif name in _CHUNKED:
         found.fields["loss"] = "torchtune"
     teacher = keys.text("teacher_model._component_")
     if teacher is not None:
         found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
+
+
+def _read_groups(keys: Keys, found: Found) -> None:
+    """GRPO: a step takes every answer of a batch at once, and a reference model lies beside the trained one.
+
+    ``recipes/dev/grpo_full_finetune_distributed.py``, ``grpo_step``, ``generate_trajectory``; prompts are cut to
+    the tokenizer's length, and answers come on top.
+    """
+    answers, new = keys.count("grpo_samples") or 1, keys.count("max_generated_tokens")
+    prompts, length = found.fields["micro_batch_size"], found.fields.get("seq_len")
+    at_once = keys.count("forward_batch_size")
+    assert isinstance(prompts, int)
+    job: dict[str, object] = {"kind": "grpo", "frozen_units": "layers"}
+    if keys.has("ref_checkpointer"):
+        job["reference"] = "same"
+    if new is not None:
+        job["completion_length"] = new
+    if at_once is not None and at_once != prompts:
+        job["scoring_batch_size"] = job["rollout_batch_size"] = at_once * answers
+    if isinstance(length, int) and new is not None:
+        found.fields["seq_len"] = length + new
+        found.notes.append(f"sequences are {length} tokens of a prompt and {new} of its answer")
+    found.fields |= {"micro_batch_size": prompts * answers, "job": job}
+    if found.fields["engine"] == "fsdp":
+        found.options["reshard_after_forward"] = False
 
 
 def _teacher(keys: Keys, component: str) -> object:

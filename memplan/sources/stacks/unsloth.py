@@ -33,7 +33,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return isinstance(values.get("model", ""), str) and (named or adapted)
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "unsloth-cli"
 

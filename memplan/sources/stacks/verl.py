@@ -7,6 +7,7 @@ own, which the preset has; what is typed behind the command goes into the file. 
 
 from collections.abc import Mapping
 
+from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.optimizer import add_named_optimizer
@@ -43,6 +44,31 @@ _CRITIC_OFFLOADS = (
         "critic.model.fsdp_config.optimizer_offload",
     ),
 )  # fmt: skip
+_OF_ENGINE = (
+    "model_dtype", "dtype", "fsdp_size", "reshard_after_forward", "forward_prefetch", "use_orig_params",
+    "offload_policy",
+)  # fmt: skip
+_LIKE_REFERENCE = {
+    f"{REFERENCE}.strategy": f"{ACTOR}.strategy",
+    f"{REFERENCE}.ulysses_sequence_parallel_size": f"{ACTOR}.ulysses_sequence_parallel_size",
+    **{f"{REFERENCE}.fsdp_config.{name}": f"{FSDP}.{name}" for name in _OF_ENGINE},
+}
+_LIKE_CRITIC = {
+    "critic.strategy": f"{ACTOR}.strategy",
+    "critic.optim.optimizer": f"{ACTOR}.optim.optimizer",
+    **{
+        f"critic.model.{name}": f"{MODEL}.{name}"
+        for name in (
+            "enable_activation_offload", "lora_rank", "use_remove_padding", "use_liger",
+        )
+    },
+    **{
+        f"critic.{place}.{name}": f"{FSDP}.{name}"
+        for place in ("fsdp", "model.fsdp_config")
+        for name in _OF_ENGINE
+    },
+}  # fmt: skip
+"""Keys of what is counted as the actor is, and the actor's own."""
 _OTHER_ENGINES = ("megatron", "torchtitan", "veomni")
 _COLOCATED = ("vllm", "sglang")
 
@@ -63,7 +89,7 @@ def looks_like(values: Mapping[str, object]) -> bool:
     )
 
 
-def preset_for(_values: Mapping[str, object]) -> str:
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
     """It has one set of defaults."""
     return "verl"
 
@@ -305,6 +331,7 @@ def _read_job(keys: Keys, found: Found) -> None:
     job |= _reference(keys, found, kind)
     if kind == "ppo":
         job |= _critic(keys, found)
+    job |= _reward_worker(keys, found)
     job |= _rollout(keys, found)
     # Logits are those of all tokens, prompts' too: answers are cut out of what comes of them.
     job["completion_length"] = found.fields["seq_len"]
@@ -320,6 +347,7 @@ def _reference(keys: Keys, found: Found, kind: str) -> dict[str, object]:
     keys.flag(f"{REFERENCE}.fsdp_config.param_offload")
     if not any(asked):
         return {"reference": "none"} if kind == "ppo" else {}
+    _note_unlike(keys, found, _LIKE_REFERENCE, "reference")
     if "adapter" in found.fields:
         return {"reference": "adapter-off"}
     if _number(found, "num_gpus") == 1:
@@ -342,12 +370,22 @@ def _critic(keys: Keys, found: Found) -> dict[str, object]:
     )
     most = keys.count("critic.ppo_max_token_len_per_gpu")
     dynamic = keys.take("critic.use_dynamic_bsz")
+    ranks = keys.count("critic.ulysses_sequence_parallel_size") or 1
+    if ranks != _number(found, "context_parallel"):
+        found.notes.append(
+            f"critic.ulysses_sequence_parallel_size {ranks}: its sequences are counted as shared by the "
+            "actor's number of ranks"
+        )
     if dynamic is None:
         dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
     if dynamic and most is not None:
-        micro = max(1, most // _number(found, "seq_len"))
+        micro = max(1, most * ranks // _number(found, "seq_len"))
     if micro is not None and micro != found.fields["micro_batch_size"]:
         job["critic_batch_size"] = micro
+    checkpointed = "full" if keys.flag("critic.model.enable_gradient_checkpointing") else "none"
+    if checkpointed != found.fields["checkpointing"]:
+        job["critic_checkpointing"] = checkpointed
+    _note_unlike(keys, found, _LIKE_CRITIC, "critic")
     for name, key, older in _CRITIC_OFFLOADS:
         if keys.flag(key) or keys.flag(older):
             found.notes.append(
@@ -355,6 +393,19 @@ def _critic(keys: Keys, found: Found) -> dict[str, object]:
                 "are upper bounds"
             )
     return job
+
+
+def _note_unlike(keys: Keys, found: Found, alike: Mapping[str, str], role: str) -> None:
+    """Name what the critic or the reference does otherwise than the actor, as which it is counted."""
+    for key, of_actor in alike.items():
+        if key not in keys.values:
+            continue
+        own, actors = keys.take(key), keys.values.get(of_actor, keys.preset.value(of_actor))
+        same = (own in OFF and actors in OFF) or str(own).lower() == str(actors).lower()
+        if not same and not (own is None or str(own).startswith("${")):
+            found.notes.append(
+                f"{key} {own}: the {role} is counted as the actor, whose is {actors}"
+            )
 
 
 def _known(name: str, key: str, found: Found) -> str:
@@ -374,6 +425,11 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
     params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
     share = max(share, _reward_share(keys, found, sleeps=sleeps))
+    if _generates_apart(keys):
+        found.notes.append(
+            f"{ROLLOUT}.name {engine} generates on GPUs of its own, which are not counted"
+        )
+        return {"rollout": "server"}
     if engine == "hf":
         return {"rollout": "hf"}
     if engine not in _COLOCATED:
@@ -389,9 +445,29 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     return job
 
 
+def _scores_as_worker(keys: Keys) -> bool:
+    """Whether a reward model is a worker under FSDP (``workers/fsdp_workers.py`` up to verl 0.8), not an engine."""
+    return keys.take("reward_model.use_reward_loop") is False
+
+
+def _reward_worker(keys: Keys, found: Found) -> dict[str, object]:
+    """A frozen model that is sharded as the reference is."""
+    keys.take("reward_model.micro_batch_size_per_gpu")
+    if not (keys.flag(f"{REWARD}.enable") and _scores_as_worker(keys)):
+        return {}
+    named = keys.text(f"{REWARD}.model_path")
+    return {"reward": "same" if named is None else _known(named, f"{REWARD}.model_path", found)}
+
+
+def _generates_apart(keys: Keys) -> bool:
+    """Whether the engine has GPUs of its own (``one_step_off_policy``, ``fully_async_policy``)."""
+    apart = keys.take("rollout.n_gpus_per_node"), keys.take("actor_rollout_ref.hybrid_engine")
+    return keys.has("async_training") or apart[0] is not None or apart[1] is False
+
+
 def _reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
     """A reward model has an engine of its own, which is awake when the other sleeps."""
-    asked = keys.flag(f"{REWARD}.enable")
+    asked = keys.flag(f"{REWARD}.enable") and not _scores_as_worker(keys)
     share = keys.number(f"{REWARD}.rollout.gpu_memory_utilization") or 0.5
     apart = keys.flag(f"{REWARD}.enable_resource_pool")
     keys.text(f"{REWARD}.model_path")

@@ -1,0 +1,32 @@
+"""The machines that a step runs on, beside their cards: what memplan takes for granted unless it is told."""
+
+from memplan.compute.host import HostFactors, HostSpeed, host_factors
+from memplan.errors import InputError
+from memplan.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """What a card's own data do not say of the machines that it is in.
+
+    >>> Site(host=2.0).host_factors.expected
+    2.0
+    """
+
+    host: HostSpeed | float = HostSpeed.USUAL
+    """How fast its host asks for kernels, or how many times as long as the usual one it takes."""
+    between_nodes: float | None = None
+    """What one GPU sends to other nodes, nominally [bytes/s]; None: what nodes of these cards are sold with."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, HostSpeed) and not self.host > 0:
+            msg = f"host: must be above 0, got {self.host}; 2 is a host that takes twice as long as the usual one"
+            raise InputError(msg)
+
+    @property
+    def host_factors(self) -> HostFactors:
+        """Low, expected and high."""
+        return host_factors(self.host)
+
+
+USUAL_SITE = Site()
