@@ -4,7 +4,7 @@
 ``../shared/reference`` beside the checkout) as its ``say`` says it, and prints how far memplan is off. A row belongs
 to the fitted or to the unfitted half by a hash of its id: constants may be fitted to the first alone.
 Time is asked alone: no memory is replayed. ``--save FILE`` writes what came of each row, ``--beside FILE`` prints an
-earlier answer beside this one, ``--only TEXT`` looks at the sources or kinds whose name has it, ``--rows`` prints each
+earlier answer beside this one, ``--measured`` scales each family by each of its rows, ``--only TEXT`` looks at the sources or kinds whose name has it, ``--rows`` prints each
 row of the fitted half, ``--all-rows`` of both.
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +25,7 @@ import memplan
 from memplan.errors import MemplanError
 from memplan.estimator.job import Job
 from memplan.estimator.site import Site
-from memplan.estimator.step_time import StepTime, time_of
+from memplan.estimator.step_time import StepTime, calibrated, time_of
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = Path(os.environ.get("MEMPLAN_REFERENCE", ROOT.parent / "shared" / "reference"))
@@ -47,6 +48,8 @@ class Row(NamedTuple):
     """Rows of one source, model and card."""
     kinds: tuple[str, ...]
     is_fitted: bool
+    tokens: float
+    """Of a step, for each GPU."""
     measured_s: float
     low_s: float
     expected_s: float
@@ -117,8 +120,13 @@ def job_of(row: Mapping[str, Any]) -> Job:
 
 def time_of_row(row: Mapping[str, Any]) -> StepTime:
     """A step of a row; raises a ``MemplanError`` where it is refused."""
+    return time_of(job_of(row), site=site_of(row))
+
+
+def site_of(row: Mapping[str, Any]) -> Site:
+    """What a row states of its machines."""
     gbit = row.get("network_gbit")
-    return time_of(job_of(row), site=Site(between_nodes=gbit * 1e9 / 8 if gbit else None))
+    return Site(between_nodes=gbit * 1e9 / 8 if gbit else None)
 
 
 def measured_seconds(row: Mapping[str, Any], time: StepTime) -> float:
@@ -141,9 +149,10 @@ def said(row: Mapping[str, Any]) -> Row:
     return Row(
         id=row["id"],
         source=source_of(row),
-        family=f"{row['source']} {row['model']} {row['gpu']}",
+        family=family_of(row),
         kinds=tuple(name for name, holds in KINDS.items() if holds(row)),
         is_fitted=is_fitted(row["id"]),
+        tokens=time.tokens / time.num_gpus,
         measured_s=measured_seconds(row, time),
         low_s=time.low_s,
         expected_s=time.expected_s,
@@ -152,6 +161,11 @@ def said(row: Mapping[str, Any]) -> Row:
         seconds=process_time() - start,
         words=words_of(row),
     )
+
+
+def family_of(row: Mapping[str, Any]) -> str:
+    """Rows of one source, model and card."""
+    return f"{row['source']} {row['model']} {row['gpu']}"
 
 
 def source_of(row: Mapping[str, Any]) -> str:
@@ -216,45 +230,50 @@ def figures(rows: Sequence[Row]) -> Figures | None:
 
 
 def order(rows: Sequence[Row]) -> tuple[int, int]:
-    """Pairs of one family that differ by more than a tenth, and of how many the order is right.
-
-    A step of another number of tokens is another question: rates are compared.
-    """
+    """Pairs of one source whose tokens per second and GPU differ by more than a tenth, and of how many the order is right."""
     pairs = right = 0
     for one, other in combinations(rows, 2):
-        if one.family == other.family and abs(one.measured_s / other.measured_s - 1) > ORDERED:
+        faster = other.measured_s * one.tokens / (one.measured_s * other.tokens)
+        if one.source == other.source and abs(faster - 1) > ORDERED:
             pairs += 1
-            right += (one.measured_s < other.measured_s) == (one.expected_s < other.expected_s)
+            right += (faster > 1) == (other.expected_s * one.tokens > one.expected_s * other.tokens)
     return pairs, right
 
 
-def scaled_to_one(rows: Sequence[Row]) -> list[float]:
-    """Errors of a family's other rows where one of it was measured and all are scaled by it."""
-    families: dict[str, list[Row]] = {}
+def by_one_measured(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Errors of a family's other rows where one of it was measured (``calibrated``)."""
+    families: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        families.setdefault(row.family, []).append(row)
+        families.setdefault(family_of(row), []).append(row)
     found = []
     for own in families.values():
-        for first in own:
-            factor = first.measured_s / first.expected_s
-            found += [
-                abs(each.measured_s / (factor * each.expected_s) - 1)
-                for each in own
-                if each is not first
-            ]
+        for first in own if len(own) > 1 else ():
+            site, time = site_of(first), time_of_row(first)
+            calibration = calibrated(job_of(first), measured_seconds(first, time), site=site)
+            for row in own:
+                if row is not first:
+                    there = replace(site_of(row), calibration=calibration)
+                    said = time_of(job_of(row), site=there)
+                    found.append(abs(measured_seconds(row, said) / said.expected_s - 1))
+    return found
+
+
+def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """All, those of each kind of job, those of each source."""
+    found: dict[str, list[Row]] = {"all": list(rows)}
+    for kind in KINDS:
+        own = [row for row in rows if kind in row.kinds]
+        if own:
+            found[f"kind: {kind}"] = own
+    for row in rows:
+        found.setdefault(row.source, []).append(row)
     return found
 
 
 def table(rows: Sequence[Row], earlier: Mapping[int, Row]) -> Iterator[str]:
     """By source and by kind, each half apart."""
     yield f"{'':50s} {'half':8s} {'n':>4s} {'median':>7s} {'p90':>7s} {'signed':>7s} {'<=30%':>6s} {'inside':>6s}"
-    groups: dict[str, list[Row]] = {"all": list(rows)}
-    for row in rows:
-        for kind in row.kinds:
-            groups.setdefault(f"kind: {kind}", []).append(row)
-    for row in rows:
-        groups.setdefault(row.source, []).append(row)
-    for name, own in groups.items():
+    for name, own in groups(rows).items():
         for half, kept in (
             ("fitted", [each for each in own if each.is_fitted]),
             ("unfitted", [each for each in own if not each.is_fitted]),
@@ -298,14 +317,16 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--all-rows", action="store_true")
+    parser.add_argument("--measured", action="store_true")
     asked = parser.parse_args()
-    rows, refused = [], []
+    rows, kept, refused = [], [], []
     for row in published_rows():
         names = [source_of(row), *(name for name, holds in KINDS.items() if holds(row))]
         if not any(asked.only in each for each in names):
             continue
         try:
             rows.append(said(row))
+            kept.append(row)
         except MemplanError as error:
             refused.append(f"{row['id']:4d} {words_of(row)} refused: {error}")
     earlier = _read(asked.beside) if asked.beside else {}
@@ -316,11 +337,12 @@ def main() -> None:
     for line in (*refused, *table(rows, earlier)):
         out(f"{line}\n")
     pairs, right = order(rows)
-    scaled = sorted(scaled_to_one(rows))
     out(f"order: {right} of {pairs} pairs\n")
-    if scaled:
+    if asked.measured:
+        scaled = sorted(by_one_measured(kept))
         out(
-            f"scaled by one row of its family: n {len(scaled)}, median {median(scaled):.1%}, p90 {scaled[int(0.9 * len(scaled))]:.1%}\n"
+            f"by one measured step of its family: n {len(scaled)}, median {median(scaled):.1%}, "
+            f"p90 {scaled[int(0.9 * len(scaled))]:.1%}\n"
         )
     out(f"CPU: {sum(each.seconds for each in rows):.0f} s for {len(rows)} rows\n")
     if asked.save:

@@ -271,12 +271,16 @@ TRAINED: dict[str, Entry] = {
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
     "network": ((*JOB, "--nodes", "2", "--time"), ("--network", "50")),
     "host": ((*JOB, "--time"), ("--host", "slow")),
+    "calibration": ((*JOB, "--time"), ("--calibration", "calibration.yaml")),
     "per_rank": (JOB, ("--per-rank",)),
     "cpu_memory": (JOB, ("--cpu-memory", "1MiB")),
 }
+ALONE = (*JOB, "--engine", "fsdp")
 OPTIONS: dict[str, dict[str, Entry]] = {
     "estimate": {
         **TRAINED,
+        "measured_step": ((*ALONE, "--time"), ("--measured-step", "3s")),
+        "save_calibration": (ALONE, ("--save-calibration", "saved.yaml")),
         "report": (JOB, ("--report", "page.html")),
         "chart": (JOB, ("--chart",)),
         "deepspeed": (JOB, ("--deepspeed",)),
@@ -526,6 +530,7 @@ def write_files(folder: Path) -> None:
     texts = {
         "gated.json": json.dumps(GATED),
         "plain.json": json.dumps({**GATED, "model_type": "llama"}),
+        "calibration.yaml": "gpu: a100-80gb\ncompute: 1.5\n",
         "unknown.json": json.dumps({**GATED, "model_type": "llamalike"}),
         "misspelt.json": json.dumps(
             {

@@ -134,6 +134,8 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
     "price": (2.5, {"tokens": "1B"}),
     "mfu": (0.4, {}),
     "network": (400, DEEPSPEED | {"gpus": 16, "nodes": 2}),
+    "host": (2.0, {}),
+    "calibration": ("CALIBRATION", {"time": True}),
 }  # fmt: skip
 """For each option a value as Python has it, and what it needs beside it."""
 
@@ -141,6 +143,7 @@ TERMINAL_ONLY = {
     "format", "output", "emit", "legend", "lifetimes", "reserved", "per_rank", "pivot", "check",
     "fail_on", "baseline", "tolerance", "unmatched", "deepspeed", "deepspeed_formula", "params",
     "largest_layer", "additional_buffer_factor", "annotate", "report", "chart", "assumptions",
+    "measured_step", "save_calibration",
 }  # fmt: skip
 """How an answer is written, checks at exit, and DeepSpeed's own tables: values in Python."""
 
@@ -175,6 +178,7 @@ def places(tmp_path: Path, checkout: Path) -> dict[str, str]:
     }  # fmt: skip
     files = {
         "ADAPTER": adapter,
+        "CALIBRATION": {"gpu": "h100", "compute": 1.5, "host": 2.0},
         "CONFIG": {"model_type": "llamalike", **config},
         "MISSPELT": {"model_type": "llama", "num_hidden_layer": 3, **config},
     }

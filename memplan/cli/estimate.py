@@ -9,7 +9,7 @@ from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
 from memplan.cli.terminal import remark, say
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
-from memplan.options.run_times import TIME_OPTIONS, time_question
+from memplan.options.run_times import MEASURED_OPTIONS, TIME_OPTIONS, time_question
 from memplan.options.shared import CHECKS, EMIT, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
 from memplan.options.table import Option, Values
 
@@ -68,7 +68,7 @@ SHOWN = (
 """How the answer is written."""
 
 
-@takes(*ESTIMATE, *DEEPSPEED, *SHOWN, *TIME_OPTIONS, *CHECKS)
+@takes(*ESTIMATE, *DEEPSPEED, *SHOWN, *TIME_OPTIONS, *MEASURED_OPTIONS, *CHECKS)
 def estimate(
     ctx: typer.Context, model: OptionalModelArgument = None, values: Values = NO_VALUES
 ) -> None:

@@ -68,9 +68,13 @@ def prepare_tables() -> None:
 def show(rows: "Sequence[Sequence[Estimate]]", values: Values, *, everywhere: bool) -> None:
     """Write the rows as the options say; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     from memplan.options.axes import read_concessions
-    from memplan.options.run_times import time_question
+    from memplan.options.run_times import time_question, with_measured_step
 
-    output_format, question = values["format"], time_question(values)
+    answers = [each for row in rows for each in row]
+    output_format = values["format"]
+    question = with_measured_step(answers, values, time_question(values))
+    if question is not None and values.get("save_calibration") is not None:
+        _save_calibration(question, values["save_calibration"])
     allow = read_concessions(values["allow"])
     if output_format is OutputFormat.TABLE:
         _show_table(rows, values, everywhere=everywhere, question=question, allow=allow)
@@ -85,6 +89,18 @@ def show(rows: "Sequence[Sequence[Estimate]]", values: Values, *, everywhere: bo
         hints = hints_for(rows[0][0].model, rows, allow=allow)
         flat = _flat(rows, hints, question, lifetimes=values["lifetimes"])
         _write_flat(flat, rows, output_format, (), hints=hint_rows(rows, hints))
+
+
+def _save_calibration(question: "TimeQuestion", path: str) -> None:
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    from memplan.cli.terminal import write_file
+    from memplan.sources.calibration_file import calibration_text
+
+    assert question.site.calibration is not None
+    text = calibration_text(question.site.calibration, date=datetime.now(UTC).date().isoformat())
+    write_file(Path(path), text, option="--save-calibration")
 
 
 def _flat(

@@ -74,6 +74,8 @@ class Clock:
         self.interference = interference
         """Of the time of an exchange beside it, by which computing takes longer: kernels of NCCL take
         multiprocessors."""
+        self.slowed_s = 0.0
+        """By which computing took longer for exchanges beside it."""
         self.host_bound_s = 0.0
         """For which the GPU waits for kernels to be asked for."""
         self.exposed_s = dict.fromkeys(Lane, 0.0)
@@ -139,7 +141,9 @@ class Clock:
         ahead, behind, fetched, stored = (
             stage.ahead_s, stage.behind_s, stage.fetched_s, stage.stored_s
         )  # fmt: skip
-        device = count * stage.compute_s + self.interference * (ahead + behind)
+        slowed = self.interference * (ahead + behind)
+        self.slowed_s += slowed
+        device = count * stage.compute_s + slowed
         end = self._computed(device, count * stage.host_s)
         each = (end - start) / count
         if ahead or behind:

@@ -58,7 +58,7 @@ COMPARED_CARDS = frozenset(
         "H200 SXM 141GB",
     }
 )
-"""On which whole steps were measured and compared (``tests/measured``, ``tests/data/throughput.jsonl``)."""
+"""On which whole steps were measured and compared (``tests/measured``, ``tests/data/published_throughput.jsonl``)."""
 SINGLE_SHARE = 0.75
 """The same in fp32 without tensor cores, which stays below the limit of power: 50 of an H100's 67 TFLOP/s."""
 BANDWIDTH_SHARE = 0.90

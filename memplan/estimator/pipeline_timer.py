@@ -12,7 +12,7 @@ from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
 from memplan.compute.roofline import segment_work
 from memplan.estimator.exchanged import exchanged_apart
-from memplan.estimator.timer import INTERFERENCE, Case, Passed, Run, Timer
+from memplan.estimator.timer import Case, Passed, Run, Timer
 from memplan.fast_dataclass import replace
 from memplan.hardware.network import Network
 from memplan.memory.accounts import step_visits
@@ -206,6 +206,7 @@ class PipelineTimer:
             usual[self._key(each, place)] = found
             clock.now_s += share * found.seconds
             clock.host_bound_s += share * found.run.clock.host_bound_s
+            clock.slowed_s += share * found.run.clock.slowed_s
             for lane, seconds in found.run.clock.exposed_s.items():
                 clock.exposed_s[lane] += share * seconds
             for words, seconds in found.run.sums.items():
@@ -246,7 +247,7 @@ class PipelineTimer:
         run.pass_over(_without_background(laid))
         slowed = case.interference * (ahead + behind)
         run.clock.now_s += slowed
-        run.add(INTERFERENCE, slowed)
+        run.clock.slowed_s += slowed
         # What goes or comes back while it runs takes the rest of its way by itself.
         away_s = case.host * away_bytes / self.network.to_host
         run.clock.wait(Lane.HOST, away_s - run.clock.now_s, "activations")

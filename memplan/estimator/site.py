@@ -2,6 +2,7 @@
 
 from memplan.compute.host import HostFactors, HostSpeed, host_factors
 from memplan.errors import InputError
+from memplan.estimator.calibration import Calibration
 from memplan.fast_dataclass import dataclass
 
 
@@ -17,6 +18,8 @@ class Site:
     """How fast its host asks for kernels, or how many times as long as the usual one it takes."""
     between_nodes: float | None = None
     """What one GPU sends to other nodes, nominally [bytes/s]; None: what nodes of these cards are sold with."""
+    calibration: Calibration | None = None
+    """What a step that was measured there says."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.host, HostSpeed) and not self.host > 0:

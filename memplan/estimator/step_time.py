@@ -4,15 +4,25 @@ Three cases are told: what is expected, and a low and a high end between which w
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
+from memplan.compute.host import HostSpeed
 from memplan.compute.lanes import Interval
 from memplan.compute.rates import DEFAULT_TFLOPS, Rates, is_compared, rates_of
 from memplan.compute.roofline import segment_work
-from memplan.errors import UnsupportedOperationError
+from memplan.errors import InputError, UnsupportedOperationError
+from memplan.estimator.calibration import (
+    MEASURED_HIGH,
+    MEASURED_LOW,
+    MOST_FACTOR,
+    Calibration,
+    Part,
+    solved,
+)
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
@@ -20,9 +30,14 @@ from memplan.estimator.site import USUAL_SITE, Site
 from memplan.estimator.timer import (
     BUSY_LINKS,
     COMPUTE,
+    LAUNCHES,
+    LINKS,
     UNMEASURED_COMPUTE,
     UNNAMED_LINKS,
+    Case,
+    Cases,
     Resource,
+    Run,
     Timer,
     cases_of,
 )
@@ -125,43 +140,140 @@ def step_time(answer: Judged, *, site: Site = USUAL_SITE) -> StepTime:
 
 def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) -> StepTime:
     """The same of a job, on a GPU that reaches these rates; None: those of its kind."""
-    rates = rates or rates_of(job.gpu)
-    setup, model, tape = job.setup, job.walked.model, job.given.tape
+    setup, gpu = job.setup, job.gpu
+    if site.calibration is not None:
+        _refuse_another_card(site.calibration, gpu)
     flops = _flops(job)
+    timer = _timer_of(job, site, rates or rates_of(gpu))
+    cases = _cases(job, site)
+    expected, high = timer.run(cases.expected), timer.run(cases.high)
+    copies = setup.gradient_accumulation_steps * setup.data_parallel
+    found = StepTime(
+        low_s=timer.run(cases.low).clock.now_s,
+        expected_s=expected.clock.now_s,
+        high_s=high.clock.now_s,
+        num_gpus=setup.num_gpus,
+        tokens=flops.num_tokens * copies,
+        model_flops=flops.model * copies,
+        executed_flops=flops.total * copies,
+        peak_flops_per_s=_peak(gpu, setup),
+        shares=expected.shares(),
+        intervals=tuple(expected.clock.intervals),
+        notes=tuple(_widened(job, site, high)),
+    )
+    return found if found.mfu <= 1 else replace(found, notes=(*found.notes, ABOVE_ONE))
+
+
+def calibrated(
+    job: Job, measured_s: float, *, site: Site = USUAL_SITE, rates: Rates | None = None
+) -> Calibration:
+    """What a measured step of a job says of its machines [s].
+
+    What most of the step is spent on is slower or faster; where that alone does not explain it, all of it. Raises ``InputError`` where
+    that is more than any machine is: another setup ran.
+    """
+    timer = _timer_of(job, site, rates or rates_of(job.gpu))
+    plain = cases_of(site.host_factors).expected
+    run = timer.run(plain)
+    sums = {LAUNCHES: Part.HOST, LINKS: Part.LINKS}
+    spent = dict.fromkeys(Part, 0.0)
+    for each in run.shares():
+        spent[sums.get(each.words, Part.COMPUTE)] += each.seconds
+    gpu = job.gpu.gpu_id if job.gpu is not None else ""
+    for part in sorted(Part, key=lambda each: -spent[each]):
+
+        def step_s(factor: float, part: Part = part) -> float:
+            return timer.run(_stretched(plain, part, factor)).clock.now_s
+
+        factor = solved(step_s, measured_s) if spent[part] else None
+        if factor is not None:
+            return Calibration.of(gpu, part, factor)
+    whole = measured_s / run.clock.now_s
+    if not 1 / MOST_FACTOR <= whole <= MOST_FACTOR:
+        msg = (
+            f"measured step: {measured_s:g} s was said to be {run.clock.now_s:.3g} s, and no machine of this kind is so "
+            "much slower or faster: see whether the setup is the one that ran"
+        )
+        raise InputError(msg)
+    return Calibration(gpu=gpu, compute=whole, links=whole, host=whole)
+
+
+def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
+    setup, model = job.setup, job.walked.model
     network = network_of(
         job.gpu,
         gpus_per_node=setup.gpus_per_node,
         between_nodes=site.between_nodes,
         is_pinned=_pins(setup),
     )
-    timer: Timer | PipelineTimer
     if setup.pipeline_parallel > 1:
         from memplan.estimator.pipeline_timer import PipelineTimer as ForPipelines  # only for them
 
-        timer = ForPipelines(job.given, model, network=network, rates=rates)
-    else:
-        work = segment_work(tape, model, rates)
-        timer = Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
-    cases = cases_of(
-        site.host_factors,
-        compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
-        links=UNNAMED_LINKS if _has_unnamed_network(setup, site) else BUSY_LINKS,
-    )
-    expected = timer.run(cases.expected)
-    copies = setup.gradient_accumulation_steps * setup.data_parallel
-    found = StepTime(
-        low_s=timer.run(cases.low).clock.now_s,
-        expected_s=expected.clock.now_s,
-        high_s=timer.run(cases.high).clock.now_s,
-        num_gpus=setup.num_gpus,
-        tokens=flops.num_tokens * copies,
-        model_flops=flops.model * copies,
-        executed_flops=flops.total * copies,
-        peak_flops_per_s=_peak(job.gpu, setup),
-        shares=expected.shares(),
-        intervals=tuple(expected.clock.intervals),
-    )
-    return found if found.mfu <= 1 else replace(found, notes=(ABOVE_ONE,))
+        return ForPipelines(job.given, model, network=network, rates=rates)
+    work = segment_work(job.given.tape, model, rates)
+    return Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
+
+
+def _cases(job: Job, site: Site) -> Cases:
+    """What is expected of a job there, and its range; a measured step leaves little of that."""
+    calibration = site.calibration
+    if calibration is None:
+        return cases_of(
+            site.host_factors,
+            compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
+            links=UNNAMED_LINKS if _has_unnamed_network(job.setup, site) else BUSY_LINKS,
+        )
+    expected = cases_of(site.host_factors).expected
+    for part in Part:
+        expected = _stretched(expected, part, calibration.factor(part))
+    low, high = (
+        expected._replace(
+            compute=factor * expected.compute, links=factor * expected.links,
+            host=factor * expected.host, asked=factor * expected.asked, is_expected=False,
+        )
+        for factor in (MEASURED_LOW, MEASURED_HIGH)
+    )  # fmt: skip
+    return Cases(low, expected, high)
+
+
+def _stretched(case: Case, part: Part, factor: float) -> Case:
+    if part is Part.COMPUTE:
+        return case._replace(compute=factor * case.compute)
+    if part is Part.LINKS:
+        return case._replace(links=factor * case.links)
+    return case._replace(asked=factor * case.asked)
+
+
+def _refuse_another_card(calibration: Calibration, gpu: GpuSpec | None) -> None:
+    name = gpu.gpu_id if gpu is not None else "no card"
+    if name != calibration.gpu:
+        msg = (
+            f"calibration: was measured on {calibration.gpu}, and says nothing of {name}: ask for that card "
+            "alone, or leave it out"
+        )
+        raise InputError(msg)
+
+
+LEAST_WAITED = 0.05
+"""Of the high end, what a wait has to be that its cause is named."""
+MOST_COMPARED_GPUS = 2048
+"""Beyond which no published step was compared (``tests/data/published_throughput.jsonl``, ``throughput.jsonl``)."""
+
+
+def _widened(job: Job, site: Site, high: Run) -> Iterator[str]:
+    """What nobody said, where it makes the range wide."""
+    if site.calibration is not None:
+        yield f"scaled by a step that was measured: {site.calibration.words}"
+        return
+    waited = {each.words: each.seconds / high.clock.now_s for each in high.shares()}
+    if site.host is HostSpeed.USUAL and waited.get(LAUNCHES, 0.0) >= LEAST_WAITED:
+        yield "the high end is on a slow host: nothing says which one it is (host)"
+    if _has_unnamed_network(job.setup, site) and waited.get(LINKS, 0.0) >= LEAST_WAITED:
+        yield "the high end is on a quarter of the usual network: nothing says which one it is (network)"
+    if not is_compared(job.gpu):
+        yield "no step on this card was ever compared with what is said of it: the range is wider"
+    if job.setup.num_gpus > MOST_COMPARED_GPUS:
+        yield f"no step on more than {MOST_COMPARED_GPUS:,} GPUs was ever compared with what is said of it"
 
 
 def _has_unnamed_network(setup: TrainingSetup, site: Site) -> bool:

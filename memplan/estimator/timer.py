@@ -141,10 +141,10 @@ class Run:
             self.sums[words] = self.sums.get(words, 0.0) + seconds
 
     def shares(self) -> tuple[Resource, ...]:
-        """What the step consists of, the longest first."""
+        """What the step consists of, the longest first: all that the longest path goes through, so that they add up to it."""
         clock = self.clock
         waits = {
-            LAUNCHES: clock.host_bound_s, LINKS: clock.exposed_s[Lane.LINK],
+            INTERFERENCE: clock.slowed_s, LAUNCHES: clock.host_bound_s, LINKS: clock.exposed_s[Lane.LINK],
             HOST: clock.exposed_s[Lane.HOST],
         }  # fmt: skip
         found = [Resource(*each) for each in (*self.sums.items(), *waits.items()) if each[1] > 0]
@@ -166,6 +166,7 @@ class Run:
         """So many more of what has run since a mark."""
         clock = self.clock
         clock.host_bound_s += more * (clock.host_bound_s - before.bound_s)
+        clock.slowed_s += more * (clock.slowed_s - before.slowed_s)
         for lane, seconds in before.exposed_s.items():
             clock.exposed_s[lane] += more * (clock.exposed_s[lane] - seconds)
         for words, seconds in list(self.sums.items()):
@@ -175,7 +176,9 @@ class Run:
     def mark(self) -> "Mark":
         """Where it stands."""
         clock = self.clock
-        return Mark(clock.now_s, clock.host_bound_s, dict(clock.exposed_s), dict(self.sums))
+        return Mark(
+            clock.now_s, clock.host_bound_s, clock.slowed_s, dict(clock.exposed_s), dict(self.sums)
+        )
 
 
 class Mark(NamedTuple):
@@ -183,6 +186,7 @@ class Mark(NamedTuple):
 
     now_s: float
     bound_s: float
+    slowed_s: float
     exposed_s: Mapping[Lane, float]
     sums: Mapping[str, float]
 

@@ -2,11 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from memplan.options.numbers import read_amount, read_rate, read_share
+from memplan.options.numbers import read_amount, read_rate, read_seconds, read_share
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memplan.compute.host import HostSpeed
+    from memplan.estimator import Estimate
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.estimator.site import Site
 
@@ -55,10 +58,17 @@ TIME_OPTIONS: tuple[Option, ...] = (
          "place of the model.", parser=read_share),
     _row("--network", float | None, "GBIT", "What one GPU sends to other nodes, in Gbit/s one way. "
          "[default: 400 on H100 and later, 200 on A100]", parser=read_rate),
-    _row("--host", str | None, "SPEED", "How fast the host launches kernels: fast, usual, slow (shared machines in a cloud), or how many "
+    _row("--host", float | None, "SPEED", "How fast the host launches kernels: fast, usual, slow (shared machines in a cloud), or how many "
          "times as long as the usual one it takes, 1.5. [default: usual]", parser=read_host),
+    _row("--calibration", str | None, "FILE", "What a measured step says of the machines, as estimate --save-calibration writes it."),
 )  # fmt: skip
 """Options of every command that judges setups."""
+MEASURED_OPTIONS: tuple[Option, ...] = (
+    _row("--measured-step", float | None, "TIME", "What a step of this very setup takes on this card, 3.1s: its time, and what explains it.",
+         parser=read_seconds),
+    _row("--save-calibration", str | None, "FILE", "Write what it explains, for --calibration of every command."),
+)  # fmt: skip
+"""Options of a command that judges one setup."""
 _OF_A_RUN = ("tokens", "examples")
 
 
@@ -66,8 +76,48 @@ def _site(times: Values) -> "Site":
     from memplan.compute.host import HostSpeed
     from memplan.estimator.site import Site
 
-    host = times.get("host")
-    return Site(host=HostSpeed.USUAL if host is None else host, between_nodes=times["network"])
+    host, calibration = times.get("host"), None
+    if times.get("calibration") is not None:
+        from memplan.sources.calibration_file import read_calibration
+
+        calibration = read_calibration(times["calibration"])
+    return Site(
+        host=HostSpeed.USUAL if host is None else host,
+        between_nodes=times["network"],
+        calibration=calibration,
+    )
+
+
+def with_measured_step(
+    answers: "Sequence[Estimate]", values: Values, question: "TimeQuestion | None"
+) -> "TimeQuestion | None":
+    """The question on machines of which a step was measured; unchanged where none was.
+
+    Raises ``UsageError`` where it is not of one setup on one card.
+    """
+    from memplan.errors import UsageError
+
+    measured_s = values.get("measured_step")
+    if measured_s is None:
+        if values.get("save_calibration") is not None:
+            msg = "--save-calibration: says nothing without a step that was measured: add --measured-step"
+            raise UsageError(msg)
+        return question
+    if len(answers) != 1 or answers[0].gpu is None:
+        msg = "--measured-step: is of one setup on one card: name --gpu, and --engine with --zero where several are compared"
+        raise UsageError(msg)
+    from memplan.estimator.job import Job
+    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.step_time import calibrated
+    from memplan.fast_dataclass import replace
+
+    answer, asked = answers[0], question or TimeQuestion()
+    if asked.site.calibration is not None:
+        msg = "--measured-step: makes a calibration of its own: leave --calibration out"
+        raise UsageError(msg)
+    job = Job.of_answer(answer.model, answer.setup, answer.gpu)
+    found = calibrated(job, measured_s, site=asked.site)
+    return replace(asked, site=replace(asked.site, calibration=found))
 
 
 def time_question(times: Values) -> "TimeQuestion | None":

@@ -68,6 +68,8 @@ class SharedOptions(ModelOptions, total=False):
     price: float | Path | None
     mfu: float | str | None
     network: float | str | None
+    host: float | Word | None
+    calibration: Path | None
 
 
 class EstimateOptions(SharedOptions, total=False):

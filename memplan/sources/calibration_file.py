@@ -1,0 +1,54 @@
+"""What a measured step says of somebody's machines, as a file: written once, read by every command."""
+
+from pathlib import Path
+
+from memplan.errors import ConfigError
+from memplan.estimator.calibration import Calibration, Part
+from memplan.sources.catalog import load_gpu
+from memplan.sources.files import read_mapping
+from memplan.text import shown
+
+_WORDS = ("gpu", "date")
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Read one. Raises ``ConfigError`` for a file that cannot be read or says anything else, and ``GpuNotFoundError``."""
+    found = read_mapping(path)
+    names = (*_WORDS, *(part.value for part in Part))
+    for name, value in found.items():
+        if name not in names:
+            msg = f"{path}: {name}: there is no such key; there are {', '.join(names)}"
+            raise ConfigError(msg)
+        if name not in _WORDS and (isinstance(value, bool) or not isinstance(value, int | float)):
+            msg = f"{path}: {name}: expected how many times as long as said it takes, got {shown(value)}"
+            raise ConfigError(msg)
+    if not isinstance(found.get("gpu"), str):
+        msg = f"{path}: gpu: missing: the card that a step was measured on"
+        raise ConfigError(msg)
+    factors = {part.value: float(str(found.get(part.value, 1.0))) for part in Part}
+    return Calibration(
+        gpu=load_gpu(str(found["gpu"])).gpu_id, date=str(found.get("date", "")), **factors
+    )
+
+
+def calibration_text(calibration: Calibration, *, date: str) -> str:
+    """One as YAML.
+
+    >>> print(calibration_text(Calibration(gpu="h100-sxm-80gb", host=2.0), date="2026-11-26"))
+    # How many times as long as memplan says each part of a step takes, by a step that was measured.
+    gpu: h100-sxm-80gb
+    date: "2026-11-26"
+    host: 2.0000
+    <BLANKLINE>
+    """
+    lines = [
+        "# How many times as long as memplan says each part of a step takes, by a step that was measured.",
+        f"gpu: {calibration.gpu}",
+        f'date: "{date}"',
+    ]
+    lines += [
+        f"{part.value}: {calibration.factor(part):.4f}"
+        for part in Part
+        if calibration.factor(part) != 1.0
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,131 @@
+"""A step that was measured, and what it says of other setups; parts of a step that add up to it."""
+
+from pathlib import Path
+
+import pytest
+
+import memplan
+from memplan.errors import ConfigError, InputError
+from memplan.estimator.calibration import Calibration
+from memplan.estimator.job import Job
+from memplan.estimator.site import USUAL_SITE, Site
+from memplan.estimator.step_time import StepTime, calibrated, time_of
+from memplan.sources.calibration_file import calibration_text, read_calibration
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8192,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+SETUPS: dict[str, dict[str, object]] = {
+    "one GPU, short": {"seq_len": 128},
+    "accumulated": {"seq_len": 512, "gradient_accumulation_steps": 8, "checkpointing": "full"},
+    "FSDP": {"seq_len": 2048, "num_gpus": 16, "engine": "fsdp", "gradient_accumulation_steps": 5},
+    "ZeRO-2, offloaded": {
+        "seq_len": 512, "num_gpus": 8, "zero_stage": 2, "offload_optimizer": "cpu",
+        "gradient_accumulation_steps": 4, "engine_options": {"overlap_comm": True},
+    },
+    "ZeRO-3, offloaded": {
+        "seq_len": 512, "num_gpus": 8, "zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu",
+    },
+    "split": {"seq_len": 2048, "num_gpus": 8, "engine": "megatron", "tensor_parallel": 4},
+    "1F1B": {
+        "seq_len": 512, "num_gpus": 8, "engine": "megatron", "pipeline_parallel": 4,
+        "gradient_accumulation_steps": 8,
+    },
+    "virtual stages": {
+        "seq_len": 2048, "num_gpus": 16, "engine": "megatron", "pipeline_parallel": 4, "virtual_stages": 2,
+        "pipeline_schedule": "interleaved-1f1b", "gradient_accumulation_steps": 8,
+        "engine_options": {
+            "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True,
+        },
+    },
+}  # fmt: skip
+
+
+def job_of(name: str, gpu: str = "h100") -> Job:
+    model = memplan.load_model(CONFIG, "causal-lm")
+    return Job.of(model, memplan.TrainingSetup(**SETUPS[name]), memplan.load_gpu(gpu))
+
+
+def time_of_setup(name: str, site: Site = USUAL_SITE) -> StepTime:
+    return time_of(job_of(name), site=site)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_parts_of_a_step_add_up_to_it(name: str) -> None:
+    found = time_of_setup(name)
+    assert sum(each.seconds for each in found.shares) == pytest.approx(found.expected_s, abs=1e-6)
+    assert all(each.seconds > 0 for each in found.shares)
+    assert found.low_s < found.expected_s < found.high_s
+
+
+def test_virtual_stages_wait_less() -> None:
+    """What overlaps runs beside other chunks' passes: the bubble shrinks as stages do."""
+
+    def waited(**changes: object) -> float:
+        sizes = {"num_hidden_layers": 16, "hidden_size": 4096, "intermediate_size": 11008}
+        model = memplan.load_model(CONFIG | sizes, "causal-lm")
+        settings = SETUPS["virtual stages"] | changes
+        job = Job.of(model, memplan.TrainingSetup(**settings), memplan.load_gpu("h100"))
+        words = "waiting for other stages of the pipeline"
+        shares = {each.words: each.seconds for each in time_of(job).shares}
+        return shares[words]
+
+    plain = waited(virtual_stages=1, pipeline_schedule="1f1b")
+    assert waited(virtual_stages=4) < waited(virtual_stages=2) < plain
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("ratio", [0.8, 1.5])
+def test_a_measured_step_is_what_is_said_then(name: str, ratio: float) -> None:
+    measured = ratio * time_of_setup(name).expected_s
+    found = calibrated(job_of(name), measured)
+    said = time_of_setup(name, Site(calibration=found))
+    assert said.expected_s == pytest.approx(measured, rel=2e-4)
+    assert said.low_s < said.expected_s < said.high_s
+    assert said.high_s / said.low_s < 1.2
+    assert said.notes == (f"scaled by a step that was measured: {found.words}",)
+
+
+def test_what_a_measured_step_explains() -> None:
+    """A short one the host, a long one computing; and other setups are as much slower there."""
+    short = calibrated(job_of("one GPU, short"), 2 * time_of_setup("one GPU, short").expected_s)
+    assert short.host > 1.5
+    assert short.compute == short.links == 1.0
+    other = time_of_setup("accumulated", Site(calibration=short)).expected_s
+    assert other > 1.3 * time_of_setup("accumulated").expected_s
+    by_factor = time_of_setup("accumulated", Site(host=short.host)).expected_s
+    assert other == pytest.approx(by_factor, rel=1e-6)
+
+
+def test_what_was_measured_elsewhere_is_refused() -> None:
+    found = calibrated(job_of("FSDP"), 1.1 * time_of_setup("FSDP").expected_s)
+    with pytest.raises(InputError, match="says nothing of a100"):
+        time_of(job_of("FSDP", "a100-80gb"), site=Site(calibration=found))
+    with pytest.raises(InputError, match="see whether the setup"):
+        calibrated(job_of("FSDP"), 1000.0)
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "machines.yaml"
+    given = Calibration(gpu="h100-sxm-80gb", compute=1.25, links=2.0, date="2026-11-26")
+    path.write_text(calibration_text(given, date=given.date))
+    assert read_calibration(path) == given
+    for text, error in {
+        "compute: 1.1": "gpu: missing", "gpu: h100\nnvlink: 2": "nvlink: there is no such key",
+        "gpu: h100\nhost: fast": "expected how many times", "gpu: h100\nhost: 1000": "must be from",
+    }.items():  # fmt: skip
+        path.write_text(text)
+        with pytest.raises((ConfigError, InputError), match=error):
+            read_calibration(path)
+
+
+def test_what_widens_a_range_is_named() -> None:
+    short = time_of_setup("one GPU, short")
+    assert any("(host)" in note for note in short.notes)
+    named = time_of_setup("one GPU, short", Site(host=1.0))
+    assert not any("(host)" in note for note in named.notes)
+    assert named.high_s < short.high_s
+    unmeasured = time_of(job_of("split", "b200"))
+    assert any("no step on this card" in note for note in unmeasured.notes)
