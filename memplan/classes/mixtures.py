@@ -1,4 +1,4 @@
-"""Decoders whose networks are mixtures of experts: Mixtral, Qwen 2 and 3, OLMoE, Granite, Phi 3.5, gpt-oss.
+"""Decoders whose networks are mixtures of experts: Mixtral, Qwen 2 and 3, OLMoE, Granite.
 
 (transformers 5.23: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/olmoe, models/granitemoe)
 """
@@ -9,11 +9,11 @@ from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
     SLIDING,
     GatedMLP,
+    Heads,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaModel,
-    Masks,
     MistralAttention,
     Qwen3Attention,
     Window,
@@ -25,15 +25,13 @@ from memplan.classes.routers import (
     Router,
 )
 from memplan.graph.experts.router_loss import keep_router_logits
-from memplan.graph.modules.attention import Attended
-from memplan.graph.modules.basic import Linear, RMSNorm
+from memplan.graph.modules.basic import Linear, RMSNorm, clamp_
 from memplan.graph.modules.functional import multiply_in_place
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import causal_mask, position_ids
+from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.rotary import Tables, turn_function
+from memplan.graph.modules.rotary import Tables
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import clamp
 from memplan.graph.tensor_parallel import add_up
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock
@@ -133,7 +131,7 @@ class MixtralDecoderLayer(MixtureLayer):
 
 
 class MixtralModel(MixtureModel):
-    layer_class = MixtralDecoderLayer
+    layer_class: type[LlamaDecoderLayer] = MixtralDecoderLayer
 
     def window(self, config: ConfigReader, number: int) -> Window:  # noqa: ARG002
         return config.optional_integer("sliding_window")
@@ -225,7 +223,8 @@ class Qwen2MoeModel(Qwen3MoeModel):
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         uses = config.flag("use_sliding_window")
-        self.sliding_window = (config.optional_integer("sliding_window") or 0) if uses else 0
+        window = (config.optional_integer("sliding_window") or 0) if uses else 0
+        self.masked = [None, window]  # both are made; one that is not used is of no tokens
 
     def window(self, config: ConfigReader, number: int) -> Window:
         if not config.flag("use_sliding_window"):
@@ -234,11 +233,6 @@ class Qwen2MoeModel(Qwen3MoeModel):
         last = config.integer("max_window_layers", default=0, minimum=0)
         slides = types[number] == SLIDING if types else not number % 2 and number < last
         return config.optional_integer("sliding_window") if slides else None
-
-    def masks(self, batch: int, length: int) -> Masks:
-        """Both are made; a window that is not used is one of no tokens."""
-        window = self.sliding_window
-        return {each: causal_mask(self.run, batch, length, window=each) for each in (None, window)}
 
 
 class OlmoeAttention(LlamaAttention):
@@ -250,27 +244,19 @@ class OlmoeAttention(LlamaAttention):
         self.q_norm = RMSNorm(hidden)
         self.k_norm = RMSNorm(hidden // heads * kv_heads)
 
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
+    def projected(self, x: Handle) -> Heads:
         batch, length, _ = x.shape
         query = self.q_norm(self.q_proj(x))
         key = self.k_norm(self.k_proj(x))
         value = self.v_proj(x)
         if self.clip_qkv:
-            query, key, value = clamp_(query), clamp_(key), clamp_(value)
+            query = clamp_(query)
+            key = clamp_(key)
+            value = clamp_(value)
         query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
         key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
         value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        cos, sin = tables
-        query, key = turn_function(self.run.kernels.rotary)(query, key, cos, sin)
-        out, weights = self.attend(query, key, value, mask, self.attention_dropout)
-        out = out.reshape(batch, length, -1)
-        out = self.o_proj(out)
-        return out, weights
-
-
-def clamp_(x: Handle) -> Handle:
-    """``x.clamp_(...)``."""
-    return x.like(clamp(x.run, x.record))
+        return query, key, value
 
 
 class OlmoeSparseMoeBlock(MixtureBlock):
@@ -335,6 +321,7 @@ class GraniteMoeModel(MixtureModel):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
         positions = position_ids(self.run, batch, length)
         masks = self.masks(batch, length)
         if received is None:

@@ -2,25 +2,29 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.heads import MakeBase, Task
-from memplan.classes.llama import GatedMLP
+from memplan.classes.heads import Task
+from memplan.classes.llama import GatedMLP, LlamaModel
 from memplan.classes.mixtures import MixtureBlock
-from memplan.classes.registry import CLASSES, TASKS
-from memplan.classes.replaced import replace_classes
+from memplan.classes.registry import TASKS, base_class
+from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
+from memplan.graph.attention.masks import attentions
+from memplan.graph.counted import record_tables
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.rotary import SectionedRotaryEmbedding
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
 from memplan.graph.single_stack import input_bytes
 from memplan.graph.splits import Sharing, Split, SplitPlan
-from memplan.graph.stacks import WHOLE_MODEL
+from memplan.graph.stacks import WHOLE_MODEL, counted_parts
+from memplan.graph.towers.flow import record_flow
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.joining import Joining
 from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
@@ -39,9 +43,10 @@ def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     built = _attached(model, run.kernels, parts, options.stage, spread=spread)
     built.site.run = run
     run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
+    _record_apart(run, model)
     run.inputs_bytes = input_bytes(run, model)
     _run(run, built, model)
-    run.declared = declared_order(run, built)
+    run.declared = model.declared if model.tables else declared_order(run, built)
     run.close()
     del built.site.run  # or the class would hold the tape
     return run
@@ -61,7 +66,9 @@ def _attached(
     assert blueprint is not None
     built = build(blueprint.reader(), model)
     replace_classes(built, kernels, spread=spread)
-    _, layers = layered(built)
+    base, layers = layered(built)
+    if isinstance(base, LlamaModel):
+        _adjust(base, model)
     if blueprint.layers is not None:
         layers.kinds = [layers.kinds[number] for number in blueprint.layers]
     if parts is not None:
@@ -73,12 +80,33 @@ def _attached(
     return built
 
 
+def _adjust(base: LlamaModel, model: ModelSpec) -> None:
+    """Give a text model what the class around it gives it."""
+    stack = model.stacks[0]
+    base.beside = model if model.join is not None and not _is_apart(model) else None
+    base.block_masks = stack.block_masks
+    turned = attentions(stack)
+    if any(each.rotary and each.rotary.sections for each in turned):
+        become(base.rotary_emb, SectionedRotaryEmbedding)
+
+
+def _is_apart(model: ModelSpec) -> bool:
+    """Whether the text sees nothing of the parts beside it."""
+    return model.join is None or model.join.joining is Joining.UNSEEN
+
+
+def _record_apart(run: Run, model: ModelSpec) -> None:
+    """Parts that are counted, or run, before the text model."""
+    if not model.tables or not _is_apart(model):
+        return
+    write = record_tables if model.join is None else record_flow
+    write(run, counted_parts(model), tied=model.head.tied)
+
+
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
-    file, _, name = CLASSES[config.model_type].partition(".")
-    base: MakeBase = getattr(import_module(f"memplan.classes.{file}"), name)
     task: type[Task] = getattr(heads, TASKS[model.task])
-    return task(config, model, base)
+    return task(config, model, base_class(config.model_type))
 
 
 def _run(run: Run, built: Task, model: ModelSpec) -> None:
@@ -105,7 +133,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     Experts that are spread are sent a rank's own tokens (torchtitan 0.3.0, models/common/moe_sharding.py).
     """
     splits = {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), plan.attention.columns),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), plan.attention.columns),
         "o_proj": plan.attention.rows,
         **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
@@ -126,12 +154,14 @@ def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> Non
         if isinstance(each, GatedMLP):
             each.gathers = spread
             for name, split in network_splits(Sharing.SPLIT if spread else sharing).items():
-                each.children[name].split = split
+                if name in each.children:
+                    each.children[name].split = split
 
 
 def network_splits(sharing: Sharing) -> dict[str, Split]:
     """Of a network's layers, by name."""
-    return {**dict.fromkeys(("gate_proj", "up_proj"), sharing.columns), "down_proj": sharing.rows}
+    columns = dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), sharing.columns)
+    return {**columns, "down_proj": sharing.rows}
 
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
