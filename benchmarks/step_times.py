@@ -258,16 +258,22 @@ def by_one_measured(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
+def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """All, those of each kind of job, those of each source."""
+    found: dict[str, list[Row]] = {"all": list(rows)}
+    for kind in KINDS:
+        own = [row for row in rows if kind in row.kinds]
+        if own:
+            found[f"kind: {kind}"] = own
+    for row in rows:
+        found.setdefault(row.source, []).append(row)
+    return found
+
+
 def table(rows: Sequence[Row], earlier: Mapping[int, Row]) -> Iterator[str]:
     """By source and by kind, each half apart."""
     yield f"{'':50s} {'half':8s} {'n':>4s} {'median':>7s} {'p90':>7s} {'signed':>7s} {'<=30%':>6s} {'inside':>6s}"
-    groups: dict[str, list[Row]] = {"all": list(rows)}
-    for row in rows:
-        for kind in row.kinds:
-            groups.setdefault(f"kind: {kind}", []).append(row)
-    for row in rows:
-        groups.setdefault(row.source, []).append(row)
-    for name, own in groups.items():
+    for name, own in groups(rows).items():
         for half, kept in (
             ("fitted", [each for each in own if each.is_fitted]),
             ("unfitted", [each for each in own if not each.is_fitted]),

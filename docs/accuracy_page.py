@@ -232,6 +232,28 @@ def times() -> str:
     return table(("compared", "records", "median error", "95th percentile", "worst"), rows)
 
 
+def published_times() -> str:
+    """Step times that others published, source by source and by kind of job, the half that figures may be taken from apart."""
+    head = (
+        "source or kind of job",
+        "half",
+        "steps",
+        "median",
+        "90th percentile",
+        "within 30 %",
+        "in the range",
+    )
+    rows = (
+        (
+            name, half, str(each["steps"]), percent(each["median"]), percent(each["p90"]),
+            f"{each['near']:.0%}".replace("%", " %"), f"{each['inside']:.0%}".replace("%", " %"),
+        )
+        for name, halves in read("published_times")["groups"].items()
+        for half, each in halves.items()
+    )  # fmt: skip
+    return table(head, rows)
+
+
 def versions() -> str:
     """The peaks of each release's sections, and of what is not released yet."""
     kept = read("accuracy_history") | {"unreleased": peaks_now()}

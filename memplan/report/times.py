@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.errors import UnsupportedOperationError
+from memplan.estimator.goodput import Goodput, goodput
+from memplan.estimator.job_request import checkpoint_bytes
 from memplan.estimator.run_cost import RunCost, TimeQuestion, run_cost
 from memplan.estimator.step_time import StepTime, step_time
 from memplan.fast_dataclass import dataclass, replace
@@ -31,6 +33,9 @@ RUN_MEANINGS: Mapping[str, str] = {
     "gpu_hours": "of all GPUs",
     "energy_kwh": "the cards' own at their limit of power; null where that is not known",
     "cost": "GPU-hours times the price of one; null without a price",
+    "goodput": "share of a run's days that steps take which last, with published rates of failures and the best interval between checkpoints",
+    "checkpoint_every_s": "that interval [s]",
+    "days_with_failures": "expected length of the whole run with both",
 }
 """And where the length of a run is."""
 
@@ -49,6 +54,8 @@ class Timed:
     run: RunCost | None
     why: str = ""
     """It is not known."""
+    goodput: Goodput | None = None
+    """Of the run."""
 
 
 def timed(answer: "Estimate", question: TimeQuestion) -> Timed:
@@ -61,7 +68,14 @@ def timed(answer: "Estimate", question: TimeQuestion) -> Timed:
         time = time.with_mfu(question.mfu)
     setup = answer.setup
     sequences = setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
-    return Timed(time=time, run=run_cost(time, question, answer.gpu, sequences=sequences))
+    run = run_cost(time, question, answer.gpu, sequences=sequences)
+    kept = None if run is None else _goodput(answer)
+    return Timed(time=time, run=run, goodput=kept)
+
+
+def _goodput(answer: "Estimate") -> Goodput:
+    setup = answer.setup
+    return goodput(setup.num_gpus, setup.nodes, checkpoint_bytes(answer))
 
 
 def time_row(answer: "Estimate", question: TimeQuestion) -> dict[str, object]:
@@ -81,11 +95,14 @@ def time_row(answer: "Estimate", question: TimeQuestion) -> dict[str, object]:
     if run is not None:
         scale = run.days / run.expected_s
         energy, cost = run.energy_kwh, run.cost
-        values = (
+        values: tuple[float | None, ...] = (
             _short(run.days), _short(run.low_s * scale), _short(run.high_s * scale),
             _short(run.gpu_hours), None if energy is None else _short(energy),
             None if cost is None else round(cost, 2),
         )  # fmt: skip
+        kept = found.goodput
+        if kept is not None:
+            values += round(kept.share, 4), _short(kept.save_every_s), _short(run.days / kept.share)
         row |= dict(zip(RUN_MEANINGS, values, strict=True))
     return row
 
@@ -141,6 +158,8 @@ def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
     lines += [f"  {note}" for note in time.notes]
     if found.run is not None:
         lines.append(f"  {run_text(found.run, question)}")
+        if found.goodput is not None:
+            lines.append(f"  {goodput_text(found.run, found.goodput)}")
     return lines
 
 
@@ -230,6 +249,15 @@ def run_text(run: RunCost, question: TimeQuestion) -> str:
     if run.cost is not None:
         parts.append(f"cost {run.cost:,.0f}")
     return ", ".join(parts)
+
+
+def goodput_text(run: RunCost, kept: Goodput) -> str:
+    """``with failures: 164 days (160 to 170), one each 11.2 hours; a checkpoint each 34 minutes, of 25.0 s``."""
+    low, high = (run.expected_s / share for share in (kept.high_share, kept.low_share))
+    return (
+        f"with failures: {days_text(run.expected_s / kept.share)} ({days_text(low)} to {days_text(high)}), one each "
+        f"{days_text(kept.failure_every_s)}; best a checkpoint each {_digits(kept.save_every_s / 60)} minutes, of {seconds_text(kept.save_s)}"
+    )
 
 
 def changed_text(run: RunCost, other: RunCost) -> str:

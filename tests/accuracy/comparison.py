@@ -20,6 +20,7 @@ PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
 WRONG_FILE = FIGURES_FILE.with_name("accuracy_verdicts.json")
+TIMES_FILE = FIGURES_FILE.with_name("published_times.json")
 """Each wrong verdict, for the same page: collection -> rows."""
 
 Points = list[list[float]]
@@ -163,6 +164,11 @@ def remember_published(collection: str, rows: list[dict[str, Any]], *, update: b
 def remember_wrong(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
     """The same of verdicts that were wrong, one by one."""
     _keep(WRONG_FILE, collection, rows, update=update)
+
+
+def remember_times(found: dict[str, Any], *, update: bool) -> None:
+    """The same of step times that others published, by source and by kind of job."""
+    _keep(TIMES_FILE, "groups", found, update=update)
 
 
 def _keep(file: Path, section: str, found: Any, *, update: bool) -> None:
