@@ -34,6 +34,20 @@ ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
 """Engines whose fields are their options: a title, the module, the dataclass."""
 
 
+LOADING = {
+    "device_map": (
+        "as `quantize` says",
+        """transformers loads the weights right onto this GPU (`from_pretrained(device_map=...)`): one block as
+large as all of them is asked for and given back first, so that they are parts of one segment, and adapters
+come behind them, in the base's format until all are there. False: as `model.to` moves what is in CPU RAM, or
+as another loader takes a quantized base, torchtune's or LitGPT's. A quantized base is loaded so unless this
+is false, any other where it is true: the files of TRL (one GPU), axolotl, LLaMA-Factory and unsloth say
+it.""".replace("\n", " "),
+    )
+}
+"""The option of whole weights, whatever the engine: its default, and what it means."""
+
+
 def document() -> str:
     """All of it, as Markdown."""
     parts = [_section(title, rows(kind)) for title, _, kind in ENGINES.values()]
@@ -42,6 +56,7 @@ def document() -> str:
     options = {"return_outputs": known["returns_outputs"]}
     parts.append(_section("torch's pipelines (`pipeline_parallel`), with DDP and FSDP2", options))
     parts.append(_section("A quantized base (`quantize`), with any engine", quantization_rows()))
+    parts.append(_section("How weights come to the GPU, with DDP, one GPU and ZeRO 0-2", LOADING))
     parts.append(
         "Taken, and without effect on memory worth counting: "
         + ", ".join(f"`{name}`" for name in sorted(deepspeed.WITHOUT_EFFECT))

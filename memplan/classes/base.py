@@ -2,10 +2,31 @@
 
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
+from memplan.graph.stacks import counted_parts
+from memplan.model.spec import ModelSpec
 
 
 class Base(Module):
     """The model that every task of a type shares."""
+
+    beside: ModelSpec | None = None
+    """The model whose towers' results are written over the embeddings; None: there are none."""
+
+    def joined(self, embeds: Handle) -> tuple[Handle, ...]:
+        """The embeddings, with what towers give in the place of the tokens that stand for it, and what the
+        first layers are given beside it."""
+        model = self.beside
+        if model is None or model.join is None:
+            return (embeds,)
+        from memplan.graph.towers.joining import joined_embeddings  # only for towers
+
+        parts = counted_parts(model)
+        made, deep = joined_embeddings(self.run, model, parts, embeds.record, model.join)
+        for each in (made, *deep):
+            each.storage.held = False  # names hold them
+        width = embeds.shape[-1]
+        beside = (Handle(self.run, each, (each.numel // width, width)) for each in deep)
+        return Handle(self.run, made, embeds.shape), *beside
 
     def adjusted(self, logits: Handle) -> Handle:
         """What the class does with its logits."""

@@ -83,6 +83,12 @@ def blueprint_of(
     return ClassBlueprint(model.family, config, row, source=model.source)
 
 
+def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
+    """The class that the config of a reader is of."""
+    row = {"defaults": reader.defaults, "renamed": reader.renamed}
+    return ClassBlueprint(family, reader.config, row, source=reader.source)
+
+
 def _text(value: object) -> str:
     """A config's values as text that is the same whatever their order."""
     if isinstance(value, dict):

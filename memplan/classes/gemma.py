@@ -7,23 +7,31 @@ from collections.abc import Callable, Sequence
 
 from memplan.classes.llama import (
     MLP,
-    SLIDING,
+    BothMasksModel,
     GatedMLP,
+    Heads,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaModel,
+    LocalTablesModel,
+    Window,
+    layer_windows,
 )
 from memplan.graph.modules.attention import Attended, attention_function, capped_attention
 from memplan.graph.modules.basic import Embedding, RMSNorm
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.masks import causal_mask, position_ids
+from memplan.graph.modules.masks import two_sided_mask
 from memplan.graph.modules.rotary import Tables
 from memplan.graph.modules.strides import Shape
 from memplan.model.config import ConfigReader
+from memplan.model.layers import NormPlacement
+from memplan.model.norms import NormKind
 
 
 class GemmaRMSNorm(RMSNorm):
+    kind = NormKind.RMS_GEMMA
+
     def normed(self, x: Handle) -> Handle:
         return x * (x.pow(2).mean() + 1e-6).rsqrt()
 
@@ -64,9 +72,10 @@ class Gemma2Attention(LlamaAttention):
 
 
 class SandwichLayer(GemmaDecoderLayer):
-    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        super().__init__(config, kind)
-        hidden = config.integer("hidden_size")
+    placement = NormPlacement.SANDWICH
+
+    def add_norms(self, hidden: int) -> None:
+        super().add_norms(hidden)
         self.pre_feedforward_layernorm = self.norm_class(hidden)
         self.post_feedforward_layernorm = self.norm_class(hidden)
 
@@ -88,7 +97,8 @@ class Gemma2DecoderLayer(SandwichLayer):
     attention_class: type[LlamaAttention] = Gemma2Attention
 
 
-class Gemma2Model(GemmaModel):
+class Gemma2Model(BothMasksModel, GemmaModel):
+    eager_only = True
     layer_class: type[LlamaDecoderLayer] = Gemma2DecoderLayer
     window_pattern = 2
 
@@ -97,18 +107,8 @@ class Gemma2Model(GemmaModel):
         self.final_softcap = bool(config.raw("final_logit_softcapping"))
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
-        count, window = (
-            config.layers("num_hidden_layers"),
-            config.optional_integer("sliding_window"),
-        )
-        types, pattern = config.texts("layer_types"), self.window_pattern
-        if window is None:
-            return [LayerKind()] * count
-        if types:
-            return [LayerKind(window if types[at] == SLIDING else None) for at in range(count)]
-        keys = "sliding_window_pattern", "_sliding_window_pattern"
-        period = config.integer(*keys, default=pattern)
-        return [LayerKind(window if (at + 1) % period else None) for at in range(count)]
+        window = config.optional_integer("sliding_window")
+        return list(map(LayerKind, layer_windows(config, window, self.window_pattern)))
 
     def adjusted(self, logits: Handle) -> Handle:
         if self.final_softcap:
@@ -124,30 +124,51 @@ class Gemma3Attention(LlamaAttention):
         self.q_norm = GemmaRMSNorm(self.head_dim)
         self.k_norm = GemmaRMSNorm(self.head_dim)
 
-    def split_query(self, query: Handle) -> Handle:
-        return self.q_norm(query)
-
-    def split_key(self, key: Handle) -> Handle:
-        return self.k_norm(key)
+    def projected(self, x: Handle) -> Heads:
+        query, key, value = super().projected(x)
+        query = self.q_norm(query)
+        key = self.k_norm(key)
+        return query, key, value
 
 
 class Gemma3DecoderLayer(SandwichLayer):
     attention_class: type[LlamaAttention] = Gemma3Attention
 
 
-class Gemma3TextModel(Gemma2Model):
+class Gemma3TextModel(LocalTablesModel, Gemma2Model):
+    eager_only = False
     layer_class: type[LlamaDecoderLayer] = Gemma3DecoderLayer
     window_pattern = 6
 
-    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
-        embeds = self.embedded(batch, length) if received is None else received
-        positions = position_ids(self.run, batch, length)
-        windows = sorted({kind.window for kind in self.layers.kinds}, key=bool)
-        masks = {each: causal_mask(self.run, batch, length, window=each) for each in windows}
-        x = embeds
-        tables = {each: self.rotary_emb(x, positions) for each in windows}
-        for layer in self.layers:
-            window = layer.kind.window
-            x = layer(x, tables[window], masks[window])
-        x = self.norm(x)
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.two_sided = config.flag("use_bidirectional_attention")
+
+    def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
+        if not self.two_sided:
+            return super().masks(batch, length)
+        run = self.run
+        return {each: two_sided_mask(run, batch, length, window=each) for each in self.masked}
+
+
+class VaultGemmaDecoderLayer(GemmaDecoderLayer):
+    attention_class: type[LlamaAttention] = Gemma2Attention
+
+    def add_norms(self, hidden: int) -> None:
+        self.input_layernorm = self.norm_class(hidden)
+        self.pre_feedforward_layernorm = self.norm_class(hidden)
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
+        residual = x
+        x = self.input_layernorm(x)
+        x, _ = self.self_attn(x, tables, mask)
+        x = residual + x
+        residual = x
+        x = self.pre_feedforward_layernorm(x)
+        x = self.mlp(x)
+        x = residual + x
         return x
+
+
+class VaultGemmaModel(Gemma2Model):
+    layer_class: type[LlamaDecoderLayer] = VaultGemmaDecoderLayer

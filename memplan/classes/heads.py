@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.classes.base import Base
+from memplan.graph.attended_loss import attended_loss
 from memplan.graph.joint_losses import joint_loss, objective_outputs
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
@@ -15,6 +16,7 @@ from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.token_vectors import token_vectors
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER
 from memplan.model.parameters import ModelPart, WeightRole
@@ -88,17 +90,22 @@ class ForCausalLM(Task):
 
     def loss(self, x: Handle) -> Tensor:
         run = self.run
-        if run.options.objective is not Objective.TASK:
-            return objective_outputs(run, self.spec, x.record, self.table())
-        group = run.options.tensor_parallel
-        count = self.spec.num_outputs
-        if group is not None and group.loss:
-            count //= group.degree
-        weight = self.lm_head.parameter(self.lm_head.weight) if takes_matrix(run) else None
 
         def project(hidden: Tensor) -> Tensor:
-            return self.logits(Handle(run, hidden, x.shape)).record
+            width = x.shape[-1]
+            rows = hidden.numel // width
+            shape = (rows, width) if hidden.is_flat else (1, rows, width)
+            return self.logits(Handle(run, hidden, shape)).record
 
+        if run.options.objective is not Objective.TASK:
+            return objective_outputs(run, self.spec, x.record, self.table(), project)
+        count = self.spec.num_outputs
+        group = run.options.tensor_parallel
+        if group is not None and group.loss:
+            count //= group.degree
+        if self.spec.head.attended_loss:
+            return attended_loss(run, self.logits(x).record, count)
+        weight = self.lm_head.parameter(self.lm_head.weight) if takes_matrix(run) else None
         return language_model_loss(run, x.record, weight, count, project)
 
     def logits(self, x: Handle) -> Handle:
@@ -142,3 +149,10 @@ class ForTokenClassification(Task):
         x = self.dropout(x)
         logits = self.score(x)
         return cross_entropy(self.run, logits.float().record)
+
+
+class ForRetrieval(Task):
+    """A short vector of every token (ColPali)."""
+
+    def loss(self, x: Handle) -> Tensor:
+        return token_vectors(self.run, self.spec, x.record)

@@ -7,18 +7,29 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memplan.classes.base import Base
-from memplan.families.llama import read_activation
+from memplan.families.llama import read_activation, rotated_dim
 from memplan.graph.modules.attention import Attended, attention_function
-from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMSNorm
+from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Norm, RMSNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask, position_ids
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.rotary import RotaryEmbedding, Tables, turn_function
+from memplan.graph.modules.rotary import (
+    RotaryEmbedding,
+    Tables,
+    Turn,
+    apply_rotary,
+    turn_function,
+)
 from memplan.model.config import ConfigReader
+from memplan.model.layers import NormPlacement
+from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
-SLIDING = "sliding_attention"
+Heads = tuple[Handle, Handle, Handle]
+"""Queries, keys and values of (batch, heads, tokens, width)."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What ``layer_types`` calls layers without and with a window."""
 Window = int | None
 """How many tokens a layer sees; None: all before."""
 
@@ -33,13 +44,21 @@ class LayerKind(NamedTuple):
 
 class LlamaAttention(Module):
     block = LayerBlock.ATTENTION
+    turn: Turn = staticmethod(apply_rotary)
+    softcap = False
+    """Scores go through a tanh."""
+    clip_qkv = False
+    """Queries, keys and values are clamped in place."""
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.turned = kind.turned
-        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        kv_heads = config.integer("num_key_value_heads", default=heads)
-        self.head_dim = config.optional_integer("head_dim") or hidden // heads
+        self.num_heads, self.num_kv_heads = head_counts(config)
+        self.head_dim = head_width(config)
         self.attention_dropout = config.number("attention_dropout")
+        self.add_projections(config)
+
+    def add_projections(self, config: ConfigReader) -> None:
+        hidden, heads, kv_heads = config.integer("hidden_size"), self.num_heads, self.num_kv_heads
         bias, output_bias = self.biases(config)
         width, matched = self.head_dim, WeightRole.QUERY_KEY
         self.q_proj = Linear(hidden, heads * width, bias=bias, role=matched)
@@ -53,17 +72,12 @@ class LlamaAttention(Module):
         bias = config.flag("attention_bias")
         return bias, bias
 
-    def heads(self, x: Handle) -> tuple[Handle, Handle]:
+    def projected(self, x: Handle) -> Heads:
         batch, length, _ = x.shape
         query = self.q_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        return query, key
-
-    def split_query(self, query: Handle) -> Handle:
-        return query
-
-    def split_key(self, key: Handle) -> Handle:
-        return key
+        value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        return query, key, value
 
     def attend(
         self, query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
@@ -78,13 +92,10 @@ class LlamaAttention(Module):
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
         batch, length, _ = x.shape
-        query, key = self.heads(x)
-        value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        query = self.split_query(query)
-        key = self.split_key(key)
+        query, key, value = self.projected(x)
         if self.turned:
             cos, sin = tables
-            query, key = turn_function(self.run.kernels.rotary)(query, key, cos, sin)
+            query, key = turn_function(self.run.kernels.rotary, self.turn)(query, key, cos, sin)
             query = self.normed_query(query)
             key = self.normed_key(key)
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
@@ -100,6 +111,15 @@ class LlamaAttention(Module):
 class MLP(Module):
     """A layer's network."""
 
+    down_proj: Linear
+
+    @property
+    def activation_kind(self) -> Activation:
+        """Its nonlinearity."""
+        module = self.children.get("act_fn") or self.children["activation_fn"]
+        assert isinstance(module, ActivationModule)
+        return module.kind
+
 
 class GatedMLP(MLP):
     def __init__(self, config: ConfigReader) -> None:
@@ -114,7 +134,10 @@ class GatedMLP(MLP):
         return False
 
     def forward(self, x: Handle) -> Handle:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.gated(x))
+
+    def gated(self, x: Handle) -> Handle:
+        return self.act_fn(self.gate_proj(x)) * self.up_proj(x)
 
 
 class LlamaMLP(GatedMLP):
@@ -122,15 +145,64 @@ class LlamaMLP(GatedMLP):
         return config.flag("mlp_bias")
 
 
+class PlainMLP(MLP):
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        bias = self.bias(config)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
+        self.act_fn = self.activation(config)
+
+    def bias(self, config: ConfigReader) -> bool:
+        return config.flag("mlp_bias")
+
+    def activation(self, config: ConfigReader) -> Module:
+        return ActivationModule(read_activation(config, "hidden_act"))
+
+    def forward(self, x: Handle) -> Handle:
+        return self.down_proj(self.act_fn(self.up_proj(x)))
+
+
+class GateUpMLP(MLP):
+    """Gate and up in one matrix (Phi-3, GLM)."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        self.gate_up_proj = Linear(hidden, 2 * inner)
+        self.down_proj = Linear(inner, hidden)
+        self.activation_fn = ActivationModule(read_activation(config, "hidden_act"))
+
+    def forward(self, x: Handle) -> Handle:
+        up_states = self.gate_up_proj(x)
+        gate, up_states = halves(up_states)
+        up_states = self.multiplied(gate, up_states)
+        return self.down_proj(up_states)
+
+    def multiplied(self, gate: Handle, up_states: Handle) -> Handle:
+        return up_states * self.activation_fn(gate)
+
+
+def halves(x: Handle) -> tuple[Handle, Handle]:
+    """``x.chunk(2, dim=-1)``."""
+    width = x.shape[-1] // 2
+    first, second = x.split(width, width)
+    return first, second
+
+
 class LlamaDecoderLayer(Module):
     attention_class: type[LlamaAttention] = LlamaAttention
     mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
-    norm_class: type[RMSNorm] = RMSNorm
+    norm_class: Callable[[int], Norm] = RMSNorm
+    placement = NormPlacement.PRE
+    residual_dropout = 0.0
+    """On what attention and network give."""
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        hidden = config.integer("hidden_size")
         self.self_attn = self.attention_class(config, kind)
         self.mlp = self.mlp_class(config)
+        self.add_norms(config.integer("hidden_size"))
+
+    def add_norms(self, hidden: int) -> None:
         self.input_layernorm = self.norm_class(hidden)
         self.post_attention_layernorm = self.norm_class(hidden)
 
@@ -148,32 +220,42 @@ class LlamaDecoderLayer(Module):
 
 class LlamaModel(Base):
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
-    norm_class: type[RMSNorm] = RMSNorm
+    norm_class: Callable[[int], Norm] = RMSNorm
     embedding_class: type[Embedding] = Embedding
+    rotary_class: type[RotaryEmbedding] = RotaryEmbedding
+    eager_only = False
+    """The class has no other attention than the one written out in Python."""
+    two_sided = False
+    """Tokens see those behind them too."""
+    block_masks = False
+    """Tokens of a picture see one another, so that every pair's mask is made (Gemma 3)."""
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        heads = config.integer("num_attention_heads")
         self.embed_tokens = self.embedding_class(
             config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
         )
+        kinds = self.kinds(config)
+        self.windows: list[Window] = sorted({kind.window for kind in kinds}, key=bool)
+        self.masked = self.windows
         self.layers = LayerList(
-            "decoder.layers", self.kinds(config), lambda kind: self.layer_class(config, kind)
+            "decoder.layers", kinds, lambda kind: self.layer_class(config, kind)
         )
         self.norm = self.norm_class(hidden)
         self.norm.segment = "decoder.norm", ModelPart.NORM
-        self.rotary_emb = RotaryEmbedding(config.optional_integer("head_dim") or hidden // heads)
+        self.rotary_emb = self.rotary_class(self.rotary_width(config))
+
+    def rotary_width(self, config: ConfigReader) -> int:
+        return head_width(config)
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         return [LayerKind()] * config.layers("num_hidden_layers")
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
         positions = position_ids(self.run, batch, length)
-        masks = {
-            window: causal_mask(self.run, batch, length, window=window)
-            for window in sorted({kind.window for kind in self.layers.kinds}, key=bool)
-        }
+        masks = self.masks(batch, length)
         x = embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
@@ -181,8 +263,32 @@ class LlamaModel(Base):
         x = self.norm(x)
         return x
 
+    def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
+        run, blocks = self.run, self.block_masks
+        return {
+            each: causal_mask(run, batch, length, window=each, blocks=blocks)
+            for each in self.masked
+        }
+
     def embedded(self, batch: int, length: int) -> Handle:
         return token_embeddings(self.embed_tokens, batch, length)
+
+
+class LocalTablesModel(LlamaModel):
+    """Layers with a window have rotary tables of their own (Gemma 3, OLMo 3)."""
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
+        embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
+        positions = position_ids(self.run, batch, length)
+        masks = self.masks(batch, length)
+        x = embeds
+        tables = {each: self.rotary_emb(x, positions) for each in self.windows}
+        for layer in self.layers:
+            window = layer.kind.window
+            x = layer(x, tables[window], masks[window])
+        x = self.norm(x)
+        return x
 
 
 class MistralAttention(LlamaAttention):
@@ -199,7 +305,9 @@ class MistralModel(LlamaModel):
     layer_class: type[LlamaDecoderLayer] = MistralDecoderLayer
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
-        return listed_windows(config, config.optional_integer("sliding_window"))
+        return list(
+            map(LayerKind, layer_windows(config, config.optional_integer("sliding_window")))
+        )
 
 
 class Qwen2Attention(LlamaAttention):
@@ -212,12 +320,29 @@ class Qwen2DecoderLayer(LlamaDecoderLayer):
     mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
 
 
-class Qwen2Model(LlamaModel):
+class WholeMaskModel(LlamaModel):
+    """A mask of all that came before is made even where no layer reads it (Qwen 2)."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.masked = sorted({None, *self.windows}, key=bool)
+
+
+class BothMasksModel(LlamaModel):
+    """So is a mask of the window's (Gemma 2)."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.masked = sorted({None, config.optional_integer("sliding_window")}, key=bool)
+
+
+class Qwen2Model(WholeMaskModel):
     layer_class: type[LlamaDecoderLayer] = Qwen2DecoderLayer
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         uses = config.flag("use_sliding_window")
-        return listed_windows(config, config.optional_integer("sliding_window") if uses else None)
+        window = config.optional_integer("sliding_window") if uses else None
+        return list(map(LayerKind, layer_windows(config, window)))
 
 
 class Qwen3Attention(LlamaAttention):
@@ -226,11 +351,12 @@ class Qwen3Attention(LlamaAttention):
         self.q_norm = RMSNorm(self.head_dim)
         self.k_norm = RMSNorm(self.head_dim)
 
-    def heads(self, x: Handle) -> tuple[Handle, Handle]:
+    def projected(self, x: Handle) -> Heads:
         batch, length, _ = x.shape
         query = self.q_norm(self.q_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
         key = self.k_norm(self.k_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
-        return query, key
+        value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        return query, key, value
 
 
 class Qwen3DecoderLayer(LlamaDecoderLayer):
@@ -242,12 +368,49 @@ class Qwen3Model(Qwen2Model):
     layer_class: type[LlamaDecoderLayer] = Qwen3DecoderLayer
 
 
-def listed_windows(config: ConfigReader, window: Window) -> Sequence[LayerKind]:
-    """Each layer's window: as ``layer_types`` says, or all the same."""
-    count, types = config.layers("num_hidden_layers"), config.texts("layer_types")
-    if not types:
-        return [LayerKind(window)] * count
-    return [LayerKind(window if types[at] == SLIDING else None) for at in range(count)]
+def head_counts(config: ConfigReader) -> tuple[int, int]:
+    """Heads of queries, and of keys and values."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", default=heads)
+    config.divide("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    return heads, kv_heads
+
+
+def head_width(config: ConfigReader) -> int:
+    """What a head has: ``head_dim``, or its share of the hidden size."""
+    found = config.optional_integer("head_dim")
+    if found is not None:
+        return found
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    return config.divide("hidden_size", hidden, "num_attention_heads", heads)
+
+
+def rotated_width(config: ConfigReader, share: float) -> int:
+    """How many columns of a head are turned: ``partial_rotary_factor``, or a share of them."""
+    return rotated_dim(config, head_width(config), share)
+
+
+def layer_windows(config: ConfigReader, window: Window, pattern: int = 0) -> list[Window]:
+    """Each layer's window: as ``layer_types`` says, or but for every ``pattern``-th layer, which has none."""
+    count = config.layers("num_hidden_layers")
+    if window is None:
+        return [None] * count
+    types = config.texts("layer_types")
+    if types:
+        check_types(config, types, count)
+        return [window if types[at] == SLIDING else None for at in range(count)]
+    keys = "sliding_window_pattern", "_sliding_window_pattern"
+    period = config.integer(*keys, default=pattern) if pattern else 0
+    return [window if period == 0 or (at + 1) % period else None for at in range(count)]
+
+
+def check_types(config: ConfigReader, types: Sequence[str], count: int) -> None:
+    """Refuse a list that says too little, or what no layer is."""
+    if len(types) < count:
+        error = config.fail("layer_types", f"names {len(types)} layers of {count}")
+        raise error
+    for kind in types:
+        config.choice("layer_types", kind, (FULL, SLIDING))
 
 
 def token_embeddings(table: Embedding, batch: int, length: int) -> Handle:

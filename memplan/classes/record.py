@@ -2,23 +2,28 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.heads import MakeBase, Task
-from memplan.classes.registry import CLASSES, TASKS
-from memplan.classes.replaced import replace_classes
+from memplan.classes.heads import Task
+from memplan.classes.llama import LlamaModel
+from memplan.classes.registry import TASKS, base_class
+from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
+from memplan.graph.attention.masks import attentions
+from memplan.graph.counted import record_tables
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.rotary import SectionedRotaryEmbedding
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
 from memplan.graph.single_stack import input_bytes
 from memplan.graph.splits import Sharing, Split, SplitPlan
-from memplan.graph.stacks import WHOLE_MODEL
+from memplan.graph.stacks import WHOLE_MODEL, counted_parts
+from memplan.graph.towers.flow import record_flow
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
+from memplan.model.towers.joining import Joining
 from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
@@ -36,9 +41,10 @@ def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     built = _attached(model, run.kernels, parts, options.stage)
     built.site.run = run
     run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
+    _record_apart(run, model)
     run.inputs_bytes = input_bytes(run, model)
     _run(run, built, model)
-    run.declared = declared_order(run, built)
+    run.declared = model.declared if model.tables else declared_order(run, built)
     run.close()
     del built.site.run  # or the class would hold the tape
     return run
@@ -56,7 +62,9 @@ def _attached(
     assert blueprint is not None
     built = build(blueprint.reader(), model)
     replace_classes(built, kernels)
-    _, layers = layered(built)
+    base, layers = layered(built)
+    if isinstance(base, LlamaModel):
+        _adjust(base, model)
     if blueprint.layers is not None:
         layers.kinds = [layers.kinds[number] for number in blueprint.layers]
     if parts is not None:
@@ -68,12 +76,33 @@ def _attached(
     return built
 
 
+def _adjust(base: LlamaModel, model: ModelSpec) -> None:
+    """Give a text model what the class around it gives it."""
+    stack = model.stacks[0]
+    base.beside = model if model.join is not None and not _is_apart(model) else None
+    base.block_masks = stack.block_masks
+    turned = attentions(stack)
+    if any(each.rotary and each.rotary.sections for each in turned):
+        become(base.rotary_emb, SectionedRotaryEmbedding)
+
+
+def _is_apart(model: ModelSpec) -> bool:
+    """Whether the text sees nothing of the parts beside it."""
+    return model.join is None or model.join.joining is Joining.UNSEEN
+
+
+def _record_apart(run: Run, model: ModelSpec) -> None:
+    """Parts that are counted, or run, before the text model."""
+    if not model.tables or not _is_apart(model):
+        return
+    write = record_tables if model.join is None else record_flow
+    write(run, counted_parts(model), tied=model.head.tied)
+
+
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
-    file, _, name = CLASSES[config.model_type].partition(".")
-    base: MakeBase = getattr(import_module(f"memplan.classes.{file}"), name)
     task: type[Task] = getattr(heads, TASKS[model.task])
-    return task(config, model, base)
+    return task(config, model, base_class(config.model_type))
 
 
 def _run(run: Run, built: Task, model: ModelSpec) -> None:
@@ -97,9 +126,9 @@ def _run(run: Run, built: Task, model: ModelSpec) -> None:
 def split_modules(model: Module, plan: SplitPlan, *, sequence: bool) -> None:
     """Give every module the share that a rank has of it, by its name in the plan of its class."""
     splits = {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), plan.attention.columns),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), plan.attention.columns),
         "o_proj": plan.attention.rows,
-        **dict.fromkeys(("gate_proj", "up_proj"), plan.network.columns),
+        **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), plan.network.columns),
         "down_proj": plan.network.rows,
         "lm_head": Split.VOCABULARY,
         "embed_tokens": Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,

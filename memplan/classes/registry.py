@@ -1,20 +1,44 @@
 """Types that are written as classes: the file and the class of each, and the heads of tasks."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from memplan.model.heads import Task
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memplan.classes.base import Base
+    from memplan.model.config import ConfigReader
+
 CLASSES = {
+    "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
+    "cohere": "cohere.CohereModel",
+    "cohere2": "cohere.Cohere2Model",
+    "exaone4": "llama_kin.Exaone4Model",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",
+    "glm": "glm.GlmModel",
+    "glm4": "glm.Glm4Model",
     "granite": "llama_kin.GraniteModel",
+    "helium": "llama_kin.HeliumModel",
     "hunyuan_v1_dense": "llama_kin.HunYuanModel",
+    "hyperclovax": "llama_kin.HyperCLOVAXModel",
+    "jais2": "llama_kin.Jais2Model",
     "llama": "llama.LlamaModel",
+    "ministral3": "llama_kin.Ministral3Model",
     "mistral": "llama.MistralModel",
+    "olmo": "olmo.OlmoModel",
+    "olmo2": "olmo.Olmo2Model",
+    "olmo3": "olmo.Olmo3Model",
+    "phi3": "glm.Phi3Model",
     "qwen2": "llama.Qwen2Model",
     "qwen3": "llama.Qwen3Model",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
+    "vaultgemma": "gemma.VaultGemmaModel",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
@@ -23,5 +47,13 @@ TASKS = {
     Task.CAUSAL_LM: "ForCausalLM",
     Task.SEQUENCE_CLASSIFICATION: "ForSequenceClassification",
     Task.TOKEN_CLASSIFICATION: "ForTokenClassification",
+    Task.OTHER: "ForRetrieval",
 }
 """The class around it (``memplan.classes.heads``)."""
+
+
+def base_class(model_type: str) -> "Callable[[ConfigReader], Base]":
+    """The class of a type's base model."""
+    file, _, name = CLASSES[model_type].partition(".")
+    found: Callable[[ConfigReader], Base] = getattr(import_module(f"memplan.classes.{file}"), name)
+    return found

@@ -4,7 +4,7 @@ Liger's ``apply_liger_kernel_to_llama`` and Unsloth's patches replace norms, net
 transformers' modules; ALST's ``TiledMLP`` stands around a network.
 """
 
-from memplan.classes.llama import MLP, GatedMLP
+from memplan.classes.llama import MLP, GatedMLP, GateUpMLP
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
@@ -16,12 +16,20 @@ from memplan.training.kernels import FITTING_TILES, WHOLE, FeedForwardKernel, Ke
 from memplan.units import ceil_div
 
 
-class FusedMLP(GatedMLP):
+class FusedGate(GatedMLP):
     """Liger's ``LigerSwiGLUMLP``: one kernel between the projections."""
 
-    def forward(self, x: Handle) -> Handle:
+    def gated(self, x: Handle) -> Handle:
         """It keeps gate and up, and writes their gradients over them."""
-        return self.down_proj(multiplied(self.gate_proj(x), self.up_proj(x)))
+        return multiplied(self.gate_proj(x), self.up_proj(x))
+
+
+class FusedHalves(GateUpMLP):
+    """Liger's ``LigerPhi3SwiGLUMLP``: the same, where gate and up are one matrix."""
+
+    def multiplied(self, gate: Handle, up_states: Handle) -> Handle:
+        """Both halves are copied into rows first."""
+        return multiplied(gate, up_states)
 
 
 def multiplied(gate: Handle, up: Handle) -> Handle:
@@ -64,9 +72,10 @@ def replace_classes(model: Module, kernels: Kernels) -> None:
     fused_networks = kernels.feed_forward is FeedForwardKernel.FUSED
     for _, module in list(model.modules()):
         if fused_norms and isinstance(module, RMSNorm):
-            _become(module, FusedRMSNorm)
-        if fused_networks and isinstance(module, GatedMLP):
-            _become(module, FusedMLP)
+            become(module, FusedRMSNorm)
+        for own, replaced in NETWORKS.items():
+            if fused_networks and isinstance(module, own):
+                become(module, _with(replaced, type(module)))
     if kernels.mlp_tiles != WHOLE:
         for _, module in list(model.modules()):
             for name, each in list(module.children.items()):
@@ -74,5 +83,15 @@ def replace_classes(model: Module, kernels: Kernels) -> None:
                     setattr(module, name, TiledMLP(each))
 
 
-def _become(module: Module, cls: type[Module]) -> None:
+NETWORKS: dict[type[Module], type[Module]] = {GatedMLP: FusedGate, GateUpMLP: FusedHalves}
+"""What stands in the place of a network's own steps."""
+
+
+def _with(replaced: type[Module], own: type[Module]) -> type[Module]:
+    """A class with some methods of another's in the place of its own."""
+    return type(own.__name__, (replaced, own), {})
+
+
+def become(module: Module, cls: type[Module]) -> None:
+    """Put a class in the place of a module's own."""
     object.__setattr__(module, "__class__", cls)

@@ -1,9 +1,5 @@
-"""Dense decoders built like Llama: RMS norms, rotary positions, gated feed-forward.
+"""Keys that the configs of decoders have in common: heads, networks, windows, tying."""
 
-What sets the types apart is a row of ``VARIATIONS``.
-"""
-
-from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
@@ -11,7 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER, HeadSpec
-from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.layers import LayerRun, LayerSpec, StackSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
@@ -34,34 +30,6 @@ class Variation:
     norm_at_once: bool = False
     """``q_norm(q_proj(x))``: queries are normed before keys are projected."""
     norm: NormKind = NormKind.RMS
-
-
-VARIATIONS: dict[str, Variation] = {
-    "llama": Variation(),
-    "mistral": Variation(qkv_bias=False, output_bias=False, feed_forward_bias=False),
-    "qwen2": Variation(qkv_bias=True, output_bias=False, feed_forward_bias=False),
-    "qwen3": Variation(query_key_norm=NormKind.RMS, norm_at_once=True, feed_forward_bias=False),
-}
-
-
-def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """Read a config of any type in ``VARIATIONS``."""
-    variation = VARIATIONS[request.model_type]
-    norm = NormSpec(kind=variation.norm)
-    hidden_size = reader.integer("hidden_size")
-    layer = LayerSpec(
-        attention=read_attention(reader, variation, hidden_size),
-        feed_forward=read_feed_forward(reader, bias=variation.feed_forward_bias),
-        norm=norm,
-    )
-    runs = window_runs(reader, layer, sliding=uses_window(reader, request.model_type))
-    stack = StackSpec(
-        name="decoder",
-        runs=runs,
-        embedding=EmbeddingSpec(embedding_size=hidden_size),
-        final_norm=norm,
-    )
-    return decoder_model(reader, request, stack, hidden_size=hidden_size)
 
 
 def decoder_model(
@@ -144,40 +112,17 @@ def read_feed_forward(reader: ConfigReader, *, bias: bool | None = None) -> Feed
     )
 
 
-def uses_window(reader: ConfigReader, model_type: str) -> bool:
-    """Whether the config switches sliding windows on (Qwen has a flag beside the size)."""
-    if model_type.startswith("qwen"):
-        return reader.flag("use_sliding_window")
-    return True
-
-
-def window_runs(
-    reader: ConfigReader,
-    layer: LayerSpec,
-    *,
-    sliding: bool = True,
-    pattern: Callable[[int], bool] | None = None,
-) -> tuple[LayerRun, ...]:
-    """Runs of layers with and without a sliding window.
-
-    ``layer_types`` says which ones have it; where it is absent ``pattern`` does, and without a
-    pattern all of them (Mistral) when the config names a window.
-    """
-    count = reader.layers("num_hidden_layers")
-    window = reader.optional_integer("sliding_window") if sliding else None
-    if window is None:
-        return (LayerRun(count=count, layer=layer),)
-    types = reader.texts("layer_types")
-    if types and len(types) < count:
-        error = reader.fail("layer_types", f"names {len(types)} layers of {count}")
+def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
+    """Dimensions of a head that are turned: ``partial_rotary_factor``, wherever it stands."""
+    share = reader.number("partial_rotary_factor", default=share)
+    for key in ("rope_scaling", "rope_parameters"):
+        nested = reader.nested(reader.mapping(key) or {}, f"{reader.path}{key}.")
+        share = nested.number("partial_rotary_factor", default=share)
+    dim = int(head_dim * share)
+    if not 0 < dim <= head_dim:
+        error = reader.fail("partial_rotary_factor", f"leaves {dim} of {head_dim} dimensions")
         raise error
-    assert isinstance(layer.attention, AttentionSpec)
-    local = replace(layer, attention=replace(layer.attention, sliding_window=window))
-    flags = [
-        types[index] == "sliding_attention" if types else pattern is None or pattern(index)
-        for index in range(count)
-    ]
-    return join_runs([local if flag else layer for flag in flags])
+    return dim
 
 
 def join_runs(layers: list[LayerSpec]) -> tuple[LayerRun, ...]:

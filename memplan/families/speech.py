@@ -295,7 +295,7 @@ TURNED_SHARE = 0.9
 
 def _turned_numbers(reader: ConfigReader, hidden: int) -> int:
     """Numbers of each head that are turned by its position, in pairs."""
-    from memplan.families.dense import rotated_dim  # only here
+    from memplan.families.llama import rotated_dim  # only here
 
     head_dim = hidden // reader.integer("encoder_num_attention_heads")
     turned = rotated_dim(reader, head_dim, TURNED_SHARE)

@@ -210,7 +210,7 @@ def embed(
     if ids is None and model.join is not None:
         from memplan.graph.towers.joining import joined_embeddings  # only for Florence-2
 
-        x = joined_embeddings(t, model, counted_parts(model), x, model.join)
+        x = joined_embeddings(t, model, counted_parts(model), x, model.join)[0]
     context.mask, _ = attention_masks(t, model, stack, context)
     if spec.num_positions or spec.computed_positions:
         x = t.add(x, positions(t, spec, context))

@@ -10,13 +10,14 @@ References
    ``experimental/cpo/cpo_trainer.py`` (``concatenated_forward``).
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.stacks import output_matrix
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart, WeightRole
@@ -32,19 +33,24 @@ TOKEN_STATISTICS = 7
 """Numbers that the fused head gathers for every token, in fp32."""
 
 
-def objective_outputs(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
-    """What a head gives for the objective: sums, log-probabilities, logits or values."""
+def objective_outputs(
+    t: Tape, model: ModelSpec, x: Tensor, table: Parameter, project: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What a head gives for the objective: sums, log-probabilities, logits or values.
+
+    ``project`` makes logits of hidden states.
+    """
     objective = t.options.objective
     if objective is Objective.VALUES:
         return _values(t, linear(t, x, "score", model.hidden_size, 1))
     x, rows = _kept_rows(t, x, table.shape[-1])
     if objective in (Objective.LOGITS, Objective.LAST_LOGITS):
-        return output_matrix(t, model, model.head, x, table)
+        return project(x)
     if t.options.log_probabilities is LogProbabilities.FUSED and objective in _FUSED:
         weight = _output_weight(t, model, table)
         t.compiled_before = t.segment.index
         return _ended(t, fused_log_probabilities(t, x, weight, rows))
-    logits = output_matrix(t, model, model.head, x, table)
+    logits = project(x)
     _leave_graph(t, logits)
     if objective is Objective.DIVERGENCE:
         t.hold(logits)

@@ -89,7 +89,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
 
 def _names_of(model: ModelSpec, tape: Tape) -> Mapping[str, Any]:
     """What the class calls its modules: as it says itself, where the model is written as one."""
-    if model.blueprint is None:
+    if model.blueprint is None or model.tables:
         return model.module_names
     return {name: {"at": beginning} for name, beginning in tape.beginnings.items()}
 

@@ -285,7 +285,7 @@ def _with_pictures(t: Tape, model: ModelSpec, x: Tensor) -> Tensor:
         return x
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
-    return joined_embeddings(t, model, counted_parts(model), x, model.join)
+    return joined_embeddings(t, model, counted_parts(model), x, model.join)[0]
 
 
 def _make_masks(t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext) -> None:
@@ -558,7 +558,10 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     if t.options.objective is not Objective.TASK:
         from memplan.graph.joint_losses import objective_outputs  # only for jobs beside sft
 
-        return objective_outputs(t, model, x, table)
+        def project(hidden: Tensor) -> Tensor:
+            return output_matrix(t, model, model.head, hidden, table)
+
+        return objective_outputs(t, model, x, table, project)
     if model.head.router_loss:
         from memplan.graph.experts.router_loss import (
             router_loss,  # only for mixtures that ask for it

@@ -11,9 +11,9 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
 
 
-def xielu(t: Tape, x: Tensor, name: str) -> Tensor:
-    """``x > 0 ? a x x + b x : (expm1(min(x, e)) - x) c + b x``, with a and c trained."""
-    positive, negative = (_softplus(t, f"{name}.alpha_{sign}") for sign in "pn")
+def xielu(t: Tape, x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """``x > 0 ? a x x + b x : (expm1(min(x, e)) - x) c + b x``, with a and c trained numbers' softplus."""
+    positive, negative = _softplus(t, positive), _softplus(t, negative)
     above = t.tensor(x.numel, DType.BOOL)
     t.record(OperationKind.GT, (x,), (above,), gradients=(Gradient.NONE,))
     upper = t.add(t.mul(t.mul(positive, x), x), t.scale(x))
@@ -26,9 +26,8 @@ def xielu(t: Tape, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def _softplus(t: Tape, name: str) -> Tensor:
+def _softplus(t: Tape, number: Tensor) -> Tensor:
     """Of a trained number; autocast runs it in fp32 too, and what it is multiplied with follows."""
-    number: Tensor = t.parameter(name, 1)
     if t.autocast is not None:
         number = t.cast(number, DType.FP32)
     return t.elementwise(OperationKind.SOFTPLUS, number)

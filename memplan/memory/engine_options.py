@@ -14,7 +14,12 @@ from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.kernels import KernelPreset
 from memplan.training.parallelism import PipelineRuntime
 from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.setup import PIPELINE_OPTIONS, QUANTIZATION_OPTIONS, TrainingSetup
+from memplan.training.setup import (
+    LOADING_OPTION,
+    PIPELINE_OPTIONS,
+    QUANTIZATION_OPTIONS,
+    TrainingSetup,
+)
 
 _Kind = TypeVar("_Kind", bound=Enum)
 
@@ -33,7 +38,7 @@ class OptionReader:
         self.values = dict(setup.engine_options)
         names = list(known)
         for name in self.values:
-            if name in names or says_pipeline(name, setup):
+            if name in names or says_pipeline(name, setup) or says_loading(name, setup):
                 continue
             if not says_quantization(name, setup):
                 msg = (
@@ -121,6 +126,47 @@ def says_quantization(name: str, setup: TrainingSetup) -> bool:
         msg = f"engine_options: {name}: nothing is quantized; say quantize, such as nf4"
         raise SetupError(msg)
     return True
+
+
+def says_loading(name: str, setup: TrainingSetup) -> bool:
+    """Whether an option says how whole weights come to the GPU; refused where they never lie there whole.
+
+    Raises ``SetupError``.
+    """
+    if name != LOADING_OPTION:
+        return False
+    loads_by_device_map(setup)
+    return True
+
+
+def loads_by_device_map(setup: TrainingSetup) -> bool:
+    """Whether transformers loads the weights right onto this GPU (``from_pretrained(device_map=...)``).
+
+    A quantized base is loaded so unless the option says that another loader takes it; any other model
+    comes to the GPU as ``model.to`` moves it unless the option says so.
+
+    Raises ``SetupError`` where weights never lie on a GPU whole, and for what is neither true nor false.
+
+    >>> loads_by_device_map(TrainingSetup()), loads_by_device_map(TrainingSetup(engine_options={"device_map": True}))
+    (False, True)
+    """
+    said = dict(setup.engine_options).get(LOADING_OPTION)
+    is_quantized = setup.chosen_quantization is not None
+    if said is None:
+        return is_quantized
+    if not isinstance(said, bool):
+        msg = f"engine_options: {LOADING_OPTION}: expected true or false, got {shown(said)}"
+        raise SetupError(msg)
+    engine = setup.chosen_engine
+    is_whole = engine is Engine.DDP or (engine is Engine.DEEPSPEED and not has_module_hooks(setup))
+    parts = setup.tensor_parallel * setup.pipeline_parallel * setup.context_parallel
+    if said and not is_quantized and (not is_whole or parts * setup.expert_parallel > 1):
+        msg = (
+            f"engine_options: {LOADING_OPTION}: is of engines that keep all weights on each GPU: "
+            "ddp, and DeepSpeed up to stage 2"
+        )
+        raise SetupError(msg)
+    return said
 
 
 def says_pipeline(name: str, setup: TrainingSetup) -> bool:

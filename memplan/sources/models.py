@@ -162,7 +162,7 @@ def _read_with(
         spec,
         declared=declared_order(spec.family),
         quantization=_own_quantization(found.config),
-        blueprint=blueprint_of(spec, found.config, defaults.get(spec.family, {})),
+        blueprint=spec.blueprint or blueprint_of(spec, found.config, defaults.get(spec.family, {})),
     )
 
 

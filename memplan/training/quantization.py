@@ -103,10 +103,6 @@ class Quantization:
     """Further linear layers that stay (``llm_int8_skip_modules``), by the ends of their names."""
     keeps_inputs: bool = False
     """Every 4-bit product holds its input to its backward: bitsandbytes before 0.43.2."""
-    one_by_one: bool = False
-    """Weights come to the card one by one in the order of their modules: a loader of one's own, torchtune's,
-    transformers' before 4.49. Else one block as large as the base is asked for and given back before, and
-    they come in the order of their names (modeling_utils.py, ``caching_allocator_warmup``)."""
     prequantized: bool = False
     """The checkpoint holds the codes; else each weight comes to the GPU as it is, and is packed there
     before the next one is read: transformers quantizes while it loads, in one thread
@@ -118,7 +114,6 @@ class Quantization:
         row = QUANTIZED_FORMATS[self.kind]
         self._set("double_quant", _flag("double_quant", self.double_quant))
         self._set("keeps_inputs", _flag("quant_keeps_inputs", self.keeps_inputs))
-        self._set("one_by_one", _flag("quant_one_by_one", self.one_by_one))
         self._set("prepared", _upcast(self.prepared))
         if self.compute_dtype is not None:
             self._set("compute_dtype", _dtype("compute_dtype", self.compute_dtype, _FLOATING))

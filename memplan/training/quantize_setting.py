@@ -76,7 +76,6 @@ OPTION_FIELDS = {
     "double_quant": "double_quant", "prepare_for_kbit": "prepared", "compute_dtype": "compute_dtype",
     "quant_storage": "storage_dtype", "quant_block_size": "block_size", "quant_bits": "bits",
     "skip_modules": "skip_modules", "quant_keeps_inputs": "keeps_inputs",
-    "quant_one_by_one": "one_by_one",
 }  # fmt: skip
 """Names under ``engine_options`` -> the fields that they set."""
 

@@ -28,9 +28,11 @@ from memplan.training.setup_values import (
 
 QUANTIZATION_OPTIONS = (
     "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
-    "quant_bits", "skip_modules", "quant_keeps_inputs", "quant_one_by_one",
+    "quant_bits", "skip_modules", "quant_keeps_inputs",
 )  # fmt: skip
 """Names under ``engine_options`` that say how the base is quantized, whatever the engine."""
+LOADING_OPTION = "device_map"
+"""The name under ``engine_options`` that says how weights come to the GPU, where they come whole."""
 PIPELINE_OPTIONS = ("return_outputs",)
 """Names under ``engine_options`` that are of torch's pipelines, whatever engine is beside them."""
 DEFAULT_SEQ_LEN_CAP = 2048

@@ -48,7 +48,7 @@ def quantized_setup_of(record: dict[str, Any]) -> TrainingSetup:
     options: dict[str, object] = {
         **dict(setup.engine_options),
         "prepare_for_kbit": settings.get("kbit", False),
-        "quant_one_by_one": True,  # by a loop of the recorder's own
+        "device_map": False,  # by a loop of the recorder's own
     }
     if quant["type"] != "int8":
         options["double_quant"] = quant["double"]

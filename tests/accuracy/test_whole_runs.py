@@ -68,15 +68,15 @@ BARS = {
         {"requested_peak": PEAK, "reserved_peak": (0.0025, 0.005), "least_capacity": (0.0025, 0.005)},
         ("one GPU", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3"), 2, all_live=False,
     ),
-    "quantized": Bars(
-        "quantized bases",
+    "loaded": Bars(
+        "loaded by device_map",
         {
             "requested_peak": PEAK,
             "reserved_peak": (0.0005, 0.0005),
             "least_capacity": (0.0005, 0.0005),
             "held": (0.0005, 0.0005),
         },
-        NAMES[:1], 7, all_live=True,
+        NAMES[:1], 14, all_live=True,
     ),
     "fsdp1": Bars(
         "FSDP1",
@@ -161,6 +161,6 @@ def test_runs(
 def test_what_is_off_is_little_and_has_a_reason() -> None:
     off = json.loads(OFF.read_text(encoding="utf-8"))
     assert {name: len(runs) for name, runs in off.items()} == {
-        "ten_steps": 0, "expandable": 0, "fresh": 0, "fsdp1": 0, "quantized": 0, "unseen": 0,
+        "ten_steps": 0, "expandable": 0, "fresh": 0, "fsdp1": 0, "loaded": 0, "unseen": 0,
     }  # fmt: skip
     assert all(run["why"] for runs in off.values() for run in runs.values())

@@ -8,7 +8,6 @@ import pytest
 import memplan
 from memplan.dtypes import DType
 from memplan.errors import InterpreterError
-from memplan.fast_dataclass import replace
 from memplan.graph.model import record_model
 from memplan.graph.modules import interpreter
 from memplan.graph.modules.basic import Linear
@@ -19,7 +18,6 @@ from memplan.graph.modules.strides import dense_strides, row_strides, view_strid
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient, Segment
-from memplan.graph.tape import Tape
 from memplan.graph.tensors import Storage
 from memplan.model.parameters import ModelPart
 
@@ -179,27 +177,7 @@ def test_a_mere_view_leaves_no_operation_and_its_gradient_reaches_the_weight() -
     assert scaled.inputs[0] is linear.outputs[0]
 
 
-# --- a class against the writer that goes by its spec -----------------------------------------------------
-
-CLASSES = (
-    "llama-3.2-1b", "qwen2.5-0.5b", "qwen3-0.6b", "mistral-7b", "granite-3.1-8b", "afm-4.5b",
-    "seed-oss-36b", "hunyuan-0.5b", "smollm3-3b",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_class_has_the_parameters_of_its_spec(name: str) -> None:
-    model = memplan.load_model(name)
-    by_spec = record_model(replace(model, blueprint=None), TapeOptions())
-    by_class = record_model(model, TapeOptions())
-    assert shapes(by_class) == shapes(by_spec)
-
-
-def shapes(tape: Tape) -> list[tuple[str, int, list[tuple[int, ...]]]]:
-    return [
-        (segment.name, segment.repeat, [each.shape for each in segment.parameters])
-        for segment in tape.segments
-    ]
+# --- layers and blueprints ------------------------------------------------------------------------------
 
 
 def test_layers_with_and_without_a_window_are_recorded_apart() -> None:

@@ -86,7 +86,7 @@ def omni_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None
 
 def glm_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """GLM-ASR's: Whisper's with rotary positions, and heads as a decoder names them."""
-    from memplan.families.dense import rotated_dim  # only here
+    from memplan.families.llama import rotated_dim  # only here
 
     size, rows = reader.integer("hidden_size"), reader.integer("max_position_embeddings")
     heads = reader.integer("num_attention_heads")

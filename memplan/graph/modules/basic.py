@@ -4,17 +4,19 @@ from math import prod
 
 from memplan.dtypes import DType
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, view_strides
+from memplan.graph.modules.strides import Shape, is_contiguous, view_strides
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.elementwise import drop, dropout_probability
+from memplan.graph.operations.elementwise import clamp, drop, dropout_probability
 from memplan.graph.operations.lookups import embedding_lookup
-from memplan.graph.operations.norms import rms_norm_fused
+from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.splits import Split
 from memplan.graph.tensor_parallel import add_up, note_parts_of_sums, split_product, token_table
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.networks import Activation
+from memplan.model.norms import NormKind
 from memplan.model.parameters import WeightRole
 from memplan.units import ceil_div
 
@@ -141,6 +143,11 @@ def dropout(x: Handle, probability: float) -> Handle:
     return x.like(drop(x.run, x.record))
 
 
+def clamp_(x: Handle) -> Handle:
+    """``x.clamp_()``: in place, so that backward needs a copy of what was there before."""
+    return x.like(clamp(x.run, x.laid()))
+
+
 class ActivationModule(Module):
     """A nonlinearity that is a module (transformers' ``ACT2FN``)."""
 
@@ -152,14 +159,23 @@ class ActivationModule(Module):
         return x.like(activation(x.run, x.record, self.kind))
 
 
-class RMSNorm(Module):
+class Norm(Module):
+    """A normalization over the last dimension."""
+
+    kind: NormKind
+    """How it is computed."""
+
+    def __init__(self, *shape: int) -> None:
+        self.weight = Weight(*shape, role=WeightRole.NORM)
+
+
+class RMSNorm(Norm):
     """Llama's: an fp32 copy over the root of its mean square, cast back, times the weight.
 
     (transformers 5.23, models/llama/modeling_llama.py, ``LlamaRMSNorm``)
     """
 
-    def __init__(self, width: int) -> None:
-        self.weight = Weight(width, role=WeightRole.NORM)
+    kind = NormKind.RMS
 
     def forward(self, x: Handle) -> Handle:
         """Over the last dimension."""
@@ -168,6 +184,46 @@ class RMSNorm(Module):
         variance = x.pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         return scaled(self, self.weight, x.to(dtype))
+
+
+class UpcastRMSNorm(RMSNorm):
+    """OLMo 2's: the weight's product is in fp32 too; cast back last.
+
+    (transformers 5.23, models/olmo2/modeling_olmo2.py, ``Olmo2RMSNorm``)
+    """
+
+    kind = NormKind.RMS_UPCAST
+
+    def forward(self, x: Handle) -> Handle:
+        """Over the last dimension."""
+        dtype = x.dtype
+        x = x.float()
+        variance = x.pow(2).mean()
+        x = x * (variance + 1e-6).rsqrt()
+        return scaled(self, self.weight, x).to(dtype)
+
+
+class LayerNorm(Norm):
+    """``torch.nn.LayerNorm``."""
+
+    kind = NormKind.LAYER
+
+    def __init__(self, width: int, *, bias: bool = True) -> None:
+        super().__init__(width)
+        if bias:
+            self.bias = Weight(width, role=WeightRole.NORM)
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel: it keeps its input and two numbers a row."""
+        weights = tuple(self.parameter(each) for each in self.weights.values())
+        return layer_norm(x, x.shape[-1], weights)
+
+
+def layer_norm(x: Handle, width: int, weights: tuple[Tensor, ...] = ()) -> Handle:
+    """``torch.nn.functional.layer_norm``."""
+    strided = not is_contiguous(x.shape, x.strides)
+    made = native_layer_norm(x.run, x.laid(), width, weights, strided=strided)
+    return x.leads_to(Handle(x.run, made, x.shape), in_rows(x.shape))
 
 
 def scaled(module: Module, weight: Weight, x: Handle) -> Handle:

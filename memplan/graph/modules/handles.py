@@ -115,6 +115,9 @@ class Handle:
             return self.like(self.run.add(self.record, other.record), other)
         return self.like(self.run.shift(self.record))
 
+    def __sub__(self, other: "Handle") -> "Handle":
+        return self + other
+
     def __mul__(self, other: "Handle | Number") -> "Handle":
         if isinstance(other, Handle):
             return self.like(self.run.mul(self.record, other.record), other)
@@ -183,6 +186,9 @@ class Handle:
 
     def narrow(self, size: int, dim: int = -1) -> "Handle":
         """``x[..., a:b]``: its gradient is a tensor of zeros in rows, whatever lies beneath."""
+        if size == self.shape[dim]:
+            whole = Handle(self.run, self.run.alias(self.record), self.shape, self.strides)
+            return self.leads_to(whole)
         shape = list(self.shape)
         shape[dim] = size
         record = self.run.slice(self.record, prod(shape))

@@ -88,6 +88,17 @@ class LayerList(Module):
                     self.run.outlive(given.storage)
 
 
+def _cast(args: Any) -> Any:
+    """What a layer is handed in the format that FSDP casts arguments to, before the layer begins."""
+    if isinstance(args, tuple):
+        return tuple(map(_cast, args))
+    if not isinstance(args, Handle) or not args.dtype.is_floating:
+        return args
+    run = args.run
+    record = run.cast_argument(args.record, run.compute)
+    return args if record is args.record else Handle(run, record, args.shape, args.strides)
+
+
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
@@ -114,6 +125,8 @@ class Layer:
         )  # fmt: skip
         run.segment.layer = run.layers[stretch.start]
         given = x.dtype, x.requires_grad
+        if run.options.casts_inputs:
+            args = _cast(args)
         made: Handle = self._module(x, *args)
         run.finish(made.record)
         if (made.dtype, made.requires_grad) != given:

@@ -15,23 +15,45 @@ from memplan.training.kernels import AttentionKernel, Packing
 
 
 def causal_mask(
-    run: Run, batch: int, length: int, *, window: int | None = None, eager: bool = False
+    run: Run,
+    batch: int,
+    length: int,
+    *,
+    window: int | None = None,
+    eager: bool = False,
+    blocks: bool = False,
 ) -> Handle | None:
     """The mask of layers with this window; None where the kernel has a mode of its own for it.
 
-    The class is ``eager`` whose attention is never another.
+    The class is ``eager`` whose attention is never another; with ``blocks`` some tokens see one another.
     """
     if run.kernels.attention.is_package:
         # It is told windows and lengths in numbers.
         return None
     eager = eager or run.kernels.attention is AttentionKernel.EAGER
-    if run.options.packing is not Packing.NONE:
+    if blocks or run.options.packing is not Packing.NONE:
         pattern = _packed(run, (batch, 1, length, length), windowed=window is not None)
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
     if not eager and (window is None or length < window):
         return None
     pattern = _causal(run, length) if window is None else _sliding(run, length)
     if not eager:
+        return pattern
+    return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
+
+
+def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> Handle | None:
+    """The mask of layers whose tokens see those behind them too: ``|q - kv| <= window``; distances are int64."""
+    if run.kernels.attention.is_package or window is None or length < window:
+        return None
+    distances = made_by(run, OperationKind.SUB, (length, length), DType.INT64)
+    absolute = distances.apart(OperationKind.ABS)
+    del distances
+    near = absolute.apart(OperationKind.LE, dtype=DType.BOOL)
+    del absolute
+    first = near.apart(OperationKind.BITWISE_AND)
+    pattern = near.apart(OperationKind.BITWISE_AND, first)
+    if run.kernels.attention is not AttentionKernel.EAGER:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.attention.rotary import sectioned_tables
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
@@ -40,7 +41,11 @@ class RotaryEmbedding(Module):
         emb = freqs.apart(OperationKind.CAT, shape=(rows, length, self.width))
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)
-        return cos.to(x.dtype), sin.to(x.dtype)
+        return self.cast(cos, x), self.cast(sin, x)
+
+    def cast(self, table: Handle, x: Handle) -> Handle:
+        """To the format of the hidden states."""
+        return table.to(x.dtype)
 
     def hold_frequencies(self) -> None:
         """``inv_freq`` and ``original_inv_freq``: as small as they are, they hold a segment of the
@@ -54,6 +59,24 @@ class RotaryEmbedding(Module):
                 run.buffer(self.width // 2, DType.FP32)
 
 
+class SectionedRotaryEmbedding(RotaryEmbedding):
+    """Tables of time, height and width for each sequence, of which one is put together.
+
+    (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
+    """
+
+    def forward(self, x: Handle, positions: Handle) -> Tables:
+        """Of all positions, in the format of ``x``."""
+        del positions
+        run, (batch, length, _) = self.run, x.shape
+        self.hold_frequencies()
+        cos, sin = sectioned_tables(run, batch * length, self.width, x.dtype)
+        shape = batch, length, self.width
+        for each in (cos, sin):
+            each.storage.held = False  # names hold them
+        return Handle(run, cos, shape), Handle(run, sin, shape)
+
+
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:
     """``angles.cos() * self.attention_scaling``: what is not scaled yet goes once it is."""
     run, made = angles.run, empty(angles.run, angles.shape, angles.dtype)
@@ -62,9 +85,9 @@ def _scaled(angles: Handle, kind: OperationKind) -> Handle:
     return made
 
 
-def turn_function(kernel: RotaryKernel) -> Turn:
-    """What turns queries and keys: the class's own function, or what a package puts in its place."""
-    return _FUNCTIONS[kernel]
+def turn_function(kernel: RotaryKernel, own: Turn) -> Turn:
+    """What turns queries and keys: the class's ``own`` function, or what a package puts in its place."""
+    return own if kernel is RotaryKernel.EAGER else _FUNCTIONS[kernel]
 
 
 def apply_rotary(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
@@ -76,8 +99,32 @@ def apply_rotary(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables
     return turned_query, turned_key
 
 
+def apply_rotary_to_part(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """The same of the first columns of each head, joined with the rest (models/glm/modeling_glm.py)."""
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    turning, rest = cut(query, cos)
+    turning_key, rest_key = cut(key, cos)
+    turned_query = (turning * cos) + (rotate_half(turning) * sin)
+    turned_key = (turning_key * cos) + (rotate_half(turning_key) * sin)
+    turned_query = concatenate(turned_query, rest)
+    turned_key = concatenate(turned_key, rest_key)
+    return turned_query, turned_key
+
+
+def repeated(table: Handle) -> Handle:
+    """The first half of each row, every number twice: made anew in each layer (GLM, Helium)."""
+    return table.apart(OperationKind.REPEAT_INTERLEAVE)
+
+
+def cut(x: Handle, table: Handle) -> Tables:
+    """The columns of heads that tables turn, and those that pass."""
+    width = table.shape[-1]
+    return x.narrow(width), x.narrow(x.shape[-1] - width)
+
+
 def rotate_half(x: Handle) -> Handle:
-    """Halves change places, the second one with another sign."""
+    """Halves change places, the second one with another sign; neighbours in pairs take as much."""
     width = x.shape[-1]
     first = x.narrow(width // 2)
     second = x.narrow(width - width // 2)
@@ -115,12 +162,16 @@ def _in_place(x: Handle, cos: Handle, sin: Handle, *, keeps: bool) -> Handle:
 def turned_as_complex(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
     """torchtitan's: fp32 copies times a table of complex numbers, cast back."""
     del sin
+    if cos.shape[-1] < query.shape[-1]:
+        turning, rest = cut(query, cos)
+        turning_key, rest_key = cut(key, cos)
+        made = turned_as_complex(turning, turning_key, cos, cos)
+        return concatenate(made[0], rest), concatenate(made[1], rest_key)
     turned = rotary_as_complex(query.run, query.record, key.record, cos.record)
     return query.like(turned[0]), key.like(turned[1])
 
 
 _FUNCTIONS: dict[RotaryKernel, Turn] = {
-    RotaryKernel.EAGER: apply_rotary,
     RotaryKernel.LIGER: turned_in_place,
     RotaryKernel.UNSLOTH: turned_into_copies,
     RotaryKernel.COMPLEX: turned_as_complex,

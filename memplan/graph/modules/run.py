@@ -95,6 +95,9 @@ class Run(Tape):
         """End the open segment with what it hands on."""
         seen = forget(self.segment, self.layouts.settle())
         self.end(seen.get(x, x))
+        segment = self.segment
+        if segment.input_let_go == len(segment.operations) - 1:
+            segment.input_let_go = None  # it stays to the end
         self._is_open = False
 
     @contextmanager
@@ -103,13 +106,6 @@ class Run(Tape):
         is_open, self._is_open = self._is_open, False
         yield
         self._is_open = is_open
-
-    def end(self, output: Tensor, further: Sequence[Tensor] = ()) -> None:
-        """Finish the segment; an input that goes with its last operation stays to the end."""
-        super().end(output, further)
-        segment = self.segment
-        if segment.input_let_go == len(segment.operations) - 1:
-            segment.input_let_go = None
 
     def close(self) -> None:
         """Forget names and modules: nothing is recorded any more."""

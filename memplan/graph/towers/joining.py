@@ -3,6 +3,7 @@
 ``get_image_features`` and ``forward`` of transformers' vision-language models.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memplan.dtypes import DType
@@ -55,8 +56,11 @@ def _spare(blocks: tuple[ParameterBlock, ...]) -> tuple[ParameterBlock, ...]:
 
 def joined_embeddings(
     t: Tape, model: ModelSpec, blocks: tuple[ParameterBlock, ...], embedded: Tensor, join: TowerJoin
-) -> Tensor:
-    """Run the towers behind the embedding of the tokens, and write what they give over it."""
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Run the towers behind the embedding of the tokens, and write what they give over it.
+
+    Returns what comes of it, and what the first layers are given beside it.
+    """
     t.end(embedded)
     t.hold(embedded)
     flow = Flow(items=t.options.batch_size * t.options.images_per_sample)
@@ -84,7 +88,7 @@ def joined_embeddings(
     )  # fmt: skip
     t.release(embedded)
     t.hold(out)
-    return out
+    return out, flow.deep
 
 
 def _check_room(t: Tape, model: ModelSpec, features: Tensor) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
-from memplan.memory.engine_options import says_quantization
+from memplan.memory.engine_options import says_loading, says_quantization
 from memplan.training.choices import Offload, ZeroStage
 from memplan.training.partition import DEFAULT_METHOD, check_method
 from memplan.training.setup import TrainingSetup
@@ -242,7 +242,9 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
             acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
             if acts and value not in (None, UNMODELLED[name]):
                 (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
-        elif name not in WITHOUT_EFFECT and not says_quantization(name, setup):
+        elif not (
+            name in WITHOUT_EFFECT or says_loading(name, setup) or says_quantization(name, setup)
+        ):
             msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
             raise SetupError(msg)
     if setup.chosen_quantization is not None:

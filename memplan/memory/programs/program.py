@@ -13,6 +13,7 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.beside import SideLedger, When
+from memplan.memory.engine_options import loads_by_device_map
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
@@ -272,24 +273,36 @@ class Program:
 
     def load(self) -> None:
         """Every weight, and each buffer where its module stands among them; then what peft works out."""
-        self._load()
+        cast = self._load()
         adapter = self.given.tape.options.adapter
         if isinstance(adapter, Lora) and adapter.dora:
             from memplan.memory.programs.dora import measure_weights  # only for DoRA
 
             measure_weights(self.ledger, self.weights, self.playback)
+        if cast:
+            from memplan.memory.programs.loading import cast_adapters  # only then
 
-    def _load(self) -> None:
+            cast_adapters(self.ledger, self.blocks, cast)
+
+    def _load(self) -> "list[Weight]":
+        """All of it; returned are weights of an adapter that are to be cast yet."""
         places = buffers_before(self.given.tape)
         options = self.given.tape.options
         if options.quantization is not None:
             from memplan.memory.programs.quantized import load_quantized  # only then
 
-            load_quantized(self.ledger, self.weights, places, options)
-            return
+            load_quantized(
+                self.ledger, self.weights, places, options, by_device_map=self.loads_by_device_map
+            )
+            return []
+        if self.loads_by_device_map:
+            from memplan.memory.programs.loading import load_by_name  # only then
+
+            self.blocks, cast = load_by_name(self.ledger, self.weights, places)
+            return cast
         if not places:
             self.blocks = self.load_weights()
-            return
+            return []
         for weight in (*self.weights, None):
             for size, words in places.get(weight, ()):
                 self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
@@ -297,6 +310,12 @@ class Program:
                 size = weight[0].storage.num_bytes
                 block = self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
                 self.blocks[weight] = block
+        return []
+
+    @property
+    def loads_by_device_map(self) -> bool:
+        """Whether transformers loads the weights right onto this GPU."""
+        return loads_by_device_map(self.given.setup)
 
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
@@ -304,7 +323,15 @@ class Program:
         if options.quantization is not None:
             from memplan.memory.programs.quantized import load_quantized  # only then
 
-            return load_quantized(self.ledger, self.weights, {}, options)
+            return load_quantized(
+                self.ledger, self.weights, {}, options, by_device_map=self.loads_by_device_map
+            )
+        if self.loads_by_device_map:
+            from memplan.memory.programs.loading import cast_adapters, load_by_name  # only then
+
+            loaded, cast = load_by_name(self.ledger, self.weights, {})
+            cast_adapters(self.ledger, loaded, cast)
+            return loaded
         sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
         blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
         return dict(zip(self.weights, blocks, strict=True))

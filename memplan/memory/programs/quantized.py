@@ -1,35 +1,31 @@
 """Loading a base whose linear layers are quantized, as transformers 5.23 and peft 0.21 do it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.options import TapeOptions
-from memplan.graph.overlay import BASE_LAYER
 from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ledger import Block, Ledger
-from memplan.model.parameters import WeightRole
+from memplan.memory.programs.loading import Places, Weight, place_in_file, warm_up
 from memplan.training.quantization import Quantization, QuantizedProduct, Upcast
 from memplan.units import ceil_div
 
-Weight = tuple[Parameter, int]
-"""A parameter of a segment, and which of the segment's copies it is of."""
 _PACKING = "a weight while it is quantized"
-_WARM_UP = "a block as large as the base, before it is loaded"
 
 
 def load_quantized(
     ledger: Ledger,
     weights: Sequence[Weight],
-    places: Mapping[Weight | None, Sequence[tuple[int, str]]],
+    places: Places,
     options: TapeOptions,
+    *,
+    by_device_map: bool,
 ) -> dict[Weight, Block]:
     """The base, weight by weight; what is left of it cast to fp32; and the adapters, which come last.
 
-    Unless a loader takes them one by one, a block for all of it is asked for and given back first, so that
-    weights are parts of one segment, and they come in the order of their names (transformers 5.23,
-    modeling_utils.py, ``caching_allocator_warmup``; core_model_loading.py, ``dot_natural_key``). ``places`` are the buffers that stand before each weight, their
-    bytes and words: a weight's scales behind it, what is in no file at the end.
+    Another loader than transformers' takes them in the order of their modules: torchtune's, one of one's
+    own. A weight's scales come behind it, what is in no file at the end.
     """
     how = options.quantization
     assert how is not None
@@ -37,10 +33,9 @@ def load_quantized(
     packed: dict[Weight, Block] = {}
     loaded: dict[Weight, Block] = {}
     base = [each for each in weights if not each[0].of_adapter]
-    if not how.one_by_one:
-        base.sort(key=_place_in_file)
-        whole = sum(_counted_bytes(weight[0], options) for weight in base)
-        ledger.use(whole, kind=ComponentKind.TEMPORARIES, name=_WARM_UP)
+    if by_device_map:
+        base.sort(key=place_in_file)
+        warm_up(ledger, sum(_counted_bytes(weight[0], options) for weight in base))
     for weight in base:
         if weight[0].packed is not None and not how.prequantized:
             packed[weight] = pack(ledger, weight, how, ComponentKind.PARAMETERS)
@@ -62,7 +57,7 @@ def load_quantized(
 
 def _beside_weights(
     weights: Sequence[Weight],
-    places: Mapping[Weight | None, Sequence[tuple[int, str]]],
+    places: Places,
     how: Quantization,
 ) -> tuple[dict[Weight, list[int]], list[tuple[int, str]]]:
     """The scales of each packed weight, and all other buffers."""
@@ -78,13 +73,6 @@ def _beside_weights(
         if weight is not None and weight[0].packed is not None:
             owner = weight
     return scales, others
-
-
-def _place_in_file(weight: Weight) -> tuple[bool, int, int, str]:
-    """Where it stands: ``lm_head`` first, then segment by segment, a layer's weights by their names."""
-    parameter, copy = weight
-    is_head = parameter.role is WeightRole.OUTPUT
-    return not is_head, parameter.storage.segment, copy, parameter.name.replace(BASE_LAYER, "")
 
 
 def _counted_bytes(parameter: Parameter, options: TapeOptions) -> int:

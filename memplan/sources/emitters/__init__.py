@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from memplan.sources.emitters.emitted import Emitted
-from memplan.training.setup import QUANTIZATION_OPTIONS, TrainingSetup
+from memplan.training.setup import LOADING_OPTION, QUANTIZATION_OPTIONS, TrainingSetup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +92,8 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
     said: tuple[str, ...] = ()
     if setup.adapter is not None:
         said += (f"give the model its adapter, {setup.adapter}, in the script: no key here does",)
+    resolved, loading = _without_loading(resolved)
+    said += loading
     how = resolved.chosen_quantization
     if how is not None:
         # The base is the script's own business: what says how it is packed is none of the engine's options.
@@ -109,3 +111,14 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
 
         made = replace(made, by_hand=set_by_hand(setup, made.values, framework.value))
     return replace(made, notes=(*made.notes, *said)) if said else made
+
+
+def _without_loading(setup: TrainingSetup) -> tuple[TrainingSetup, tuple[str, ...]]:
+    """The setup without the way in which its weights come to the GPU, and that in words: a script says it."""
+    options = dict(setup.engine_options)
+    if options.pop(LOADING_OPTION, None) is None:
+        return setup, ()
+    words = (
+        f"whether from_pretrained gets a {LOADING_OPTION} is said in the script: no key here does"
+    )
+    return replace(setup, engine_options=options), (words,)

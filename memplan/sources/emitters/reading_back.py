@@ -11,9 +11,10 @@ from pathlib import Path
 from memplan.dtypes import DType
 from memplan.errors import ConfigError, SetupError
 from memplan.fast_dataclass import replace
+from memplan.memory.engine_options import loads_by_device_map
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.quantization import QuantizationKind
-from memplan.training.setup import SETUP_FIELDS, TrainingSetup
+from memplan.training.setup import LOADING_OPTION, SETUP_FIELDS, TrainingSetup
 from memplan.training.setup_derived import GPUS_PER_NODE
 
 SOURCE = "emit"
@@ -164,6 +165,7 @@ def _other_options(first: TrainingSetup, second: TrainingSetup) -> dict[str, obj
 
 def _options(setup: TrainingSetup) -> dict[str, object]:
     engine, own = setup.chosen_engine, dict(_mapping(setup.engine_options))
+    own[LOADING_OPTION] = loads_by_device_map(setup)
     how = setup.chosen_quantization
     if how is not None and how.kind in (QuantizationKind.NF4, QuantizationKind.FP4):
         own["double_quant"] = how.double_quant

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
-from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import classifying, may_read_text_alone
 from memplan.sources.stacks.shipped import point_at_shipped
@@ -296,6 +296,8 @@ def _layers(keys: Keys) -> tuple[int, ...]:
 
 def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     point_at_shipped(keys, "deepspeed", "axolotl")
+    # utils/config/__init__.py, ``choose_device``; none where accelerate's launcher was given an engine.
+    found.device_map = DeviceMap.REPLICAS
     config = keys.section("fsdp_config")
     listed = keys.take("fsdp")
     version = keys.count("fsdp_version")

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import field
+from enum import Enum
 
 from memplan.fast_dataclass import dataclass
 from memplan.sources.training_arguments import Launch, Loading
+from memplan.training.choices import ZeroStage
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 
@@ -31,6 +34,8 @@ class Found:
     """``engine_options`` among them."""
     quantization: dict[str, object] = field(default_factory=dict)
     """``engine_options`` that a quantized base has."""
+    device_map: "DeviceMap" = field(default_factory=lambda: DeviceMap.NEVER)
+    """Where transformers loads the model right onto its GPUs."""
     left_out: list[str] = field(default_factory=list)
     quiet: list[str] = field(default_factory=list)
     """Keys that change no memory."""
@@ -42,6 +47,27 @@ class Found:
     """The engine's own file, given beside the stack's."""
     loading: Loading = field(default_factory=Loading)
     """What the Trainer is handed beside them."""
+
+
+class DeviceMap(Enum):
+    """Where a stack has transformers load a model right onto its GPUs (``from_pretrained(device_map=...)``)."""
+
+    NEVER = "never"
+    ALONE = "alone"
+    """On one GPU, without an engine."""
+    REPLICAS = "replicas"
+    """There, and where each GPU is a replica under DDP."""
+    WHOLE = "whole"
+    """Wherever each GPU keeps all weights: there, and under DeepSpeed up to stage 2."""
+
+    def holds_for(self, setup: TrainingSetup) -> bool:
+        """Whether a setup's weights come so."""
+        engine, parts = setup.chosen_engine, setup.tensor_parallel * setup.pipeline_parallel
+        if self is DeviceMap.NEVER or parts * setup.context_parallel * setup.expert_parallel > 1:
+            return False
+        if engine is Engine.DEEPSPEED:
+            return self is DeviceMap.WHOLE and setup.zero_stage is not ZeroStage.PARAMETERS
+        return engine is Engine.DDP and (setup.num_gpus == 1 or self is not DeviceMap.ALONE)
 
 
 def of_given(given: Mapping[str, object], name: str) -> str | None:

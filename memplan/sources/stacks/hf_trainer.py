@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.sources.stacks.arguments import pass_arguments
-from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.wording import adapter_dtype, lora
 from memplan.sources.trainer_keys import trainer_names, trl_config
@@ -76,6 +76,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if trainer is None and "precision" not in given:
         found.notes.append(_LOADED)
     found.loading = Loading(trainer=trainer, half_weights=_is_half(keys))
+    if trainer is not None:
+        # TRL 1.10, trainer/utils.py, ``create_model_from_path``: "auto", but for several GPUs and DeepSpeed.
+        found.device_map = DeviceMap.ALONE
     kernel = keys.choice("attn_implementation", _ATTENTION)
     if kernel is not None:
         found.fields["attention"] = kernel

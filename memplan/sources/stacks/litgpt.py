@@ -144,7 +144,7 @@ def _read_quantization(keys: Keys, found: Found) -> bool:
     if kind is None:
         keys.refuse("quantize", f"{word!r:.40} is not modelled; bnb.nf4, bnb.nf4-dq, ... are")
     found.fields["quantize"] = kind
-    found.quantization["quant_one_by_one"] = True
+    found.quantization["device_map"] = False
     if kind != "int8":
         found.quantization["double_quant"] = word.endswith("-dq")
     return True

@@ -9,7 +9,7 @@ from math import isqrt
 
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
-from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import ANY_SIZE, HEARING, MERGING, model_type, num_layers
 from memplan.sources.stacks.shipped import point_at_shipped
@@ -60,6 +60,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["num_gpus"] = workers
     found.model = keys.text("model_name_or_path")
     _read_job(keys, found)
+    # model/patcher.py, ``patch_config``: unless ZeRO-3 or FSDP shards it (``low_cpu_mem_usage``, its default).
+    found.device_map = DeviceMap.WHOLE
     half = keys.flag("pure_bf16")
     found.arguments["gradient_checkpointing"] = not keys.flag("disable_gradient_checkpointing")
     keys.used |= {"gradient_checkpointing"}

@@ -6,7 +6,7 @@ runs: FSDP2's policy casts (``plugins/trainer_plugins/distributed/fsdp2.py``).
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found, of_given
+from memplan.sources.stacks.found import DeviceMap, Found, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
@@ -41,6 +41,8 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     found.model = keys.text("model")
+    # core/model_engine.py, ``_init_model``
+    found.device_map = DeviceMap.WHOLE
     _read_sizes(keys, found, given)
     _read_engine(keys, found, given)
     _read_tuning(keys, found)

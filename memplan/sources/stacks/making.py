@@ -7,7 +7,7 @@ from pathlib import Path
 from memplan.errors import ConfigError, SetupError
 from memplan.sources.stacks.found import Found
 from memplan.training.jobs import Job
-from memplan.training.setup import SETUP_FIELDS, TrainingSetup
+from memplan.training.setup import LOADING_OPTION, SETUP_FIELDS, TrainingSetup
 
 _FOUR_BITS = ("nf4", "fp4")
 _OF_FOUR_BITS = ("double_quant", "quant_storage", "quant_keeps_inputs")
@@ -39,15 +39,25 @@ def make_setup(
     fields["left_out"] = tuple(left_out)
     try:
         if found.arguments:
-            return _of_arguments(found, fields, options, given, source=source, folder=folder)
-        if options:
-            fields["engine_options"] = options
-        return TrainingSetup(**_with_gpus(fields, found))  # type: ignore[arg-type]
+            made = _of_arguments(found, fields, options, given, source=source, folder=folder)
+        else:
+            if options:
+                fields["engine_options"] = options
+            made = TrainingSetup(**_with_gpus(fields, found))  # type: ignore[arg-type]
+        return _as_loaded(made, found)
     except ConfigError:
         raise
     except SetupError as error:
         msg = f"{source}: {error}"
         raise ConfigError(msg) from None
+
+
+def _as_loaded(setup: TrainingSetup, found: Found) -> TrainingSetup:
+    """With the way in which the stack loads a model, unless it is said."""
+    options = dict(setup.engine_options)
+    if LOADING_OPTION in options or not found.device_map.holds_for(setup):
+        return setup
+    return replace(setup, engine_options={**options, LOADING_OPTION: True})
 
 
 def _of_arguments(

@@ -69,7 +69,7 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     adapted = builder.startswith(("lora_", "qlora_"))
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
-        found.quantization |= {"double_quant": True, "quant_one_by_one": True}
+        found.quantization |= {"double_quant": True, "device_map": False}
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")

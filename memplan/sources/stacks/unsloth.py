@@ -5,7 +5,7 @@ Weights are loaded in bf16, 4 bits a weight under adapters unless it says otherw
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.wording import lora
 
@@ -41,6 +41,8 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     found.model = keys.text("model")
+    # models/llama.py, ``FastLlamaModel.from_pretrained``: device_map "sequential"
+    found.device_map = DeviceMap.REPLICAS
     found.fields["micro_batch_size"] = keys.count("training.batch_size") or 1
     steps = keys.count("training.gradient_accumulation_steps")
     found.fields["gradient_accumulation_steps"] = steps or 1
