@@ -270,6 +270,10 @@ TRAINED: dict[str, Entry] = {
     "price": ((*JOB, "--tokens", "1B"), ("--price", "2.5")),
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
     "network": ((*JOB, "--nodes", "2", "--time"), ("--network", "50")),
+    "oversubscription": (
+        (*MODEL, *CARD, "--gpus", "512", "--engine", "ddp", "--time"),
+        ("--oversubscription", "4"),
+    ),
     "host": ((*JOB, "--time"), ("--host", "slow")),
     "calibration": ((*JOB, "--time"), ("--calibration", "calibration.yaml")),
     "per_rank": (JOB, ("--per-rank",)),
@@ -341,6 +345,10 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "context_parallel": (JOB, ("--context-parallel", "2")),
         "expert_parallel": (JOB, ("--expert-parallel", "2")),
         "network": ((*MODEL, *CARD, "--gpus", "16", "--time"), ("--network", "50")),
+        "oversubscription": (
+            (*MODEL, *CARD, "--gpus", "512", "--global-batch-size", "512", "--time"),
+            ("--oversubscription", "4"),
+        ),
         "time": ((*JOB, "--maximize", "batch"), ("--time",)),
         "limit": (JOB, ("--limit", "1")),
         "maximize": (JOB, ("--maximize", "seq-len")),

@@ -134,6 +134,7 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
     "price": (2.5, {"tokens": "1B"}),
     "mfu": (0.4, {}),
     "network": (400, DEEPSPEED | {"gpus": 16, "nodes": 2}),
+    "oversubscription": (4.0, DEEPSPEED | {"gpus": 512}),
     "host": (2.0, {}),
     "calibration": ("CALIBRATION", {"time": True}),
 }  # fmt: skip
@@ -223,7 +224,7 @@ def test_every_option_has_one_answer(run: Run, places: dict[str, str], name: str
 
 NO_DIFFERENCE = {
     "revision", "token", "price", "epochs", "allow_guess", "allow_unknown_keys", "family",
-    "eval_accumulation_steps", "network",
+    "eval_accumulation_steps", "network", "oversubscription",
 }  # fmt: skip
 """Options without which the sample's row is the same, or there is none."""
 

@@ -33,14 +33,17 @@ def collective_seconds(
         return 0.0
     rate = network.rate(degree, stride)
     if kind is ExchangeKind.SEND:
-        between = network.between_nodes if network.crosses(degree, stride) else network.within_node
+        crosses = network.crosses(degree, stride)
+        between = network.between(degree, stride) if crosses else network.within_node
         return BASE_S + num_bytes / between
     if kind is ExchangeKind.ALL_TO_ALL and network.crosses(degree, stride):
         # Each rank sends to every other by its own card.
         members = max(1, network.gpus_per_node // stride)
         far = num_bytes * (degree - members) / degree
         return (
-            BASE_S + NODE_HOP_S + max(far / network.between_nodes, num_bytes / network.within_node)
+            BASE_S
+            + NODE_HOP_S
+            + max(far / network.between(degree, stride), num_bytes / network.within_node)
         )
     rounds = _ROUNDS[kind]
     moved = rounds * num_bytes * (degree - 1) / degree

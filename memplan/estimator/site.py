@@ -18,12 +18,17 @@ class Site:
     """How fast its host asks for kernels, or how many times as long as the usual one it takes."""
     between_nodes: float | None = None
     """What one GPU sends to other nodes, nominally [bytes/s]; None: what nodes of these cards are sold with."""
+    oversubscription: float = 1.0
+    """How many times as much 32 nodes send as their switches pass on to others."""
     calibration: Calibration | None = None
     """What a step that was measured there says."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.host, HostSpeed) and not self.host > 0:
             msg = f"host: must be above 0, got {self.host}; 2 is a host that takes twice as long as the usual one"
+            raise InputError(msg)
+        if not self.oversubscription >= 1:
+            msg = f"oversubscription: must be at least 1, got {self.oversubscription}; 2 is a network whose upper half is half as wide"
             raise InputError(msg)
 
     @property

@@ -204,6 +204,7 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
         job.gpu,
         gpus_per_node=setup.gpus_per_node,
         between_nodes=site.between_nodes,
+        oversubscription=site.oversubscription,
         is_pinned=_pins(setup),
     )
     if setup.pipeline_parallel > 1:

@@ -36,6 +36,8 @@ and lines are read before they are written. A node of eight A100 steps 18 billio
 billion), one process 11.6 billion in 8.2 s (DeepSpeed #735), fused AdamW of torch 4.0 billion in 4 s on a workstation (prime-rl #3210);
 bound cores give 1.3 times as much (DeepSpeed #7474). DeepSpeed's paper is remembered at 4 billion in a second (arXiv:2101.06840, table 4, not
 read again)."""
+LEAF_NODES = 32
+"""Nodes whose network cards hang on the same switches: a scalable unit of NVIDIA's DGX SuperPOD with H100."""
 PAGEABLE_SHARE = 1 / 4.5
 """Of what pinned copies reach, what others do: pinning made them 6 times as fast with one GPU, 4 to 5 times on a node of eight (DeepSpeed #5301)."""
 GPUS_OF_AN_UPLINK = 2
@@ -70,6 +72,8 @@ class Network:
     """Of a node."""
     is_switched: bool = True
     """The GPUs of a node have a link beside PCIe."""
+    oversubscription: float = 1.0
+    """How many times as much the nodes on a switch send as it passes on to others."""
     is_pinned: bool = True
     """What goes to the host goes to pages that stay where they are: beside computing."""
 
@@ -81,7 +85,12 @@ class Network:
         if not self.crosses(degree, stride):
             return self.within_node
         members = max(1, self.gpus_per_node // stride)
-        return min(self.within_node, members * self.between_nodes)
+        return min(self.within_node, members * self.between(degree, stride))
+
+    def between(self, degree: int, stride: int) -> float:
+        """A GPU's share of what its node sends to others, where so many ranks send [bytes/s]."""
+        beyond = self.nodes_of(degree, stride) > LEAF_NODES
+        return self.between_nodes / (self.oversubscription if beyond else 1.0)
 
     def crosses(self, degree: int, stride: int) -> bool:
         """Whether these ranks are of several nodes."""
@@ -100,6 +109,7 @@ def network_of(
     *,
     gpus_per_node: int,
     between_nodes: float | None = None,
+    oversubscription: float = 1.0,
     is_pinned: bool = True,
 ) -> Network:
     """The links of a GPU in a node of its usual kind.
@@ -124,6 +134,7 @@ def network_of(
         within_node=within,
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
         to_host=_host_share(gpu, gpus_per_node) * pcie * (1 if is_pinned else PAGEABLE_SHARE),
+        oversubscription=oversubscription,
         is_pinned=is_pinned,
         gpus_per_node=gpus_per_node,
         is_switched=link is not None,

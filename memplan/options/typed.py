@@ -68,6 +68,7 @@ class SharedOptions(ModelOptions, total=False):
     price: float | Path | None
     mfu: float | str | None
     network: float | str | None
+    oversubscription: float
     host: float | Word | None
     calibration: Path | None
 

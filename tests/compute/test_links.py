@@ -104,3 +104,15 @@ def test_a_known_network_takes_the_usual_ones_place() -> None:
     assert (found.between_nodes, found.gpus_per_node) == (8e9, 4)
     with pytest.raises(InputError, match="above 0"):
         network_of(None, gpus_per_node=8, between_nodes=0)
+
+
+def test_a_narrow_upper_network_slows_what_crosses_it() -> None:
+    """Beyond 32 nodes alone."""
+    wide, narrow = (
+        network_of(load_gpu("h100"), gpus_per_node=8, oversubscription=each) for each in (1.0, 4.0)
+    )
+    for ranks, factor in ((Ranks(256), 1.0), (Ranks(512), 4.0), (Ranks(64, 8), 4.0)):
+        assert wide.between(*ranks) == factor * narrow.between(*ranks)
+    kind = ExchangeKind.ALL_GATHER
+    there, here = (collective_seconds(kind, 10**10, Ranks(64, 8), each) for each in (narrow, wide))
+    assert there > 3 * here
