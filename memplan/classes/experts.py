@@ -14,7 +14,7 @@ from memplan.graph.experts.in_turn import add_rows
 from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.modules.basic import ActivationModule
-from memplan.graph.modules.functional import add_in_place, clamp, index, sort, zeros
+from memplan.graph.modules.functional import index, sort, zeros
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.run import Run
@@ -67,11 +67,6 @@ class Experts(Module):
             made.ranks, made.is_distributed = degree, True
         return made
 
-    def bias_of(self, weight: Weight) -> Weight | None:
-        """The stack of biases beside a stack of matrices."""
-        del weight
-        return None
-
     def apply_gate(self, gate_up_out: Handle) -> Handle:
         """``_default_apply_gate``."""
         width = gate_up_out.shape[-1] // 2
@@ -83,28 +78,6 @@ class NarrowExperts(Experts):
     """Experts whose width the config calls that of the network."""
 
     width_key = "intermediate_size"
-
-
-class GptOssExperts(NarrowExperts):
-    def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config)
-        count = self.num_experts
-        self.gate_up_proj_bias = Weight(count, 2 * self.intermediate_dim)
-        self.down_proj_bias = Weight(count, self.hidden_dim)
-        del self.children["act_fn"]
-
-    def bias_of(self, weight: Weight) -> Weight:
-        return self.gate_up_proj_bias if weight is self.gate_up_proj else self.down_proj_bias
-
-    def apply_gate(self, gate_up_out: Handle) -> Handle:
-        """``_apply_gate`` on interleaved columns."""
-        width = gate_up_out.shape[-1] // 2
-        gate, up = gate_up_out.narrow(width), gate_up_out.narrow(width)
-        gate = clamp(gate, bounds=1)
-        up = clamp(up, bounds=2)
-        glu = gate * (gate * 1.702).unary(OperationKind.SIGMOID)
-        gated_output = (up + 1) * glu
-        return gated_output
 
 
 def experts_function(run: Run) -> Forward:
@@ -150,12 +123,10 @@ def grouped_mm_experts_forward(
     tokens_per_expert = counted(histc_input, OperationKind.HISTC, self.num_experts)
     offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
     selected_weights = stack_of(self, self.gate_up_proj)
-    selected_biases = bias_rows(self, self.gate_up_proj, expert_ids_g)
-    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
+    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets)
     proj_out = self.apply_gate(proj_out)
     second_weights = stack_of(self, self.down_proj)
-    selected_biases = bias_rows(self, self.down_proj, expert_ids_g)
-    proj_out = grouped_linear(proj_out, second_weights, offsets, selected_biases)
+    proj_out = grouped_linear(proj_out, second_weights, offsets)
     weighted_out = proj_out * sample_weights_g.unsqueeze(1)
     inv_perm = inverse(perm)
     weighted_out = index(weighted_out, inv_perm, weighted_out.shape)
@@ -180,21 +151,11 @@ class Stack:
         self.parameter, self.factor = parameter, factor
 
 
-def bias_rows(module: Experts, weight: Weight, expert_ids: Handle) -> Handle | None:
-    """Each row's own expert's bias, copied out of the table of all experts'."""
-    bias = module.bias_of(weight)
-    if bias is None:
-        return None
-    table = module.operand(bias)
-    return index(table, expert_ids, (expert_ids.numel, bias.shape[-1]))
-
-
-def grouped_linear(x: Handle, weight: Stack, offsets: Handle, bias: Handle | None) -> Handle:
-    """``_grouped_linear``: the bias is added in place."""
+def grouped_linear(x: Handle, weight: Stack, offsets: Handle) -> Handle:
+    """``_grouped_linear``."""
     run, parameter = x.run, weight.parameter
     made = grouped_matmul(run, x.record, parameter, offsets.record, weight.factor.record)
-    out = Handle(run, made, (x.shape[0], parameter.shape[1]))
-    return out if bias is None else add_in_place(out, bias)
+    return Handle(run, made, (x.shape[0], parameter.shape[1]))
 
 
 def counted(x: Handle, kind: OperationKind, count: int) -> Handle:

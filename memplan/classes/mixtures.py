@@ -21,13 +21,14 @@ from memplan.classes.llama import (
 from memplan.classes.routers import (
     GraniteMoeTopKRouter,
     MixtralTopKRouter,
+    PhimoeTopKRouter,
     QwenTopKRouter,
     Router,
 )
 from memplan.graph.experts.router_loss import keep_router_logits
-from memplan.graph.modules.basic import Linear, RMSNorm, clamp_
-from memplan.graph.modules.functional import multiply_in_place
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.basic import LayerNorm, Linear, Norm, RMSNorm, clamp_
+from memplan.graph.modules.functional import jittered
+from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
@@ -60,11 +61,6 @@ def shared_out(x: Handle) -> Handle:
     assert group is not None
     batch, length, width = x.shape
     return Handle(x.run, add_up(x.run, group, x.record), (batch, length // group.degree, width))
-
-
-def jittered(x: Handle) -> Handle:
-    """``hidden_states *= torch.empty_like(hidden_states).uniform_(...)``."""
-    return multiply_in_place(x, made_by(x.run, OperationKind.UNIFORM_IN_PLACE, x.shape, x.dtype))
 
 
 class MixtralSparseMoeBlock(MixtureBlock):
@@ -335,3 +331,29 @@ class GraniteMoeModel(MixtureModel):
 
     def adjusted(self, logits: Handle) -> Handle:
         return logits / 6.0
+
+
+class PhimoeSparseMoeBlock(MixtureBlock):
+    def __init__(self, config: ConfigReader) -> None:
+        self.router = PhimoeTopKRouter(config)
+        self.experts = NarrowExperts(config)
+        self.input_jitter_noise = config.number("input_jitter_noise")
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        if self.input_jitter_noise > 0:
+            hidden_states = jittered(hidden_states)
+        hidden_states = hidden_states.reshape(-1, hidden_dim)
+        _, routing_weights, selected_experts = self.router(hidden_states)
+        final_hidden_states = self.experts(hidden_states, selected_experts, routing_weights)
+        return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+
+
+class PhimoeDecoderLayer(MixtureLayer):
+    block_class = PhimoeSparseMoeBlock
+    norm_class: Callable[[int], Norm] = LayerNorm
+
+
+class PhimoeModel(MixtralModel):
+    layer_class: type[LlamaDecoderLayer] = PhimoeDecoderLayer
+    norm_class: Callable[[int], Norm] = LayerNorm

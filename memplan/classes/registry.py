@@ -37,6 +37,7 @@ CLASSES = {
     "olmo3": "olmo.Olmo3Model",
     "olmoe": "mixtures.OlmoeModel",
     "phi3": "glm.Phi3Model",
+    "phimoe": "mixtures.PhimoeModel",
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixtures.Qwen2MoeModel",
     "qwen3": "llama.Qwen3Model",

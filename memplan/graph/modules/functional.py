@@ -9,10 +9,10 @@ from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import clamped
 from memplan.graph.operations.elementwise import softmax as softmax_of
 from memplan.graph.operations.products import matmul_weight
 from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.tensors import Tensor
 
 
 def linear(x: Handle, module: Module, weight: Weight, bias: Weight | None = None) -> Handle:
@@ -38,11 +38,6 @@ def topk(x: Handle, count: int) -> tuple[Handle, Handle]:
 def total(x: Handle) -> Handle:
     """``x.sum(dim=-1, keepdim=True)``."""
     return Handle(x.run, summed_rows(x.run, x.record, prod(x.shape[:-1])), (*x.shape[:-1], 1))
-
-
-def quotient(x: Handle, divisor: Handle) -> Handle:
-    """``x / divisor``."""
-    return Handle(x.run, divided(x.run, x.record, divisor.record, in_place=False), x.shape)
 
 
 def divide_in_place(x: Handle, divisor: Handle) -> Handle:
@@ -82,17 +77,6 @@ def zeros(like: Handle) -> Handle:
     return made_by(like.run, OperationKind.ZEROS, like.shape, like.dtype)
 
 
-def add_in_place(x: Handle, added: Handle) -> Handle:
-    """``x.add_(added)``: the gradient of both is the result's own."""
-    run = x.run
-    made = run.view(x.record, x.numel)
-    run.record(
-        OperationKind.ADD_IN_PLACE, (x.record, added.record), (made,),
-        gradients=(Gradient.ALIAS, Gradient.ALIAS),
-    )  # fmt: skip
-    return Handle(run, made, x.shape)
-
-
 def multiply_in_place(x: Handle, noise: Handle) -> Handle:
     """``x *= noise``, which is kept."""
     run = x.run
@@ -104,6 +88,62 @@ def multiply_in_place(x: Handle, noise: Handle) -> Handle:
     return x.leads_to(Handle(run, made, x.shape), in_rows(x.shape))
 
 
-def clamp(x: Handle, *, bounds: int) -> Handle:
-    """``x.clamp(...)`` by one number or two."""
-    return x.like(clamped(x.run, x.record, bounds=bounds))
+def jittered(x: Handle) -> Handle:
+    """``x *= torch.empty_like(x).uniform_(...)``."""
+    return multiply_in_place(x, made_by(x.run, OperationKind.UNIFORM_IN_PLACE, x.shape, x.dtype))
+
+
+def detached(x: Handle) -> Handle:
+    """The same, through which no gradient goes."""
+    return Handle(x.run, Tensor(x.numel, x.dtype, x.record.storage), x.shape, x.strides)
+
+
+def largest(x: Handle) -> tuple[Handle, Handle]:
+    """``x.max(dim=-1, keepdim=True)`` without a gradient."""
+    run, shape = x.run, (*x.shape[:-1], 1)
+    values, places = empty(run, shape, x.dtype), empty(run, shape, DType.INT64)
+    run.record(OperationKind.MAX, (x.record,), (values.record, places.record))
+    return values, places
+
+
+def masked_fill(x: Handle, mask: Handle) -> Handle:
+    """``x.masked_fill(mask, number)``: keeps the mask."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    run.record(
+        OperationKind.MASKED_FILL, (x.record, mask.record), (made.record,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return made
+
+
+def scatter(x: Handle, places: Handle) -> Handle:
+    """``torch.scatter(x, -1, places, number)``: keeps the places."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    run.record(
+        OperationKind.SCATTER, (x.record, places.record), (made.record,), saves=(places.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return made
+
+
+def gather(x: Handle, places: Handle) -> Handle:
+    """``x.gather(-1, places)``: keeps the places."""
+    run, made = x.run, empty(x.run, places.shape, x.dtype)
+    run.record(
+        OperationKind.GATHER, (x.record, places.record), (made.record,), saves=(places.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return made
+
+
+def estimated(scores: Handle, multiplier: Handle, selected: Handle, gates: Handle) -> Handle:
+    """``PhimoeMultiplier``: what it keeps gives the scores a gradient, and nothing else one."""
+    run, made = scores.run, empty(scores.run, multiplier.shape, multiplier.dtype)
+    size = made.record.storage.num_bytes
+    run.record(
+        OperationKind.MULTIPLIER, (scores.record, multiplier.record), (made.record,),
+        saves=(multiplier.record, selected.record, gates.record),
+        gradients=(Gradient.FRESH, Gradient.NONE), backward_scratch_bytes=(size, size, RESULT),
+        in_python=True,
+    )  # fmt: skip
+    return made
