@@ -31,3 +31,6 @@ class Base(Module):
     def adjusted(self, logits: Handle) -> Handle:
         """What the class does with its logits."""
         return logits
+
+    def keep_logits(self) -> None:
+        """What a loss on all layers' routers keeps."""

@@ -82,7 +82,9 @@ class ForCausalLM(Task):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
-        self.lm_head = Linear(model.hidden_size, model.num_outputs, role=WeightRole.OUTPUT)
+        self.lm_head = Linear(
+            model.hidden_size, model.num_outputs, bias=model.head.bias, role=WeightRole.OUTPUT
+        )
         table = self.model.children.get("embed_tokens")
         if model.head.tied and isinstance(table, Embedding):
             self.lm_head.weight = table.weight
@@ -99,6 +101,7 @@ class ForCausalLM(Task):
 
         if run.options.objective is not Objective.TASK:
             return objective_outputs(run, self.spec, x.record, self.table(), project)
+        self.model.keep_logits()
         count = self.spec.num_outputs
         group = run.options.tensor_parallel
         if group is not None and group.loss:

@@ -40,6 +40,8 @@ class LayerKind(NamedTuple):
     window: Window = None
     turned: bool = True
     """Its heads know positions."""
+    sparse: bool = False
+    """Its network is a mixture of experts."""
 
 
 class LlamaAttention(Module):
@@ -122,8 +124,9 @@ class MLP(Module):
 
 
 class GatedMLP(MLP):
-    def __init__(self, config: ConfigReader) -> None:
-        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+    def __init__(self, config: ConfigReader, intermediate_size: int | None = None) -> None:
+        hidden = config.integer("hidden_size")
+        inner = intermediate_size or config.integer("intermediate_size")
         bias = self.bias(config)
         self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
@@ -199,8 +202,11 @@ class LlamaDecoderLayer(Module):
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.self_attn = self.attention_class(config, kind)
-        self.mlp = self.mlp_class(config)
+        self.mlp = self.network(config, kind)
         self.add_norms(config.integer("hidden_size"))
+
+    def network(self, config: ConfigReader, kind: LayerKind) -> Module:  # noqa: ARG002
+        return self.mlp_class(config)
 
     def add_norms(self, hidden: int) -> None:
         self.input_layernorm = self.norm_class(hidden)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from memplan.classes import heads
 from memplan.classes.heads import Task
-from memplan.classes.llama import LlamaModel
+from memplan.classes.llama import GatedMLP, LlamaModel
+from memplan.classes.mixtures import MixtureBlock
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
@@ -38,7 +39,8 @@ def record_class(model: ModelSpec, options: TapeOptions) -> Run:
         run.kernels = replace(run.kernels, attention=AttentionKernel.EAGER)
     group = options.tensor_parallel
     parts = None if group is None else (options.split_plan, group.sequence)
-    built = _attached(model, run.kernels, parts, options.stage)
+    spread = options.expert_parallel is not None
+    built = _attached(model, run.kernels, parts, options.stage, spread=spread)
     built.site.run = run
     run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
     _record_apart(run, model)
@@ -56,12 +58,14 @@ def _attached(
     kernels: Kernels,
     parts: tuple[SplitPlan, bool] | None,
     stage: StagePlace | None,
+    *,
+    spread: bool,
 ) -> Task:
     """The model's class with what others put in the place of its parts; one tape after another is made of it."""
     blueprint = model.blueprint
     assert blueprint is not None
     built = build(blueprint.reader(), model)
-    replace_classes(built, kernels)
+    replace_classes(built, kernels, spread=spread)
     base, layers = layered(built)
     if isinstance(base, LlamaModel):
         _adjust(base, model)
@@ -69,7 +73,7 @@ def _attached(
         layers.kinds = [layers.kinds[number] for number in blueprint.layers]
     if parts is not None:
         plan, sequence = parts
-        split_modules(built, plan, sequence=sequence)
+        split_modules(built, plan, sequence=sequence, spread=spread)
     if stage is not None:
         cut(built, stage)
     built.attach(Site())
@@ -123,19 +127,41 @@ def _run(run: Run, built: Task, model: ModelSpec) -> None:
         run.finish(x.record)
 
 
-def split_modules(model: Module, plan: SplitPlan, *, sequence: bool) -> None:
-    """Give every module the share that a rank has of it, by its name in the plan of its class."""
+def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: bool) -> None:
+    """Give every module the share that a rank has of it, by its name in the plan of its class.
+
+    Experts that are spread are sent a rank's own tokens (torchtitan 0.3.0, models/common/moe_sharding.py).
+    """
     splits = {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), plan.attention.columns),
         "o_proj": plan.attention.rows,
-        **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), plan.network.columns),
-        "down_proj": plan.network.rows,
+        **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
         "embed_tokens": Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
     }
     for name, module in model.modules():
         module.split = splits.get(name, Split.WHOLE)
         module.gathers = sequence and name in ("self_attn", "mlp")
+    for _, module in model.modules():
+        if isinstance(module, MixtureBlock):
+            module.gathers = sequence and not spread
+            share_experts(module, Sharing.PARTIAL if sequence else plan.shared, spread=spread)
+
+
+def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> None:
+    """Give the expert that every token passes its share; beside spread ones it gathers tokens by itself."""
+    for each in block.children.values():
+        if isinstance(each, GatedMLP):
+            each.gathers = spread
+            for name, split in network_splits(Sharing.SPLIT if spread else sharing).items():
+                if name in each.children:
+                    each.children[name].split = split
+
+
+def network_splits(sharing: Sharing) -> dict[str, Split]:
+    """Of a network's layers, by name."""
+    columns = dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), sharing.columns)
+    return {**columns, "down_proj": sharing.rows}
 
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:

@@ -4,15 +4,25 @@ Liger's ``apply_liger_kernel_to_llama`` and Unsloth's patches replace norms, net
 transformers' modules; ALST's ``TiledMLP`` stands around a network.
 """
 
+from memplan.classes.dispatch import RoutedExperts
+from memplan.classes.experts import ExpertModules, Experts
 from memplan.classes.llama import MLP, GatedMLP, GateUpMLP
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
 from memplan.graph.tiles import run_in_tiles
-from memplan.training.kernels import FITTING_TILES, WHOLE, FeedForwardKernel, Kernels, NormKernel
+from memplan.training.kernels import (
+    FITTING_TILES,
+    WHOLE,
+    ExpertKernel,
+    FeedForwardKernel,
+    Kernels,
+    NormKernel,
+)
 from memplan.units import ceil_div
 
 
@@ -66,8 +76,13 @@ class TiledMLP(Module):
         return Handle(run, record, x.shape)
 
 
-def replace_classes(model: Module, kernels: Kernels) -> None:
-    """Put the classes of the chosen kernels in the place of the model's own."""
+def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
+    """Put the classes of the chosen kernels in the place of the model's own.
+
+    Experts are ``spread`` where ranks have different ones.
+    """
+    if spread or kernels.experts is ExpertKernel.MODULES:
+        _replace_experts(model, RoutedExperts if spread else ExpertModules)
     fused_norms = kernels.norm is not NormKernel.EAGER
     fused_networks = kernels.feed_forward is FeedForwardKernel.FUSED
     for _, module in list(model.modules()):
@@ -77,10 +92,22 @@ def replace_classes(model: Module, kernels: Kernels) -> None:
             if fused_networks and isinstance(module, own):
                 become(module, _with(replaced, type(module)))
     if kernels.mlp_tiles != WHOLE:
-        for _, module in list(model.modules()):
-            for name, each in list(module.children.items()):
+        for layer in _layers(model):
+            for name, each in list(layer.children.items()):
                 if isinstance(each, MLP):
-                    setattr(module, name, TiledMLP(each))
+                    setattr(layer, name, TiledMLP(each))
+
+
+def _replace_experts(model: Module, cls: type[RoutedExperts] | type[ExpertModules]) -> None:
+    for _, module in list(model.modules()):
+        for name, each in list(module.children.items()):
+            if isinstance(each, Experts):
+                setattr(module, name, cls(each))
+
+
+def _layers(model: Module) -> list[Module]:
+    lists = [each for _, each in model.modules() if isinstance(each, LayerList)]
+    return [layer for each in lists for layer in each.made.values()]
 
 
 NETWORKS: dict[type[Module], type[Module]] = {GatedMLP: FusedGate, GateUpMLP: FusedHalves}

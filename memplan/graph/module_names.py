@@ -60,7 +60,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:
-        kinds = _kinds(segment)
+        kinds = _kinds(segment, is_class=model.blueprint is not None)
         for each in names.get("other", ()):
             name, _, module = each.partition(" ")
             if name == segment.name and module in kinds:
@@ -103,7 +103,7 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:
-        kinds = _kinds(segment)
+        kinds = _kinds(segment, is_class=model.blueprint is not None)
         first = begun.get(segment.name, 0)
         begun[segment.name] = first + segment.num_copies
         weights = [
@@ -124,8 +124,8 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     return tuple(found)
 
 
-def _kinds(segment: Segment) -> dict[str, ModuleKind]:
-    """The modules of a segment, and what each is by what is done with its weight."""
+def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:
+    """The modules of a segment, and what each is: as its class says, or by what is done with its weight."""
     kinds: dict[str, ModuleKind] = {}
     for parameter in segment.parameters:
         kinds.setdefault(parameter.module, ModuleKind.OTHER)
@@ -138,7 +138,8 @@ def _kinds(segment: Segment) -> dict[str, ModuleKind]:
                 continue
             if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
                 is_tied = tensor not in own
-                kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
+                if is_tied or not is_class:
+                    kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
             elif operation.kind is OperationKind.EMBEDDING and tensor in own:
                 kinds[tensor.module] = ModuleKind.EMBEDDING
     return kinds

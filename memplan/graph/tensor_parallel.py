@@ -161,10 +161,13 @@ def split_experts(
         weight.is_distributed = True
     if group.sequence:
         return out
-    whole = t.view(out, out.numel)
-    t.record(
-        OperationKind.ALL_REDUCE, (out,), (whole,), gradients=(Gradient.ALIAS,), in_python=True
-    )
+    return summed_experts_output(t, out)
+
+
+def summed_experts_output(t: Tape, x: Tensor) -> Tensor:
+    """What each rank's share of all experts gives, added up in place (``_AllReduceForward``)."""
+    whole = t.view(x, x.numel)
+    t.record(OperationKind.ALL_REDUCE, (x,), (whole,), gradients=(Gradient.ALIAS,), in_python=True)
     return whole
 
 

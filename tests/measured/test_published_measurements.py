@@ -92,9 +92,9 @@ def is_expressible(measurement: dict[str, Any]) -> bool:
     return "unexpressible" not in measurement
 
 
-LEAST_INSIDE = 0.875
-"""The share of expressible reserved figures that must be inside: as many as are. The aim is 0.9; the four that are
-not are named with what is known of why (``outside``)."""
+LEAST_INSIDE = 0.87
+"""The share of expressible reserved figures that must be inside: as many as are, 27 of 31. The aim is 0.9; the four
+that are not are named with what is known of why (``outside``)."""
 
 CLOSE = 0.08
 """How far off a replay may be without a reason."""
@@ -189,12 +189,13 @@ def test_verdicts(pytestconfig: pytest.Config) -> None:
     """Of a run that was measured twice once."""
     ran = {_words(each): each for each in filter(is_expressible, MEASUREMENTS)}
     runs = [(each, False) for each in ran.values()] + [(each, True) for each in DIED]
+    answers = [(each, estimate_of(each), died) for each, died in runs]
     known = (
         judged(
-            estimate_of(each), record=each["id"], source=each["where"],
+            answer, answer.verdict, record=each["id"], source=each["where"],
             gpu=PUBLISHED["cards"][each["gpu"]], died=died,
         )
-        for each, died in runs
+        for each, answer, died in answers
     )  # fmt: skip
     update = pytestconfig.getoption("--update-accuracy")
     remember_verdicts("published, by hand", known, WRONG_VERDICTS, update=update)

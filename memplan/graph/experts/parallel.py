@@ -82,34 +82,24 @@ def dispatched_experts(
     """``RoutedExperts.forward``."""
     pairs = chosen.numel
     tokens = x.numel // hidden_size
-    counts = _counts(t, chosen, tokens * spec.num_experts)
-    order = _sorted(t, chosen, spec.num_experts)
+    counts = token_counts(t, chosen, tokens * spec.num_experts)
+    order = sorted_pairs(t, chosen, spec.num_experts)
     scores = take(t, weights, order, pairs)
     sources = t.tensor(pairs, DType.INT64)
     t.record(OperationKind.FLOOR_DIVIDE, (order,), (sources,))
     routed = take(t, x, sources, pairs * hidden_size)
     given = ceil(pairs * group.imbalance.low)
-    received = _sent(t, routed, given * hidden_size)
-    places = t.tensor(given, DType.INT64)
-    index = places.storage.num_bytes
-    # Where each segment of a rank and an expert begins, and each pair in it.
-    t.record(
-        OperationKind.ARANGE, (), (places,),
-        forward_scratch_bytes=(index, index, index, index, ~0, ~1, RESULT),
-    )  # fmt: skip
+    received = sent(t, routed, given * hidden_size)
+    places = places_of(t, given)
     permuted = take(t, received, places, received.numel)
     out = _products(t, group, permuted, counts, spec, hidden_size)
-    ordered = t.tensor(out.numel, out.dtype)
-    t.record(
-        OperationKind.SCATTER, (out, places), (ordered,), saves=(places,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    result = _combined(t, x, _sent(t, ordered, pairs * hidden_size), scores, sources)
+    ordered = put_back(t, out, places)
+    result = _combined(t, x, sent(t, ordered, pairs * hidden_size), scores, sources)
     t.touch(*counts, permuted, out, scores, sources, places)
     return result
 
 
-def _counts(t: Tape, chosen: Tensor, pairs: int) -> tuple[Tensor, ...]:
+def token_counts(t: Tape, chosen: Tensor, pairs: int) -> tuple[Tensor, ...]:
     """Which token goes to which expert, and how many go to each: counted in 64 bits."""
     routing = t.tensor(pairs, DType.BOOL)
     t.record(OperationKind.SCATTER, (chosen,), (routing,), gradients=(Gradient.NONE,))
@@ -121,7 +111,7 @@ def _counts(t: Tape, chosen: Tensor, pairs: int) -> tuple[Tensor, ...]:
     return routing, counts
 
 
-def _sorted(t: Tape, chosen: Tensor, num_experts: int) -> Tensor:
+def sorted_pairs(t: Tape, chosen: Tensor, num_experts: int) -> Tensor:
     """``torch.argsort(stable=True)``: values and a copy go at once."""
     order = t.tensor(chosen.numel, DType.INT64)
     size = order.storage.num_bytes
@@ -133,7 +123,28 @@ def _sorted(t: Tape, chosen: Tensor, num_experts: int) -> Tensor:
     return order
 
 
-def _sent(t: Tape, x: Tensor, numel: int) -> Tensor:
+def places_of(t: Tape, pairs: int) -> Tensor:
+    """Where each segment of a rank and an expert begins, and each pair in it."""
+    places = t.tensor(pairs, DType.INT64)
+    index = places.storage.num_bytes
+    t.record(
+        OperationKind.ARANGE, (), (places,),
+        forward_scratch_bytes=(index, index, index, index, ~0, ~1, RESULT),
+    )  # fmt: skip
+    return places
+
+
+def put_back(t: Tape, x: Tensor, places: Tensor) -> Tensor:
+    """Rows in the order in which they came."""
+    ordered = t.tensor(x.numel, x.dtype)
+    t.record(
+        OperationKind.SCATTER, (x, places), (ordered,), saves=(places,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return ordered
+
+
+def sent(t: Tape, x: Tensor, numel: int) -> Tensor:
     """``all_to_all_single``, and the same the other way in backward."""
     out = t.tensor(numel, x.dtype)
     size = max(x.numel, numel) * x.dtype.num_bytes
@@ -190,9 +201,16 @@ def _combined(t: Tape, x: Tensor, back: Tensor, scores: Tensor, sources: Tensor)
     t.record(OperationKind.ZEROS, (), (zeros,))
     weighted = t.cast(t.mul(t.cast(back, DType.FP32), scores), back.dtype)
     t.touch(back)
-    out = t.tensor(x.numel, x.dtype)
+    out = added_up_rows(t, zeros, sources, weighted)
+    t.touch(zeros, weighted)
+    return out
+
+
+def added_up_rows(t: Tape, zeros: Tensor, sources: Tensor, weighted: Tensor) -> Tensor:
+    """``deterministic_scatter_add``: it sorts where each row goes."""
+    out = t.tensor(zeros.numel, zeros.dtype)
     index = sources.storage.num_bytes
-    sorting = t.sort_scratch_bytes(sources.numel, largest_key=x.numel)
+    sorting = t.sort_scratch_bytes(sources.numel, largest_key=zeros.numel)
     t.record(
         OperationKind.SCATTER, (zeros, sources, weighted), (out,), saves=(sources,),
         gradients=(Gradient.NONE, Gradient.NONE, Gradient.FRESH),
@@ -200,5 +218,4 @@ def _combined(t: Tape, x: Tensor, back: Tensor, scores: Tensor, sources: Tensor)
             RESULT, *(index,) * 4, *((sorting,) if sorting else ()),
         ),
     )  # fmt: skip
-    t.touch(zeros, weighted)
     return out

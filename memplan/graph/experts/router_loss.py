@@ -15,20 +15,26 @@ from memplan.model.mixtures import MixtureSpec
 
 def router_loss(t: Tape, stack: StackSpec) -> None:
     """Record what the loss over all routers keeps."""
-    tokens = t.options.batch_size * t.options.seq_len
     for run in stack.runs:
         mixture = run.layer.feed_forward
-        if not isinstance(mixture, MixtureSpec):
-            continue
-        logits = t.tensor(tokens * mixture.num_experts * run.count, _logits_dtype(t, run.layer))
-        logits.requires_grad = True
-        t.record(OperationKind.ROUTER_LOGITS, (), (logits,))
-        t.linger(logits)
-        dtype = DType.FP32 if t.autocast is not None else logits.dtype
-        scores = t.tensor(logits.numel, dtype)
-        t.record(
-            OperationKind.SOFTMAX, (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
-        )
+        if isinstance(mixture, MixtureSpec):
+            in_fp32 = _logits_dtype(t, run.layer) is DType.FP32
+            keep_router_logits(t, mixture.num_experts * run.count, in_fp32=in_fp32)
+
+
+def keep_router_logits(t: Tape, experts: int, *, in_fp32: bool) -> None:
+    """The logits of some layers' routers, of so many experts together, and a softmax of each."""
+    tokens = t.options.batch_size * t.options.seq_len
+    dtype = DType.FP32 if in_fp32 else t.autocast or t.compute
+    logits = t.tensor(tokens * experts, dtype)
+    logits.requires_grad = True
+    t.record(OperationKind.ROUTER_LOGITS, (), (logits,))
+    t.linger(logits)
+    scored = DType.FP32 if t.autocast is not None else logits.dtype
+    scores = t.tensor(logits.numel, scored)
+    t.record(
+        OperationKind.SOFTMAX, (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
+    )
 
 
 def _logits_dtype(t: Tape, layer: LayerSpec) -> DType:

@@ -172,25 +172,31 @@ def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Te
     """Divide each token's weights by their sum: both are kept."""
     if kind is Normalization.NONE:
         return weights
-    total = t.tensor(tokens, weights.dtype)
     if kind is Normalization.NORM:
+        total = t.tensor(tokens, weights.dtype)
         t.record(
             OperationKind.VECTOR_NORM, (weights,), (total,), saves=(weights, total),
             gradients=(Gradient.FRESH,),
         )  # fmt: skip
     else:
-        t.record(OperationKind.SUM, (weights,), (total,), gradients=(Gradient.ALIAS,))
-    kept = t.tensor(weights.numel, weights.dtype)
-    if kind is Normalization.IN_PLACE:
-        out = t.view(weights, weights.numel)
-        outputs: tuple[Tensor, ...] = (out, kept)
-        saves = (kept, total)
-    else:
-        out = kept
-        outputs = (out,)
-        saves = (weights, total)
+        total = summed_rows(t, weights, tokens)
+    return divided(t, weights, total, in_place=kind is Normalization.IN_PLACE)
+
+
+def summed_rows(t: Tape, x: Tensor, rows: int) -> Tensor:
+    """The sum of each row, whose gradient is spread over it."""
+    total = t.tensor(rows, x.dtype)
+    t.record(OperationKind.SUM, (x,), (total,), gradients=(Gradient.ALIAS,))
+    return total
+
+
+def divided(t: Tape, x: Tensor, divisor: Tensor, *, in_place: bool) -> Tensor:
+    """Each row over a number of its own: what is divided and what by are kept, in place a copy of it."""
+    kept = t.tensor(x.numel, x.dtype)
+    out = t.view(x, x.numel) if in_place else kept
+    outputs = (out, kept) if in_place else (out,)
     t.record(
-        OperationKind.DIV, (weights, total), outputs, saves=saves,
+        OperationKind.DIV, (x, divisor), outputs, saves=(kept if in_place else x, divisor),
         gradients=(Gradient.FRESH, kept.storage.num_bytes),
         backward_scratch_bytes=2 * kept.storage.num_bytes,
     )  # fmt: skip

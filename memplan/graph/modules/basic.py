@@ -54,7 +54,7 @@ class Linear(Module):
         before = len(run.segment.parameters)
         made = linear(
             run, x.laid(), self.within,
-            self.in_features // (degree if split is Split.ROW else 1),
+            self.in_features // (degree if split in (Split.ROW, Split.ROW_PARTIAL) else 1),
             self.out_features // (degree if split is Split.COLUMN else 1),
             bias="bias" in self.weights, split=split, role=self.weight.role,
         )  # fmt: skip

@@ -163,16 +163,21 @@ class Module:
             return run.own_copy(found, self.within)
         if found is None or not here:
             name = f"{owner.within}.{weight.name}" if owner.within else weight.name
-            declare = run.matrix if weight.of_linear else run.parameter
-            found = declare(name, *weight.shape, role=weight.role)
+            found = owner.declare(name, weight)
             self.declared(weight, found)
         return found
+
+    def declare(self, name: str, weight: Weight) -> Parameter:
+        """Put a weight of its own on the tape, or what a rank has of it."""
+        put = self.run.matrix if weight.of_linear else self.run.parameter
+        return put(name, *weight.shape, role=weight.role)
 
     def declared(self, weight: Weight, parameter: Parameter) -> None:
         """Note what a weight is on the tape; behind gathered sequences each rank has a part of its gradient."""
         run, owner = self.run, weight.owner
         assert owner is not None
         run.parameters[weight] = parameter
+        parameter.of_linear = weight.of_linear
         run.beginnings.setdefault(run.segment.name, owner.path.removesuffix(owner.within))
         group = run.options.tensor_parallel
         if group is not None and group.sequence and not parameter.is_distributed:
@@ -189,6 +194,6 @@ def gathered(x: Handle) -> Handle:
     """All of the sequences of which each rank has a share."""
     group = x.run.options.tensor_parallel
     assert group is not None
-    batch, length, width = x.shape
+    *rows, length, width = x.shape
     record = gather_sequence(x.run, group, x.record)
-    return Handle(x.run, record, (batch, length * group.degree, width))
+    return Handle(x.run, record, (*rows, length * group.degree, width))

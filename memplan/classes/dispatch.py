@@ -1,0 +1,115 @@
+"""Experts spread over ranks: torchtitan's, in the place of a class's own.
+
+(torchtitan 0.3.0, models/common/token_dispatcher.py, ``AllToAllTokenDispatcher``, and moe.py, ``GroupedExperts``)
+"""
+
+from math import ceil
+
+from memplan.classes.experts import Experts
+from memplan.dtypes import DType
+from memplan.graph.experts.parallel import (
+    added_up_rows,
+    places_of,
+    put_back,
+    sent,
+    sorted_pairs,
+    token_counts,
+)
+from memplan.graph.experts.products import grouped_matmul
+from memplan.graph.modules.functional import index, zeros
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tensors import ExpertShare, Parameter, Tensor
+from memplan.model.parameters import LayerBlock
+from memplan.training.expert_parallel import ExpertParallel
+
+
+class RoutedExperts(Module):
+    """Pairs of token and expert are sorted, sent to the ranks that have the experts, multiplied there and
+    sent back. The router is the model's own."""
+
+    block = LayerBlock.EXPERTS
+
+    def __init__(self, stacked: Experts) -> None:
+        self.num_experts, self.num_active = stacked.num_experts, stacked.num_active
+        inner, hidden = stacked.intermediate_dim, stacked.hidden_dim
+        self.w1 = Weight(self.num_experts, inner, hidden)
+        self.w2 = Weight(self.num_experts, hidden, inner)
+        self.w3 = Weight(self.num_experts, inner, hidden)
+        self.act_fn = stacked.act_fn
+
+    @property
+    def group(self) -> ExpertParallel:
+        """The ranks among which experts are spread."""
+        group = self.run.options.expert_parallel
+        assert group is not None
+        return group
+
+    def declare(self, name: str, weight: Weight) -> Parameter:
+        """A rank's own experts."""
+        split, degree = self.run.options.tensor_parallel, self.group.degree
+        count, *shape = weight.shape
+        share = ExpertShare(
+            count // degree, self.num_active, spread=degree,
+            splitting=1 if split is None else split.degree,
+        )  # fmt: skip
+        made = self.run.parameter(name, count // degree, *shape, module=self.within, experts=share)
+        made.ranks, made.is_distributed = degree, split is not None
+        return made
+
+    def forward(self, x: Handle, selected_experts: Handle, top_scores: Handle) -> Handle:
+        """``RoutedExperts.forward``; how many pairs a rank is sent is an assumption."""
+        run, (_, width) = self.run, x.shape
+        pairs = selected_experts.numel
+        routing, num_tokens = self._counts(selected_experts, x.shape[0])
+        order = Handle(run, sorted_pairs(run, selected_experts.record, self.num_experts), (pairs,))
+        scores = index(top_scores, order, (pairs, 1))
+        sources = order.apart(OperationKind.FLOOR_DIVIDE)
+        routed = index(x, sources, (pairs, width))
+        given = ceil(pairs * self.group.imbalance.low)
+        routed = self._sent(routed, given)
+        places = Handle(run, places_of(run, given), (given,))
+        permuted = index(routed, places, routed.shape)
+        del routed
+        out = self._products(permuted, routing, num_tokens)
+        back = Handle(run, put_back(run, out.record, places.record), out.shape)
+        back = self._sent(back, pairs)
+        return self._combined(x, back, scores, sources)
+
+    def _counts(self, selected_experts: Handle, tokens: int) -> tuple[Handle, Handle]:
+        """Which token goes to which expert, and how many go to each."""
+        shape = tokens, self.num_experts
+        routing, counts = token_counts(self.run, selected_experts.record, tokens * self.num_experts)
+        return Handle(self.run, routing, shape), Handle(self.run, counts, (1,))
+
+    def _sent(self, x: Handle, rows: int) -> Handle:
+        shape = rows, x.shape[-1]
+        return Handle(x.run, sent(x.run, x.record, rows * shape[-1]), shape)
+
+    def _products(self, x: Handle, routing: Handle, num_tokens: Handle) -> Handle:
+        """``GroupedExperts.forward``: gate, up and down, each a weight of its own."""
+        run, dtype = self.run, x.dtype
+        offsets = empty(run, (self.num_experts // self.group.degree,), DType.INT32)
+        run.record(
+            OperationKind.CUMSUM, (routing.record, num_tokens.record), (offsets.record,),
+            gradients=(),
+        )  # fmt: skip
+        w1, w2, w3 = (self.parameter(each) for each in (self.w1, self.w2, self.w3))
+        hidden = self.act_fn(product(x, w1, offsets))
+        hidden = hidden * product(x, w3, offsets)
+        return product(hidden, w2, offsets).to(dtype)
+
+    def _combined(self, x: Handle, back: Handle, scores: Handle, sources: Handle) -> Handle:
+        """Each pair weighted in fp32, and added up where its token is."""
+        run, blank = self.run, zeros(x)
+        weighted = (back.float() * scores).to(back.dtype)
+        del back
+        made = added_up_rows(run, blank.record, sources.record, weighted.record)
+        return Handle(run, made, x.shape)
+
+
+def product(x: Handle, weight: Parameter, offsets: Handle) -> Handle:
+    """A grouped product with a weight as it is."""
+    made: Tensor = grouped_matmul(x.run, x.record, weight, offsets.record, weight)
+    return Handle(x.run, made, (x.shape[0], weight.shape[1]))

@@ -1,0 +1,253 @@
+"""Routed experts: two stacks of matrices, and the functions that run them.
+
+(transformers 5.23, integrations/moe.py: ``use_experts_implementation``)
+"""
+
+from collections.abc import Callable
+from math import prod
+
+from memplan.classes.llama import GatedMLP
+from memplan.classes.routers import num_experts
+from memplan.dtypes import DType
+from memplan.families.llama import read_activation
+from memplan.graph.experts.in_turn import add_rows
+from memplan.graph.experts.mixture import sum_of_rows
+from memplan.graph.experts.products import grouped_matmul
+from memplan.graph.modules.basic import ActivationModule
+from memplan.graph.modules.functional import add_in_place, clamp, index, sort, zeros
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.run import Run
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.products import trained_weight
+from memplan.graph.tensor_parallel import shared_experts_input, summed_experts_output
+from memplan.graph.tensors import ExpertShare, Parameter
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import LayerBlock
+from memplan.units import ceil_div
+
+Forward = Callable[["Experts", Handle, Handle, Handle], Handle]
+"""Of the experts, tokens, each token's experts and their weights."""
+
+
+class Experts(Module):
+    """Collection of expert weights stored as 3D tensors (``MixtralExperts`` and its like)."""
+
+    block = LayerBlock.EXPERTS
+    width_key = "moe_intermediate_size"
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.config = config
+        self.num_experts = num_experts(config)
+        self.num_active = config.integer("num_experts_per_tok")
+        self.hidden_dim = config.integer("hidden_size")
+        self.intermediate_dim = config.integer(self.width_key)
+        self.gate_up_proj = Weight(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim)
+        self.down_proj = Weight(self.num_experts, self.hidden_dim, self.intermediate_dim)
+        self.act_fn = ActivationModule(read_activation(config, "hidden_act"))
+
+    def forward(self, hidden_states: Handle, top_k_index: Handle, top_k_weights: Handle) -> Handle:
+        """As the chosen implementation runs them."""
+        return experts_function(self.run)(self, hidden_states, top_k_index, top_k_weights)
+
+    def declare(self, name: str, weight: Weight) -> Parameter:
+        """A stack; of experts that ranks split each has a share of every expert's width."""
+        group = self.run.options.tensor_parallel
+        degree = 1 if group is None else group.degree
+        shape = list(weight.shape)
+        if weight is self.gate_up_proj:
+            shape[1] //= degree
+        elif weight is self.down_proj:
+            shape[2] //= degree
+        share = ExpertShare(
+            self.num_experts, self.num_active, 2 if weight is self.gate_up_proj else 1
+        )
+        made = self.run.parameter(name, *shape, module=self.within, experts=share)
+        if group is not None:
+            made.ranks, made.is_distributed = degree, True
+        return made
+
+    def bias_of(self, weight: Weight) -> Weight | None:
+        """The stack of biases beside a stack of matrices."""
+        del weight
+        return None
+
+    def apply_gate(self, gate_up_out: Handle) -> Handle:
+        """``_default_apply_gate``."""
+        width = gate_up_out.shape[-1] // 2
+        gate, up = gate_up_out.split(width, width)
+        return self.act_fn(gate) * up
+
+
+class NarrowExperts(Experts):
+    """Experts whose width the config calls that of the network."""
+
+    width_key = "intermediate_size"
+
+
+class GptOssExperts(NarrowExperts):
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        count = self.num_experts
+        self.gate_up_proj_bias = Weight(count, 2 * self.intermediate_dim)
+        self.down_proj_bias = Weight(count, self.hidden_dim)
+        del self.children["act_fn"]
+
+    def bias_of(self, weight: Weight) -> Weight:
+        return self.gate_up_proj_bias if weight is self.gate_up_proj else self.down_proj_bias
+
+    def apply_gate(self, gate_up_out: Handle) -> Handle:
+        """``_apply_gate`` on interleaved columns."""
+        width = gate_up_out.shape[-1] // 2
+        gate, up = gate_up_out.narrow(width), gate_up_out.narrow(width)
+        gate = clamp(gate, bounds=1)
+        up = clamp(up, bounds=2)
+        glu = gate * (gate * 1.702).unary(OperationKind.SIGMOID)
+        gated_output = (up + 1) * glu
+        return gated_output
+
+
+def experts_function(run: Run) -> Forward:
+    """``ExpertsInterface.get_interface``, and what stands around it where ranks share each expert."""
+    group = run.options.tensor_parallel
+    if group is None or group.sequence:
+        return grouped_mm_experts_forward
+
+    def shared(
+        module: Experts, hidden_states: Handle, top_k_index: Handle, top_k_weights: Handle
+    ) -> Handle:
+        """``MoeExpertsParallel`` (distributed/tensor_parallel.py): hooks on the module."""
+        given = shared_input(hidden_states), top_k_index, shared_input(top_k_weights)
+        made = grouped_mm_experts_forward(module, *given)
+        return Handle(run, summed_experts_output(run, made.record), made.shape)
+
+    return shared
+
+
+def shared_input(x: Handle) -> Handle:
+    """What all ranks have, handed to experts of which each has a share."""
+    return Handle(x.run, shared_experts_input(x.run, x.record), x.shape)
+
+
+def grouped_mm_experts_forward(
+    self: Experts, hidden_states: Handle, top_k_index: Handle, top_k_weights: Handle
+) -> Handle:
+    """Sort, copy, two grouped products, weight, put back, sum.
+
+    peft's adapters on stacks are cached until the module returns (``parametrize.cached``), so each has a name.
+    """
+    num_tokens, hidden_dim = hidden_states.shape
+    num_top_k = top_k_index.shape[-1]
+    rows = num_tokens * num_top_k
+    sample_weights = top_k_weights.reshape(-1)
+    expert_ids = top_k_index.reshape(-1)
+    expert_ids_g, perm = sort(expert_ids)
+    tokens = perm.apart(OperationKind.FLOOR_DIVIDE)
+    selected_hidden_states_g = index(hidden_states, tokens, (rows, hidden_dim))
+    del tokens
+    sample_weights_g = index(sample_weights, perm, (rows,))
+    histc_input = expert_ids_g.apart(OperationKind.TO, dtype=DType.INT32)
+    tokens_per_expert = counted(histc_input, OperationKind.HISTC, self.num_experts)
+    offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
+    selected_weights = stack_of(self, self.gate_up_proj)
+    selected_biases = bias_rows(self, self.gate_up_proj, expert_ids_g)
+    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
+    proj_out = self.apply_gate(proj_out)
+    second_weights = stack_of(self, self.down_proj)
+    selected_biases = bias_rows(self, self.down_proj, expert_ids_g)
+    proj_out = grouped_linear(proj_out, second_weights, offsets, selected_biases)
+    weighted_out = proj_out * sample_weights_g.unsqueeze(1)
+    inv_perm = inverse(perm)
+    weighted_out = index(weighted_out, inv_perm, weighted_out.shape)
+    final_hidden_states = summed(weighted_out, hidden_states.shape)
+    return final_hidden_states.to(hidden_states.dtype)
+
+
+def stack_of(module: Experts, weight: Weight) -> "Stack":
+    """All experts' matrices, with the adapter that stands on them."""
+    parameter = module.parameter(weight)
+    return Stack(
+        parameter, Handle(module.run, trained_weight(module.run, parameter), parameter.shape)
+    )
+
+
+class Stack:
+    """A stack of matrices and what is multiplied by in its place."""
+
+    __slots__ = ("factor", "parameter")
+
+    def __init__(self, parameter: Parameter, factor: Handle) -> None:
+        self.parameter, self.factor = parameter, factor
+
+
+def bias_rows(module: Experts, weight: Weight, expert_ids: Handle) -> Handle | None:
+    """Each row's own expert's bias, copied out of the table of all experts'."""
+    bias = module.bias_of(weight)
+    if bias is None:
+        return None
+    table = module.operand(bias)
+    return index(table, expert_ids, (expert_ids.numel, bias.shape[-1]))
+
+
+def grouped_linear(x: Handle, weight: Stack, offsets: Handle, bias: Handle | None) -> Handle:
+    """``_grouped_linear``: the bias is added in place."""
+    run, parameter = x.run, weight.parameter
+    made = grouped_matmul(run, x.record, parameter, offsets.record, weight.factor.record)
+    out = Handle(run, made, (x.shape[0], parameter.shape[1]))
+    return out if bias is None else add_in_place(out, bias)
+
+
+def counted(x: Handle, kind: OperationKind, count: int) -> Handle:
+    """A number for each expert."""
+    made = empty(x.run, (count,), DType.INT32)
+    x.run.record(kind, (x.record,), (made.record,))
+    return made
+
+
+def inverse(perm: Handle) -> Handle:
+    """``inv_perm[perm] = torch.arange(...)``."""
+    run, inv_perm = perm.run, empty(perm.run, perm.shape, perm.dtype)
+    size = inv_perm.record.storage.num_bytes
+    run.record(OperationKind.ARANGE, (), (inv_perm.record,), forward_scratch_bytes=size)
+    return inv_perm
+
+
+def summed(weighted_out: Handle, shape: tuple[int, ...]) -> Handle:
+    """``weighted_out.view(num_tokens, num_top_k, hidden_dim).sum(dim=1)``."""
+    made = sum_of_rows(weighted_out.run, weighted_out.record, prod(shape))
+    return Handle(weighted_out.run, made, shape)
+
+
+class ExpertModules(Module):
+    """Experts as modules of their own, one after another, as transformers before 5 runs them.
+
+    Each takes the rows of the tokens that chose it, which are taken as equally many, and adds its weighted
+    results to the sum (transformers 4.48.1, models/mixtral/modeling_mixtral.py, ``MixtralSparseMoeBlock``).
+    """
+
+    block = LayerBlock.EXPERTS
+
+    def __init__(self, stacked: Experts) -> None:
+        for number in range(stacked.num_experts):
+            setattr(self, str(number), GatedMLP(stacked.config, stacked.intermediate_dim))
+
+    def forward(
+        self, hidden_states: Handle, selected_experts: Handle, routing_weights: Handle
+    ) -> Handle:
+        """In turn."""
+        run, width = self.run, hidden_states.shape[-1]
+        rows = ceil_div(selected_experts.numel, len(self.children))
+        routing_weights = routing_weights.to(hidden_states.dtype)
+        final_hidden_states = zeros(hidden_states)
+        for expert_layer in self.children.values():
+            idx, top_x = (empty(run, (rows,), DType.INT64) for _ in range(2))
+            run.record(OperationKind.SORT, (selected_experts.record,), (top_x.record, idx.record))
+            current_state = index(hidden_states, top_x, (rows, width))
+            current_hidden_states = expert_layer(current_state) * index(
+                routing_weights, idx, (rows, 1)
+            )
+            added = add_rows(
+                run, final_hidden_states.record, current_hidden_states.record, top_x.record
+            )
+            final_hidden_states = Handle(run, added, hidden_states.shape)
+        return final_hidden_states

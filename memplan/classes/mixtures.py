@@ -1,0 +1,337 @@
+"""Decoders whose networks are mixtures of experts: Mixtral, Qwen 2 and 3, OLMoE, Granite.
+
+(transformers 5.23: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/olmoe, models/granitemoe)
+"""
+
+from collections.abc import Callable, Sequence
+
+from memplan.classes.experts import Experts, NarrowExperts
+from memplan.classes.llama import (
+    SLIDING,
+    GatedMLP,
+    Heads,
+    LayerKind,
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaModel,
+    MistralAttention,
+    Qwen3Attention,
+    Window,
+)
+from memplan.classes.routers import (
+    GraniteMoeTopKRouter,
+    MixtralTopKRouter,
+    QwenTopKRouter,
+    Router,
+)
+from memplan.graph.experts.router_loss import keep_router_logits
+from memplan.graph.modules.basic import Linear, RMSNorm, clamp_
+from memplan.graph.modules.functional import multiply_in_place
+from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.module import Module
+from memplan.graph.modules.rotary import Tables
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tensor_parallel import add_up
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import LayerBlock
+
+
+class MixtureBlock(Module):
+    """A layer's router and experts, in the place of a network.
+
+    One whose class is ``sealed`` DeepSpeed takes as a whole (``DEFAULT_LEAF_MODULE_CLASSES`` of its
+    zero/leaf_module_config.py): its parameters are gathered and reduced together.
+    """
+
+    sealed = False
+
+    def __call__(self, x: Handle) -> Handle:
+        """What ranks with all sequences make is shared out again (``PrepareModuleInputOutput``)."""
+        if self.sealed:
+            self.run.segment.sealed.add(self.within)
+        made: Handle = super().__call__(x)
+        return shared_out(made) if self.gathers else made
+
+
+def shared_out(x: Handle) -> Handle:
+    """The ranks' parts added up; each keeps its share of the sequences."""
+    group = x.run.options.tensor_parallel
+    assert group is not None
+    batch, length, width = x.shape
+    return Handle(x.run, add_up(x.run, group, x.record), (batch, length // group.degree, width))
+
+
+def jittered(x: Handle) -> Handle:
+    """``hidden_states *= torch.empty_like(hidden_states).uniform_(...)``."""
+    return multiply_in_place(x, made_by(x.run, OperationKind.UNIFORM_IN_PLACE, x.shape, x.dtype))
+
+
+class MixtralSparseMoeBlock(MixtureBlock):
+    sealed = True
+    router_class: type[Router] = MixtralTopKRouter
+    experts_class: type[Experts] = NarrowExperts
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.jitter_noise = config.number("router_jitter_noise")
+        self.gate = self.router_class(config)
+        self.experts = self.experts_class(config)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        if self.jitter_noise > 0:
+            hidden_states = jittered(hidden_states)
+        hidden_states = hidden_states.view(-1, hidden_dim)
+        _, top_k_weights, top_k_index = self.gate(hidden_states)
+        hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
+        hidden_states = hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+        return hidden_states
+
+
+class MixtureLayer(LlamaDecoderLayer):
+    block_class: Callable[[ConfigReader], MixtureBlock]
+
+    def network(self, config: ConfigReader, kind: LayerKind) -> Module:
+        return self.block_class(config) if kind.sparse else GatedMLP(config)
+
+
+class MixtureModel(LlamaModel):
+    """What they have in common: which layers are mixtures, which have windows, the loss on routers."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.output_router_logits = config.flag("output_router_logits")
+
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
+        return [
+            LayerKind(self.window(config, number), sparse=self.is_sparse(config, number))
+            for number in range(config.layers("num_hidden_layers"))
+        ]
+
+    def window(self, config: ConfigReader, number: int) -> Window:  # noqa: ARG002
+        return None
+
+    def is_sparse(self, config: ConfigReader, number: int) -> bool:  # noqa: ARG002
+        return True
+
+    def keep_logits(self) -> None:
+        if self.output_router_logits:
+            for kind in self.layers.made:
+                count = self.layers.kinds.count(kind)
+                for _, module in self.layers.made[kind].modules():
+                    if isinstance(module, Router):
+                        keep_router_logits(
+                            self.run, module.num_experts * count, in_fp32=module.returns_fp32
+                        )
+
+
+class MixtralDecoderLayer(MixtureLayer):
+    attention_class: type[LlamaAttention] = MistralAttention
+    block_class = MixtralSparseMoeBlock
+
+
+class MixtralModel(MixtureModel):
+    layer_class: type[LlamaDecoderLayer] = MixtralDecoderLayer
+
+    def window(self, config: ConfigReader, number: int) -> Window:  # noqa: ARG002
+        return config.optional_integer("sliding_window")
+
+
+class Qwen3MoeSparseMoeBlock(MixtureBlock):
+    sealed = True
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.experts = Experts(config)
+        self.gate = QwenTopKRouter(config)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
+        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
+        final_hidden_states = self.experts(
+            hidden_states_reshaped, selected_experts, routing_weights
+        )
+        return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+
+
+class Qwen3MoeDecoderLayer(MixtureLayer):
+    attention_class: type[LlamaAttention] = Qwen3Attention
+    block_class: Callable[[ConfigReader], MixtureBlock] = Qwen3MoeSparseMoeBlock
+
+
+class Qwen3MoeModel(MixtureModel):
+    layer_class: type[LlamaDecoderLayer] = Qwen3MoeDecoderLayer
+
+    def window(self, config: ConfigReader, number: int) -> Window:  # noqa: ARG002
+        uses = config.flag("use_sliding_window")
+        return config.optional_integer("sliding_window") if uses else None
+
+    def is_sparse(self, config: ConfigReader, number: int) -> bool:
+        if number in config.integers("mlp_only_layers"):
+            return False
+        return (number + 1) % config.integer("decoder_sparse_step", default=1) == 0
+
+
+class Qwen2MoeAttention(LlamaAttention):
+    def biases(self, config: ConfigReader) -> tuple[bool, bool]:
+        return config.flag("qkv_bias"), False
+
+
+class SharedExpertGate(Linear):
+    block = LayerBlock.SHARED_EXPERT
+
+
+class SharedExpert(GatedMLP):
+    """A network that every token passes beside the routed experts."""
+
+    block = LayerBlock.SHARED_EXPERT
+
+
+class Qwen2MoeSparseMoeBlock(MixtureBlock):
+    sealed = True
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.gate = QwenTopKRouter(config)
+        self.experts = Experts(config)
+        inner = config.integer("shared_expert_intermediate_size")
+        self.shared_expert = SharedExpert(config, inner)
+        self.shared_expert_gate = SharedExpertGate(config.integer("hidden_size"), 1)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
+        shared_expert_output = self.shared_expert(hidden_states_reshaped)
+        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
+        expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
+        shared_expert_output = (
+            self.shared_expert_gate(hidden_states_reshaped).unary(OperationKind.SIGMOID)
+            * shared_expert_output
+        )
+        expert_output = expert_output + shared_expert_output
+        expert_output = expert_output.reshape(batch_size, sequence_length, hidden_dim)
+        return expert_output
+
+
+class Qwen2MoeDecoderLayer(MixtureLayer):
+    attention_class: type[LlamaAttention] = Qwen2MoeAttention
+    block_class = Qwen2MoeSparseMoeBlock
+
+
+class Qwen2MoeModel(Qwen3MoeModel):
+    layer_class = Qwen2MoeDecoderLayer
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        uses = config.flag("use_sliding_window")
+        window = (config.optional_integer("sliding_window") or 0) if uses else 0
+        self.masked = [None, window]  # both are made; one that is not used is of no tokens
+
+    def window(self, config: ConfigReader, number: int) -> Window:
+        if not config.flag("use_sliding_window"):
+            return None
+        types = config.texts("layer_types")
+        last = config.integer("max_window_layers", default=0, minimum=0)
+        slides = types[number] == SLIDING if types else not number % 2 and number < last
+        return config.optional_integer("sliding_window") if slides else None
+
+
+class OlmoeAttention(LlamaAttention):
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        super().__init__(config, kind)
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        kv_heads = config.integer("num_key_value_heads", default=heads)
+        self.clip_qkv = config.raw("clip_qkv") is not None
+        self.q_norm = RMSNorm(hidden)
+        self.k_norm = RMSNorm(hidden // heads * kv_heads)
+
+    def projected(self, x: Handle) -> Heads:
+        batch, length, _ = x.shape
+        query = self.q_norm(self.q_proj(x))
+        key = self.k_norm(self.k_proj(x))
+        value = self.v_proj(x)
+        if self.clip_qkv:
+            query = clamp_(query)
+            key = clamp_(key)
+            value = clamp_(value)
+        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        return query, key, value
+
+
+class OlmoeSparseMoeBlock(MixtureBlock):
+    def __init__(self, config: ConfigReader) -> None:
+        self.gate = QwenTopKRouter(config)
+        self.experts = NarrowExperts(config)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states = hidden_states.view(-1, hidden_dim)
+        _, top_k_weights, top_k_index = self.gate(hidden_states)
+        final_hidden_states = self.experts(hidden_states, top_k_index, top_k_weights).reshape(
+            batch_size, sequence_length, hidden_dim
+        )
+        return final_hidden_states
+
+
+class OlmoeDecoderLayer(MixtureLayer):
+    attention_class: type[LlamaAttention] = OlmoeAttention
+    block_class = OlmoeSparseMoeBlock
+
+
+class OlmoeModel(MixtureModel):
+    layer_class = OlmoeDecoderLayer
+
+
+class GraniteMoeMoE(MixtureBlock):
+    def __init__(self, config: ConfigReader) -> None:
+        self.router = GraniteMoeTopKRouter(config)
+        self.experts = NarrowExperts(config)
+
+    def forward(self, layer_input: Handle) -> Handle:
+        bsz, length, emb_size = layer_input.shape
+        hidden_states = layer_input.reshape(-1, emb_size)
+        _, top_k_weights, top_k_index = self.router(hidden_states)
+        layer_output = self.experts(hidden_states, top_k_index, top_k_weights)
+        return layer_output.view(bsz, length, emb_size)
+
+
+class GraniteMoeDecoderLayer(LlamaDecoderLayer):
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        hidden = config.integer("hidden_size")
+        self.self_attn = self.attention_class(config, kind)
+        self.input_layernorm = self.norm_class(hidden)
+        self.post_attention_layernorm = self.norm_class(hidden)
+        self.block_sparse_moe = GraniteMoeMoE(config)
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
+        residual = x
+        x = self.input_layernorm(x)
+        x, _ = self.self_attn(x, tables, mask)
+        x = residual + x * 0.22
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.block_sparse_moe(x)
+        x = residual + x * 0.22
+        return x
+
+
+class GraniteMoeModel(MixtureModel):
+    layer_class = GraniteMoeDecoderLayer
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
+        embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
+        positions = position_ids(self.run, batch, length)
+        masks = self.masks(batch, length)
+        if received is None:
+            embeds = embeds * 12.0
+        x = embeds
+        tables = self.rotary_emb(x, positions)
+        for layer in self.layers:
+            x = layer(x, tables, masks[layer.kind.window])
+        x = self.norm(x)
+        return x
+
+    def adjusted(self, logits: Handle) -> Handle:
+        return logits / 6.0
