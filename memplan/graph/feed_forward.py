@@ -64,11 +64,6 @@ def feed_forward(
 
 
 def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
-    if kind is Activation.XIELU:
-        from memplan.graph.xielu import xielu  # only for Apertus
-
-        numbers: list[Tensor] = [t.parameter(f"{name}.act_fn.alpha_{sign}", 1) for sign in "pn"]
-        return xielu(t, x, *numbers)
     return activation_module(t, x, kind, f"{name}.act_fn")
 
 

@@ -34,8 +34,6 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         return post_norm_layer(t, x, layer, context)
     if placement is NormPlacement.SANDWICH:
         return sandwich_layer(t, x, layer, context)
-    if placement is NormPlacement.OUTPUT:
-        return output_norm_layer(t, x, layer, context)
     if placement in (NormPlacement.SINGLE, NormPlacement.NONE):
         write = single_part_layer if placement is NormPlacement.SINGLE else unnormed_layer
         return write(t, x, layer, context)
@@ -212,15 +210,6 @@ def _scaled_in_place(t: Tape, x: Tensor) -> Tensor:
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out
-
-
-def output_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
-    """OLMo 2's: norms on the outputs only, before each sum."""
-    hidden = context.hidden_size
-    attended = mix_tokens(t, x, layer.attention, context)
-    middle = t.add(x, norm(t, attended, layer.norm, "post_attention_layernorm", hidden))
-    fed = feed_forward_of(t, middle, layer, context)
-    return t.add(middle, norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden))
 
 
 def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

@@ -60,8 +60,6 @@ class RotarySpec:
     (DeepSeek-V4)."""
     complex_numbers: bool = False
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
-    joined_at_once: bool = False
-    """Queries are joined before keys are turned (Phi-3)."""
     names_turned: bool = False
     """Variables hold what was turned until both are joined (Nemotron)."""
     joined: bool = False

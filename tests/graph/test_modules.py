@@ -110,7 +110,7 @@ def test_no_handle_waits_for_the_garbage_collector() -> None:
     try:
         run = record_model(memplan.load_model("llama-3.2-1b"), TapeOptions(seq_len=16))
         assert isinstance(run, Run)
-        assert not run._names
+        assert not run.names
     finally:
         gc.enable()
 

@@ -51,8 +51,7 @@ def project(
             query = _query(t, x, spec, hidden, viewed=turned and apart)
         return query, key, t.scale(value) if spec.value_scaled else value
     query, key, value = _fused_projection(t, x, spec, hidden, [] if held is None else held)
-    whole = spec.projection in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}
-    if whole and (split or turned):
+    if spec.projection is Projection.FUSED_SPLIT and (split or turned):
         if not in_rows and not spec.query_viewed_last:
             query = as_heads(t, query, spec.num_heads)
         if not in_rows:
@@ -138,13 +137,9 @@ def _fused_projection(
     if spec.fused_clamped:
         fused = t.elementwise(OperationKind.CLAMP, fused)
     tokens = x.numel // hidden
-    if spec.projection not in {Projection.FUSED_SPLIT, Projection.FUSED_SLICED}:
+    if spec.projection is not Projection.FUSED_SPLIT:
         return _split_per_head(t, fused, spec.projection, spec.num_heads, held)
-    sizes = (tokens * query_size, tokens * kv_size, tokens * kv_size)
-    if spec.projection is Projection.FUSED_SLICED:
-        query, key, value = (t.slice(fused, size) for size in sizes)
-    else:
-        query, key, value = t.split(fused, *sizes)
+    query, key, value = t.split(fused, tokens * query_size, tokens * kv_size, tokens * kv_size)
     return query, key, value
 
 

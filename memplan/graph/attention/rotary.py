@@ -58,8 +58,6 @@ def rotate(
         turned = [_joined(t, *each) for each in halves]
         if frame is not None:
             frame += [part for each in halves for part in each if part is not None]
-    elif form.joined_at_once:
-        turned = [_joined(t, _turned(t, each, form, cos, sin), passing) for each, passing in cut]
     else:
         halves = [(_turned(t, each, form, cos, sin), passing) for each, passing in cut]
         turned = [_joined(t, *each) for each in halves]

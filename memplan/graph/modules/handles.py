@@ -46,10 +46,16 @@ class Handle:
         """A linear layer made it, which takes its gradient in rows."""
         self.node: Node | None = None
         """Its place in the graph of views; None: it is behind none."""
-        run.name(record)
+        names, storage = run.names, record.storage
+        names[storage] = names.get(storage, 0) + 1
 
     def __del__(self) -> None:
-        self.run.unname(self.record)
+        run, storage = self.run, self.record.storage
+        left = run.names[storage] - 1
+        if left:
+            run.names[storage] = left
+        else:
+            run.lose(self.record)
 
     @property
     def dtype(self) -> DType:
@@ -84,10 +90,15 @@ class Handle:
         if other is not None and other.shape != shape:
             shape = broadcast(shape, other.shape)
             source = self if self.shape == shape else other
-        made = Handle(self.run, record, shape, dense_strides(shape, source.strides))
-        self.leads_to(made)
+        strides = dense_strides(shape, source.strides)
+        made = Handle(self.run, record, shape, strides, flat=self.flat)
+        if self.node is not None:
+            self.leads_to(made)
         if other is not None:
-            other.leads_to(made)
+            if other.node is not None:
+                other.leads_to(made)
+            elif other.flat:
+                made.flat = True
         return made
 
     def leads_to(

@@ -35,23 +35,15 @@ class Run(Tape):
         """How what the open segment made hangs together in backward."""
         self.parameters: dict[object, Parameter] = {}
         """What a weight of a module is on the tape, where a segment last declared it."""
-        self._names: dict[Storage, int] = {}
+        self.names: dict[Storage, int] = {}
+        """How many handles hold each storage."""
         self._outliving: set[Storage] = set()
         self._is_open = True
 
-    def name(self, record: Tensor) -> None:
-        """A name more holds its storage."""
+    def lose(self, record: Tensor) -> None:
+        """Its storage has no name left: it dies here, or is let go where an earlier segment made it."""
         storage = record.storage
-        self._names[storage] = self._names.get(storage, 0) + 1
-
-    def unname(self, record: Tensor) -> None:
-        """A name less: with the last one it dies here, or is let go where an earlier segment made it."""
-        storage = record.storage
-        left = self._names[storage] - 1
-        if left:
-            self._names[storage] = left
-            return
-        del self._names[storage]
+        del self.names[storage]
         if storage.segment == self.segment.index:
             self.touch(record)
         elif storage in self._outliving:
@@ -64,7 +56,7 @@ class Run(Tape):
 
     def is_named(self, storage: Storage) -> bool:
         """Whether any name holds it."""
-        return storage in self._names
+        return storage in self.names
 
     def outlive(self, storage: Storage) -> None:
         """Note that a name holds it beyond the segment that reads it."""
@@ -85,7 +77,7 @@ class Run(Tape):
         """End the open segment with ``x`` and begin one that reads it; what else has a name outlives it."""
         if self.segments and self.segment.output is None and x is not None:
             self.finish(x)
-        for storage in self._names:
+        for storage in self.names:
             if x is None or storage is not x.storage:
                 self.outlive(storage)
         self.begin(name, part=part, repeat=repeat, checkpointed=checkpointed, frozen=frozen, x=x)

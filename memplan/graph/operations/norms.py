@@ -48,10 +48,6 @@ def _norm(
         return layer_norm(t, x, name, width, bias=spec.bias, strided=strided)
     if kind is NormKind.LAYER_ONE_PLUS:
         return layer_norm_one_plus(t, x, name, width)
-    if kind is NormKind.LAYER_PLAIN:
-        return layer_norm_plain(t, x, width)
-    if kind is NormKind.LAYER_UPCAST:
-        return layer_norm_upcast(t, x, name, width, groups)
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
     if not spec.weight:
@@ -179,27 +175,6 @@ def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
         return _layer_norm_kernel(t, x, width, (weight, bias))
     x, weight, bias = (t.cast(each, t.autocast) for each in (x, weight, bias))
     return _layer_norm_kernel(t, x, width, (weight, bias))
-
-
-def layer_norm_plain(t: Tape, x: Tensor, width: int) -> Tensor:
-    """OLMo's: an fp32 layer norm without parameters, cast back."""
-    dtype = x.dtype
-    return t.cast(native_layer_norm(t, t.cast(x, DType.FP32), width, ()), dtype)
-
-
-def layer_norm_upcast(t: Tape, x: Tensor, name: str, width: int, groups: int = 1) -> Tensor:
-    """Cohere's: mean and variance written out in fp32, times an fp32 weight, cast back."""
-    shape = (width,) if groups == 1 else (groups, width)
-    weight = t.parameter(f"{name}.weight", *shape, role=WeightRole.NORM)
-    full = t.cast(x, DType.FP32)
-    mean = t.mean(full, width)
-    variance = t.mean(t.square(t.add(full, mean)), width)
-    scaled = t.mul(t.add(full, mean), _reciprocal_root(t, variance))
-    t.touch(full)
-    product = t.mul(t.cast(weight, DType.FP32), scaled)
-    out = t.cast(product, x.dtype)
-    t.touch(mean, variance, product)
-    return out
 
 
 def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
