@@ -99,7 +99,7 @@ def _attention(module: LlamaAttention, base: LlamaModel) -> AttentionSpec:
 
 
 def _network(module: MLP) -> FeedForwardSpec:
-    down = module.down_proj
+    down = module.last
     return FeedForwardSpec(
         intermediate_size=down.in_features,
         activation=module.activation_kind,

@@ -116,6 +116,11 @@ class MLP(Module):
     down_proj: Linear
 
     @property
+    def last(self) -> Linear:
+        """The layer that leads back to the hidden size."""
+        return self.down_proj
+
+    @property
     def activation_kind(self) -> Activation:
         """Its nonlinearity."""
         module = self.children.get("act_fn") or self.children["activation_fn"]

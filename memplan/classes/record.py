@@ -160,8 +160,8 @@ def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> Non
 
 def network_splits(sharing: Sharing) -> dict[str, Split]:
     """Of a network's layers, by name."""
-    columns = dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), sharing.columns)
-    return {**columns, "down_proj": sharing.rows}
+    columns = dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "c_fc"), sharing.columns)
+    return {**columns, "down_proj": sharing.rows, "c_proj": sharing.rows}
 
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:

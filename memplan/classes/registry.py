@@ -38,12 +38,14 @@ CLASSES = {
     "olmoe": "mixtures.OlmoeModel",
     "phi3": "glm.Phi3Model",
     "phimoe": "mixtures.PhimoeModel",
+    "nemotron": "starcoder.NemotronModel",
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixtures.Qwen2MoeModel",
     "qwen3": "llama.Qwen3Model",
     "qwen3_moe": "mixtures.Qwen3MoeModel",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
+    "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""

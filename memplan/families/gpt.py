@@ -1,7 +1,7 @@
 """Decoders from before Llama: layer norms, learned positions or ALiBi, plain feed-forward networks.
 
 GPT, GPT-2, GPT-BigCode, GPT-Neo, GPT-J, CodeGen, OPT, XGLM, BLOOM, MPT, GPT-NeoX, Phi, Persimmon,
-StableLM, StarCoder 2, Nemotron and Falcon. What sets the types apart is a row of ``FORMS``.
+StableLM and Falcon. What sets the types apart is a row of ``FORMS``.
 """
 
 from dataclasses import replace
@@ -59,7 +59,6 @@ class Form:
     rotated_keys: tuple[str, ...] = ("partial_rotary_factor",)
     rotary_joined: bool = False
     rotary_names_parts: bool = False
-    rotary_names_turned: bool = False
     paired_rotary: bool = False
     """``rotary_dim`` neighbouring pairs, as GPT-J does."""
     fp32_softmax: bool = True
@@ -224,26 +223,6 @@ FORMS: dict[str, Form] = {
         names_attended=True,
         residual_first=True,
     ),
-    "starcoder2": Form(
-        bias="use_bias",
-        output_bias="use_bias",
-        feed_forward_bias="use_bias",
-        activation_keys=("hidden_act",),
-        dropout_keys=("attention_dropout", "residual_dropout", "embedding_dropout"),
-        dropout_inside=True,
-        rotated_share=1.0,
-    ),
-    "nemotron": Form(
-        norm=NormKind.LAYER_ONE_PLUS,
-        bias="attention_bias",
-        output_bias="attention_bias",
-        feed_forward_bias="mlp_bias",
-        activation_keys=("hidden_act",),
-        dropout_keys=("attention_dropout", "", ""),
-        rotated_share=0.5,
-        rotary_joined=True,
-        rotary_names_turned=True,
-    ),
 }
 """Sources: ``modeling_*.py`` and ``configuration_*.py`` of transformers 5.23."""
 
@@ -382,12 +361,11 @@ def _attention(
         upcast_reordered=reader.flag("reorder_and_upcast_attn"),
         query_scaling=form.query_scaling,
         dropout=_attention_dropout(reader, form),
-        sliding_window=_window(reader, model_type),
         buffer_positions=_buffer_positions(reader, form),
     )
 
 
-_OWN_HEAD_DIM = frozenset({"phi", "starcoder2", "nemotron"})
+_OWN_HEAD_DIM = frozenset({"phi"})
 """Types whose class reads ``head_dim`` out of the config."""
 
 
@@ -401,10 +379,6 @@ def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
     if model_type in {*_OWN_HEAD_DIM, "stablelm"}:
         return reader.integer("num_key_value_heads", default=num_heads)
     return num_heads
-
-
-def _window(reader: ConfigReader, model_type: str) -> int | None:
-    return reader.optional_integer("sliding_window") if model_type == "starcoder2" else None
 
 
 def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | None:
@@ -425,7 +399,6 @@ def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | Non
         dim=dim,
         joined=form.rotary_joined,
         names_parts=form.rotary_names_parts,
-        names_turned=form.rotary_names_turned,
     )
 
 

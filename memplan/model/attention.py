@@ -60,8 +60,6 @@ class RotarySpec:
     (DeepSeek-V4)."""
     complex_numbers: bool = False
     """Pairs are multiplied as complex numbers in fp32 (DeepSeek-V2)."""
-    names_turned: bool = False
-    """Variables hold what was turned until both are joined (Nemotron)."""
     joined: bool = False
     """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
     names_parts: bool = False

@@ -61,8 +61,6 @@ def rotate(
     else:
         halves = [(_turned(t, each, form, cos, sin), passing) for each, passing in cut]
         turned = [_joined(t, *each) for each in halves]
-        if form.names_turned:
-            t.touch(*(half for half, _ in halves))
     if form.upcast or form.full_tables:
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
         t.touch(*parts, *turned)

@@ -46,8 +46,6 @@ def _norm(
         return layer_norm_per_head(t, x, name, width, groups)
     if kind is NormKind.LAYER:
         return layer_norm(t, x, name, width, bias=spec.bias, strided=strided)
-    if kind is NormKind.LAYER_ONE_PLUS:
-        return layer_norm_one_plus(t, x, name, width)
     if kind is NormKind.LAYER_DIVIDED:
         return layer_norm_divided(t, x, name, width)
     if not spec.weight:
@@ -121,12 +119,12 @@ def native_layer_norm(
     What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = _layer_norm_kernel(t, full, width, weights, strided=strided, between=between)
+    out = layer_norm_kernel(t, full, width, weights, strided=strided, between=between)
     t.touch(x)
     return out
 
 
-def _layer_norm_kernel(
+def layer_norm_kernel(
     t: Tape,
     x: Tensor,
     width: int,
@@ -135,6 +133,7 @@ def _layer_norm_kernel(
     strided: bool = False,
     between: bool = False,
 ) -> Tensor:
+    """The kernel itself, in the format of ``x``: it keeps its input and two numbers a row."""
     rows = x.numel // width
     copied = (strided or x.by_channel) and not t.decomposed
     size = allocated_bytes(x.numel, x.dtype)
@@ -165,16 +164,6 @@ def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -
     out.by_head = True
     t.touch(*parts)
     return out
-
-
-def layer_norm_one_plus(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
-    """Nemotron's: one is added to the weight; input, sum and bias are cast to autocast's dtype."""
-    weight = t.shift(t.parameter(f"{name}.weight", width, role=WeightRole.NORM))
-    bias: Tensor = t.parameter(f"{name}.bias", width, role=WeightRole.NORM)
-    if t.autocast is None:
-        return _layer_norm_kernel(t, x, width, (weight, bias))
-    x, weight, bias = (t.cast(each, t.autocast) for each in (x, weight, bias))
-    return _layer_norm_kernel(t, x, width, (weight, bias))
 
 
 def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
