@@ -72,7 +72,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     trainer = _CONFIGS[keys.preset.name]
     found.model = keys.text("model_name_or_path")
     if trainer == "DPOConfig" and _fits("ORPOConfig", keys.values):
-        found.notes.append("counted as DPO, whose keys ORPO has too: --preset trl-orpo")
+        found.notes.append("counted as DPO, whose keys ORPO has too: the preset trl-orpo")
     if trainer is None and "precision" not in given:
         found.notes.append(_LOADED)
     found.loading = Loading(trainer=trainer, half_weights=_is_half(keys))
