@@ -28,7 +28,6 @@ from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
-    counts_ranks,
     heaviest_ranks,
     holds_inputs,
     loads_by_capacity,
@@ -352,7 +351,7 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
         _formats_of(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
-        (setup.num_gpus, setup.nodes) if counts_ranks(setup) else setup.gradient_ranks == 1,
+        (setup.num_gpus, setup.nodes),
         (
             setup.micro_batch_size,
             setup.seq_len,

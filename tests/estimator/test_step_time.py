@@ -13,6 +13,7 @@ from memplan.estimator.run_cost import TimeQuestion, run_cost
 from memplan.estimator.site import Site
 from memplan.estimator.step_time import StepTime, step_time, time_of
 from memplan.hardware.network import STORAGE_BYTES_PER_S
+from memplan.memory.accounts import step_visits
 
 LLAMA = "llama-3.1-8b"
 
@@ -210,3 +211,14 @@ def test_a_tower_attends_over_its_own_positions() -> None:
         each.words: each.seconds for each in timed("sam-vit-base", num_gpus=1, seq_len=1).shares
     }
     assert 0 < shares["attention"] < 2 * shares["products of matrices"]
+
+
+def test_what_is_sent_goes_by_how_many_ranks_there_are() -> None:
+    """Also where each holds the same, and one number was asked for before another; an optimizer's copies are of one."""
+    found = []
+    for num_gpus in (8, 512):
+        setup = memplan.TrainingSetup(num_gpus=num_gpus, engine="ddp")
+        job = Job.of(memplan.load_model("gpt2"), setup, memplan.load_gpu("h100"))
+        visits = step_visits(job.given)
+        found.append({each.ranks.degree for visit in visits for each, _ in visit.exchanges})
+    assert found == [{1, 8}, {1, 512}]

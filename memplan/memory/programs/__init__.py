@@ -124,11 +124,6 @@ class StopsWithin(NamedTuple):
     """What the modules are that it takes part for, to be compared."""
 
 
-def counts_ranks(setup: TrainingSetup) -> bool:
-    """Whether what a rank holds goes by how many there are: not where each holds everything."""
-    return setup.chosen_engine is not Engine.DDP
-
-
 def holds_inputs(setup: TrainingSetup) -> bool:
     """Whether an engine's own blocks go by the batch: where FSDP1's hooks hold what layers were given."""
     is_asked = dict(setup.engine_options).get("reentrant_checkpointing")
