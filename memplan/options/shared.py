@@ -109,6 +109,10 @@ CPU_MEMORY = Option(
     help_text="CPU RAM of one node, such as 512GiB: judged too. [default of plans and hints: that of a "
     "usual node of the card]",
 )  # fmt: skip
+POOLS = Option(
+    flag="--pools", kind=str | None, metavar="FILE", panel=HARDWARE_PANEL,
+    help_text="A YAML file of what a platform has: names, cards, counts, quotas, prices. The answer is of the best pool.",
+)  # fmt: skip
 
 # -- the engine ----------------------------------------------------------------------------------
 
@@ -235,15 +239,16 @@ JOBS = Option(
     flag="--jobs", kind=int, default=1, metavar="N", minimum=0, panel=OUTPUT_PANEL,
     help_text="Processes to spread the work over; 0: one for each core. The answer is the same.",
 )  # fmt: skip
+FAIL_ON = Option(
+    flag="--fail-on", kind=str | None, metavar="VERDICT", panel=CHECK_PANEL,
+    help_text="What the check fails on: oom, or tight as well. [default: oom]",
+)  # fmt: skip
 CHECKS = (
     Option(
         flag="--check", kind=str | None, metavar="[all|any]", panel=CHECK_PANEL,
         help_text="Fail unless all setups, or any, are within every GPU's memory.",
     ),
-    Option(
-        flag="--fail-on", kind=str | None, metavar="VERDICT", panel=CHECK_PANEL,
-        help_text="What the check fails on: oom, or tight as well. [default: oom]",
-    ),
+    FAIL_ON,
     Option(
         flag="--baseline", kind=str | None, metavar="FILE", panel=CHECK_PANEL,
         help_text="Show what moved since this --format json output; fail on a regression.",

@@ -186,6 +186,7 @@ class SweepOptions(SeveralOptions, total=False):
 class PlanOptions(SeveralOptions, total=False):
     """Of ``memplan.plan``."""
 
+    pools: "str | Path | None"
     setup: "TrainingSetup | Path | None"
     objective: Word
     maximize: Word | None

@@ -44,13 +44,11 @@ def print_examination(console: "Console", found: Examination) -> None:
     from rich.text import Text
 
     console.print(Text(_heading(found), style="bold"))
-    _print_rows(
-        console, [_card_row(each, found.gpus.get(each.index)) for each in found.cards.cards]
-    )
+    print_rows(console, [_card_row(each, found.gpus.get(each.index)) for each in found.cards.cards])
     for title, rows in _sections(found).items():
         if rows:
             console.print(Text(title, style="bold"))
-            _print_rows(console, rows)
+            print_rows(console, rows)
 
 
 def _sections(found: Examination) -> dict[str, list[tuple[str, ...]]]:
@@ -136,7 +134,7 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:,.1f}"
 
 
-def _print_rows(console: "Console", rows: Sequence[tuple[str, ...]]) -> None:
+def print_rows(console: "Console", rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows under one another; where the last cell has no room beside the others it goes below them."""
     from rich.text import Text
 

@@ -68,6 +68,7 @@ def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[di
     for rank, each in enumerate(plan.setups, start=1):
         yield {
             "rank": rank,
+            **({} if plan.pool is None else {"pool": plan.pool.name}),
             "given_up": each.given_up.value,
             **each.estimate.to_dict(),
             "headroom_bytes": each.headroom_bytes,

@@ -189,7 +189,7 @@ class Planner:
     def _is_spread(self, num_gpus: int) -> bool:
         """Whether so many GPUs are as many on each node."""
         try:
-            replace(TrainingSetup(), num_gpus=num_gpus)
+            replace(TrainingSetup(), num_gpus=num_gpus, num_nodes=self.goal.num_nodes(num_gpus))
         except SetupError:
             return False
         return True

@@ -80,6 +80,17 @@ def read_mapping(path: str | Path) -> dict[str, object]:
     return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")
 
 
+def mapping_in(text: str, *, label: str, max_characters: int) -> dict[str, object]:
+    """The same of YAML, or JSON, that was read already and that ``label`` names.
+
+    >>> mapping_in("gpus: 8", label="stdin", max_characters=100)
+    {'gpus': 8}
+    """
+    if len(text) > max_characters:
+        _refuse(label, f"is longer than {max_characters:,} characters")
+    return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")
+
+
 def read_json_mapping(path: str | Path, *, label: str | None = None) -> dict[str, object]:
     """Read a JSON file that holds an object.
 
