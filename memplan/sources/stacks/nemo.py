@@ -177,7 +177,7 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         nodes, on_each = launched
     if on_each is not None:
         nodes = nodes or 1
-    on_each = on_each or GPUS_PER_NODE
+    on_each = on_each or (TRAY if _is_tray(keys.text("ci.cluster_tag")) else GPUS_PER_NODE)
     if given.get("num_gpus") is not None:
         return
     stages = _degree(found, "pipeline_parallel")
@@ -193,6 +193,14 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append(
             f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
         )
+
+
+TRAY = 4
+"""GPUs of a compute tray of NVIDIA's GB200 and GB300 NVL72, which is a node of theirs."""
+
+
+def _is_tray(cluster: str | None) -> bool:
+    return (cluster or "").lower().startswith("gb")
 
 
 def _launched(keys: Keys) -> tuple[int, int] | None:
