@@ -175,7 +175,8 @@ FILES = (
     Option(
         flag="--preset", kind=str | None, panel=FILES_PANEL,
         help_text="What a training stack does by default: axolotl, hf-trainer, lightning, litgpt-full, "
-        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, nanogpt, nanotron, "
+        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, "
+        "megatron-lm, nanogpt, nanotron, "
         "nemo, prime-rl, torchtitan, torchtune, trl-distillation, trl-dpo, trl-grpo, trl-kto, "
         "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, unsloth-cli, verl.",
     ),
