@@ -125,7 +125,17 @@ def asked_in_python(
         if value is not None:
             given[name] = _read(face[name], value)
     defaults = {name: each.default for name, each in face.items()}
-    return Asked(values={"model": model, **defaults, **given}, given=frozenset(given))
+    asked = Asked(values={"model": model, **defaults, **given}, given=frozenset(given))
+    if "engine" not in given:
+        return asked
+    from memplan.options.plugged import with_engine_plugin
+
+    return with_engine_plugin(asked, read_options)
+
+
+def read_options(options: Mapping[str, object]) -> Asked:
+    """Options of an estimate alone, without a model."""
+    return asked_in_python(None, options, ESTIMATE)
 
 
 def _hint(name: str, face: Mapping[str, Keyword]) -> str:
