@@ -7,6 +7,7 @@ declared beside it. ``memplan.options.questions`` says which question has which.
 from enum import StrEnum
 
 from memplan.options.largest import or_max, read_whole
+from memplan.options.numbers import read_shard
 from memplan.options.panels import (
     CHECK_PANEL,
     ENGINE_PANEL,
@@ -239,6 +240,10 @@ EMIT = (
 JOBS = Option(
     flag="--jobs", kind=int, default=1, metavar="N", minimum=0, panel=OUTPUT_PANEL,
     help_text="Processes to spread the work over; 0: one for each core. The answer is the same.",
+)  # fmt: skip
+SHARD = Option(
+    flag="--shard", kind=str | None, metavar="I/N", panel=OUTPUT_PANEL, parser=read_shard,
+    help_text="Do the I-th of N parts of the grid, for array jobs: 1/4 to 4/4. In their order, rows are those of the whole.",
 )  # fmt: skip
 FAIL_ON = Option(
     flag="--fail-on", kind=str | None, metavar="VERDICT", panel=CHECK_PANEL,
