@@ -377,6 +377,7 @@ def _read_kernels(keys: Keys, found: Found) -> None:
             "has eager alone"
         )
     _read_compilation(keys, found)
+    _read_routing(keys, found)
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
@@ -387,6 +388,16 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     if keys.section("model.backend.te_fp8"):
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
         found.fields["fp8"] = "te-delayed"
+
+
+def _read_routing(keys: Keys, found: Found) -> None:
+    """A router of a benchmark's gives each expert as many tokens, unless noise is asked for (``FakeBalancedGate``)."""
+    balanced, noise = (
+        keys.flag("model.backend.fake_balanced_gate"),
+        keys.number("model.backend.fake_gate_noise"),
+    )
+    if balanced and not noise and "expert_parallel" in found.fields:
+        found.fields["expert_imbalance"] = 1
 
 
 def _read_compilation(keys: Keys, found: Found) -> None:
