@@ -43,7 +43,9 @@ def mixture(config: Mapping[str, object], number: int = -1) -> MixtureSpec:
 def times_recorded(config: Mapping[str, object], kind: OperationKind) -> int:
     """How often a layer runs an operation."""
     tape = record_model(read(config), TapeOptions())
-    ran = (each.kind for segment in tape.segments if segment.is_layer for each in segment.operations)
+    ran = (
+        each.kind for segment in tape.segments if segment.is_layer for each in segment.operations
+    )
     return list(ran).count(kind)
 
 
