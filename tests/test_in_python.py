@@ -86,10 +86,14 @@ def test_parameters_are_counted_on_the_model() -> None:
 
 
 def test_a_model_is_transformers_own_config() -> None:
+    class BFloat16:
+        def __str__(self) -> str:
+            return "torch.bfloat16"
+
     class Config:
         def to_dict(self) -> dict[str, object]:
             own = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2}
-            return {**own, "id2label": {0: "A"}, "dtype": object()}
+            return {**own, "id2label": {0: "A"}, "dtype": BFloat16()}
 
     assert memplan.load_model(Config()).num_layers == 2
     with pytest.raises(memplan.MemplanError, match="this is of type type"):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
     from memplan.options.planning import PlanQuestion
     from memplan.search.goal import Plan, PlannedSetup
+    from memplan.search.pools import PoolPlan
 
 
 @takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, *EMIT, *TIME_OPTIONS)
@@ -31,20 +32,58 @@ def plan(ctx: typer.Context, model: ModelArgument, values: Values = NO_VALUES) -
 
     emit = values["emit"]
     asked = plan_question(asked_of(ctx), remark=remark)
-    if len(asked.gpus) > 1 and values["report"] is not None:
+    if max(len(asked.gpus), len(asked.pools)) > 1 and values["report"] is not None:
         msg = "--report: a page is of one GPU: name one"
         raise UsageError(msg)
     with waiting("looking through engines, stages, checkpointing and batches"):
-        plans = _plans(asked)
+        pooled = _pooled(asked) if asked.pools else []
+        plans = [each.plan for each in pooled if each.plan is not None] or _plans(asked)
+    emit = emit or _its_scheduler(plans[0], values)
     if emit is not None:
-        from memplan.cli.emitting import emit_answer
-
-        emit_answer(_chosen(plans, emit).estimate, emit, values["output"], asked.times)
+        _emit(plans[: 1 if pooled else None], emit, values["output"], asked.times)
     else:
+        if pooled and values["format"] is RowFormat.TABLE:
+            from memplan.report.console import TerminalConsole
+            from memplan.report.pools import print_pools
+
+            print_pools(TerminalConsole(), pooled)
+            plans = plans[:1]
         _answer(plans, asked, values)
     if plans[-1].is_interrupted:
         remark("interrupted: of what was found by then")
         raise KeyboardInterrupt
+
+
+def _emit(
+    plans: "list[Plan]", emit: str, output: str | None, question: "TimeQuestion | None"
+) -> None:
+    """Write the best setup down, for the pool that it goes to where there are pools."""
+    from memplan.cli.emitting import emit_answer
+
+    best, pool = _chosen(plans, emit).estimate, plans[0].pool
+    emit_answer(best, emit, output, question, queue="" if pool is None else pool.queue)
+    if pool is not None:
+        remark(f"for the pool {pool.name}: {best.setup.num_gpus} of its {pool.gpu.short_name} GPUs")
+
+
+def _its_scheduler(found: "Plan", values: Values) -> str | None:
+    """What --output alone means: the file of the pool's own scheduler. Raises ``UsageError`` where none is known."""
+    if values["output"] is None:
+        return None
+    if found.pool is None or not found.pool.scheduler:
+        msg = "--output: the pool names no scheduler: say which file is wanted with --emit"
+        raise UsageError(msg)
+    return found.pool.scheduler
+
+
+def _pooled(asked: "PlanQuestion") -> "list[PoolPlan]":
+    """A plan for each pool, the best first."""
+    from memplan.search.pools import pool_plans
+
+    return pool_plans(
+        asked.model, asked.goal, asked.pools, times=asked.times, is_open=not asked.asks_count,
+        stoppable=True,
+    )  # fmt: skip
 
 
 def _plans(asked: "PlanQuestion") -> "list[Plan]":
@@ -72,7 +111,7 @@ def _check_use(ctx: typer.Context, values: Values) -> None:
 
     if values["emit"] is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
-    else:
+    elif values["pools"] is None:
         refuse_without(ctx, {"output"}, "--emit")
     check_pictures(values)
 

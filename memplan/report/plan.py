@@ -69,6 +69,7 @@ def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[di
     for rank, each in enumerate(plan.setups, start=1):
         yield {
             "rank": rank,
+            **({} if plan.pool is None else {"pool": plan.pool.name}),
             "given_up": each.given_up.value,
             **each.estimate.to_dict(),
             "headroom_bytes": each.headroom_bytes,
@@ -390,22 +391,24 @@ def _fastest(plan: Plan) -> float:
 
 def shortfall_lines(plan: Plan) -> list[str]:
     """What does not fit, each with the nearest change that would make it fit."""
-    least: dict[tuple[Concession, int, str], Shortfall] = {}
+    alike: dict[tuple[Concession, int, str], list[Shortfall]] = {}
     for each in plan.shortfalls:
-        setup = each.estimate.setup
-        key = (each.given_up, setup.num_gpus, setup_label(setup))
-        if key not in least or (each.tier, each.estimate.worst_bytes) < (
-            least[key].tier,
-            least[key].estimate.worst_bytes,
-        ):
-            least[key] = each
+        key = (each.given_up, each.setup.num_gpus, setup_label(each.setup))
+        alike.setdefault(key, []).append(each)
     # Only of those that are shown is it looked for how much they need.
     most = FEW_SHORTFALLS if plan.setups else MAX_SHORTFALLS
-    kept = [shortfall_text(each) for each in list(least.values())[:most]]
+    kept = [shortfall_text(_least(each)) for each in list(alike.values())[:most]]
     if not kept:
         return []
-    more = [f"  ... and {len(least) - len(kept)} more"] if len(least) > len(kept) else []
+    more = [f"  ... and {len(alike) - len(kept)} more"] if len(alike) > len(kept) else []
     return ["Does not fit, even with the smallest micro-batch:", *kept, *more]
+
+
+def _least(alike: list[Shortfall]) -> Shortfall:
+    """The one that lacks least of those that a reader is told as one."""
+    if len(alike) == 1:
+        return alike[0]
+    return min(alike, key=lambda each: (each.tier, each.estimate.worst_bytes))
 
 
 def overfilling_lines(plan: Plan) -> list[str]:
@@ -441,7 +444,7 @@ def _host_text(each: "Estimate", named: int | None) -> str:
 
 def shortfall_text(shortfall: Shortfall) -> str:
     """One setup that does not fit, in one line."""
-    setup = shortfall.estimate.setup
+    setup = shortfall.setup
     engine = [setup_label(setup)] if setup_label(setup) != ONE_GPU else []
     lost = CONCESSIONS[shortfall.given_up].label
     given_up = [lost] if shortfall.given_up is not Concession.NONE else []

@@ -59,7 +59,23 @@ def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
         return read_card(Path(text))
     if is_size(text):
         return gpu_from_memory(parse_bytes(text))
+    own = _own_card(text)
+    if own is not None:
+        return own
     raise GpuNotFoundError(_not_found_message(text))
+
+
+def _own_card(text: str) -> GpuSpec | None:
+    """A card of the user's own configuration, or a plug-in's."""
+    from memplan.sources.gpu_file import read_card
+    from memplan.sources.organisation import card_file
+    from memplan.sources.plugins import plugged
+
+    file = card_file(text)
+    if file is not None:
+        return read_card(file)
+    card: GpuSpec | None = plugged("gpus", text)
+    return card
 
 
 def all_gpus() -> tuple[GpuSpec, ...]:

@@ -93,6 +93,9 @@ def _copy_or_hub(text: str, *, revision: str | None, token: str | None) -> Found
     """A copy of a built-in model, as owners who copy name it; else what the hub says, where it says anything."""
     from memplan.sources.copied_models import copy_of
 
+    own = _plugged(text) if revision is None else None
+    if own is not None:
+        return own
     copy = copy_of(text) if revision is None else None
     if copy is None:
         return _from_hub(text, revision=revision, token=token)
@@ -106,6 +109,16 @@ def _copy_or_hub(text: str, *, revision: str | None, token: str | None) -> Found
         return _from_hub(text, revision=revision, token=token)
     except (ModelNotFoundError, HubNotFoundError, HubOfflineError, HubGatedError):
         return found
+
+
+def _plugged(text: str) -> FoundConfig | None:
+    """A plug-in's model of this name."""
+    from memplan.sources.plugins import plugged
+
+    config = plugged("models", text)
+    return (
+        None if config is None else FoundConfig(config=config, name=text, source=f"plug-in {text}")
+    )
 
 
 def _is_path(text: str, *, is_builtin: bool) -> bool:
