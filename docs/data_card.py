@@ -11,6 +11,7 @@ HOLDS = {
     "gpus.json": "cards: memory as torch and the driver report it, rates, links; each entry names its sources, and what nobody read again",
     "models.json": "built-in models: hub id, class, and the sizes that differ from the class's defaults; no weights, no text",
     "module_names.json": "what classes call their modules, by which adapters and quantization find them",
+    "outcomes.json": "how real runs ended, by kind of job and by what memplan had said of them: counts alone",
     "parameter_order.json": "the order in which classes declare parameters, by which engines lay out buckets",
     "training_arguments.json": "names of training arguments, of TRL's configs that have them, and of optimizers",
     "presets": "what a training stack does where its file says nothing: one line for each default, with the file it was read in",
@@ -20,6 +21,7 @@ HOLDS = {
 
 SAID_HERE = {
     "gpus.json": "vendors' data sheets and logs, as the file's `sources` name them one by one; torchtitan, torchao, composer, lightning and torch for rates",
+    "outcomes.json": "the runs of the [accuracy page](accuracy.md): measured for memplan, sent, or published by those whom it names",
     "models.json": "`config.json` of the checkpoint that each entry names on the Hugging Face hub; transformers 5.23.0 for what is left out",
     "deepspeed_files.yaml": "axolotl 0.19.0, deepspeed_configs; llamafactory 0.9.5, examples/deepspeed",
     "plain.yaml": "none: settings in memplan's own words",

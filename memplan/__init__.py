@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # what typing's is, whose import takes longer than all el
 if TYPE_CHECKING:
     from typing import Any
 
-    from memplan.api import compare, estimate, gpus, largest, models, plan, sweep
+    from memplan.api import admit, compare, estimate, gpus, largest, models, plan, sweep
     from memplan.errors import MemplanError
     from memplan.estimator.estimate import Estimate, Verdict
     from memplan.hardware.gpu import GpuSpec
@@ -41,6 +41,7 @@ _HOMES = {
     "Quantization": "memplan.training.quantization",
     "TrainingSetup": "memplan.training.setup",
     "Verdict": "memplan.estimator.estimate",
+    "admit": "memplan.api",
     "check": "memplan.live",
     "compare": "memplan.api",
     "estimate": "memplan.api",
@@ -72,6 +73,7 @@ __all__ = [
     "TrainingSetup",
     "Verdict",
     "__version__",
+    "admit",
     "check",
     "compare",
     "estimate",

@@ -12,21 +12,23 @@ from memplan.errors import UsageError
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
-from memplan.model.spec import ModelSpec
+from memplan.model.named import Model
 from memplan.options.python import ESTIMATE, PLAN, SWEEP, asked_in_python, python_words
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from memplan.hardware.pool import Pool
+    from memplan.options.planning import PlanQuestion
     from memplan.options.typed import EstimateOptions, PlanOptions, SweepOptions
     from memplan.report.comparison import Comparison
+    from memplan.search.admission import Admission
     from memplan.search.goal import Goal, Plan
     from memplan.search.grid import Grid
     from memplan.search.quantity import Quantity
     from memplan.search.sweep import Sweep
     from memplan.sources.registry import BuiltinModel
-
-Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
-"""What names a model: a built-in name, a hub id, a path, a config dict or a spec."""
 
 
 def estimate(
@@ -107,11 +109,18 @@ def sweep(
     gpus: Sequence[str | GpuSpec] = (),
     cpu_memory: str | int | None = None,
     num_jobs: int = 1,
+    executor: "Executor | None" = None,
 ) -> "Sweep": ...
 @overload
-def sweep(model: Model, **options: Unpack["SweepOptions"]) -> "Sweep": ...
 def sweep(
-    model: Model, grid: "Grid | Mapping[str, object] | None" = None, **options: Any
+    model: Model, *, executor: "Executor | None" = None, **options: Unpack["SweepOptions"]
+) -> "Sweep": ...
+def sweep(
+    model: Model,
+    grid: "Grid | Mapping[str, object] | None" = None,
+    *,
+    executor: "Executor | None" = None,
+    **options: Any,
 ) -> "Sweep":
     """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
 
@@ -121,7 +130,8 @@ def sweep(
     the GPUs to judge by, and ``num_jobs`` processes do the work, which changes no result.
 
     Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of the GPUs;
-    nothing is computed before, and nothing is kept. What cannot be trained is left out, and counted
+    nothing is computed before, and nothing is kept. An ``executor`` (any ``concurrent.futures.Executor``: of
+    processes, of a Dask client, of MPI ranks) does the work instead, and stays open: it is its owner's. What cannot be trained is left out, and counted
     in ``impossible``. Raises a ``MemplanError`` for what cannot be read or swept over.
 
     >>> import memplan
@@ -139,9 +149,10 @@ def sweep(
     from memplan.search.sweep import Sweep
 
     if grid is not None:
-        return _swept(model, grid, **options)
+        return _swept(model, grid, executor=executor, **options)
     asked = asked_in_python(model, options, SWEEP)
     with python_words(asked.given):
+        from memplan.options.numbers import shard_of
         from memplan.options.run_times import time_question
         from memplan.options.sweeping import sweep_question
 
@@ -155,6 +166,8 @@ def sweep(
             node_memory_bytes=question.node_memory_bytes,
             times=time_question(asked.values),
             notes=tuple(remarks),
+            executor=executor,
+            part=shard_of(question.grid.num_combinations, asked.values["shard"]),
         )
 
 
@@ -165,6 +178,7 @@ def _swept(
     gpus: Sequence[str | GpuSpec] = (),
     cpu_memory: str | int | None = None,
     num_jobs: int = 1,
+    executor: "Executor | None" = None,
 ) -> "Sweep":
     """A sweep of objects."""
     from memplan.search.grid import Grid
@@ -178,6 +192,7 @@ def _swept(
         [_card(gpu) for gpu in gpus],
         num_jobs=num_jobs,
         node_memory_bytes=_size(cpu_memory),
+        executor=executor,
     )
 
 
@@ -211,6 +226,8 @@ def plan(model: Model, goal: "Goal | None" = None, **options: Any) -> "Plan":
 
         remarks: list[str] = []
         question = plan_question(asked, remark=remarks.append)
+        if question.pools:
+            return _best_pool(question, remarks)
         if len(question.gpus) > 1:
             msg = "gpu: names several, and one plan is for one: ask for each"
             raise UsageError(msg)
@@ -223,12 +240,55 @@ def plan(model: Model, goal: "Goal | None" = None, **options: Any) -> "Plan":
         )
 
 
+def _best_pool(question: "PlanQuestion", remarks: Sequence[str]) -> "Plan":
+    """The plan of the pool that comes first."""
+    from memplan.search.pools import pool_plans, pool_times
+
+    first = pool_plans(
+        question.model, question.goal, question.pools, times=question.times,
+        is_open=not question.asks_count,
+    )[0]  # fmt: skip
+    assert first.plan is not None, "a pool that cannot be tried is no first"
+    times = pool_times(question.times, first.pool)
+    return replace(first.plan, times=times, assumptions=(*first.plan.assumptions, *remarks))
+
+
 def _planned(model: Model, goal: "Goal", *, gpu: str | GpuSpec = "h100") -> "Plan":
     """A plan of objects."""
     from memplan.search.planner import plan as plan_setups
     from memplan.sources.models import load_model
 
     return plan_setups(load_model(model), goal, _card(gpu))
+
+
+def admit(
+    request: str | os.PathLike[str] | Mapping[str, object],
+    pools: "str | os.PathLike[str] | Sequence[Pool]",
+    *,
+    fail_on: str = "oom",
+) -> "Admission":
+    """Say whether a job may start, and in which of a platform's pools.
+
+    ``request`` is a mapping, or the path of a YAML file: the keywords of ``memplan.estimate`` with ``model``, and
+    ``pool`` where one is meant. ``pools`` is such a path too (``memplan.sources.pools``), or the pools. It goes where it
+    fits, to the cheapest of these; ``fail_on="tight"`` refuses what might not fit as well. Raises a ``MemplanError`` for
+    what cannot be read or trained; that it does not fit is an answer.
+
+    >>> import memplan
+    >>> found = memplan.admit({"model": "gpt2", "gpus": 2}, "configs/pools/platform.yaml")
+    >>> found.admitted, found.verdict, found.chosen.pool.name
+    (True, 'fits', 'dev')
+    """
+    from memplan.options.admitting import admission
+    from memplan.sources.files import read_mapping
+    from memplan.sources.pools import read_pools
+
+    if fail_on not in ("oom", "tight"):
+        msg = f"fail_on: {fail_on!r} is not one of oom, tight"
+        raise UsageError(msg)
+    asked = request if isinstance(request, Mapping) else read_mapping(os.fspath(request))
+    known = read_pools(os.fspath(pools)) if isinstance(pools, str | os.PathLike) else pools
+    return admission(asked, known, fails_on_tight=fail_on == "tight")
 
 
 def compare(one: Estimate, other: Estimate) -> "Comparison":

@@ -145,6 +145,7 @@ EXEMPT = {
     "help": "prints the help",
 }
 SETUP_FILE = "engine: fsdp\nnum_gpus: 8\n"
+POOLS_FILE = "pools:\n- {name: first, gpu: h100, count: 8}\n- {name: second, gpu: t4, count: 8}\n"
 ARGUMENTS_FILE = '{"per_device_train_batch_size": 4}'
 DEEPSPEED_FILE = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
 ACCELERATE_FILE = "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
@@ -328,6 +329,10 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "sequence_parallel": (SPLIT, ("--sequence-parallel", "true")),
         "offload": (JOB, ("--offload", "cpu")),
         "jobs": (MODEL, ("--jobs", "-1")),
+        "dask": (JOB, ("--dask", "nowhere")),
+        "shard": ((*JOB, "--batch-size", "1,2"), ("--shard", "2/2")),
+        "output": (JOB, ("--output", "rows.jsonl")),
+        "resume": (JOB, ("--resume",)),
     },
     "plan": {
         **TRAINED,
@@ -340,6 +345,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "legend": (JOB, ("--legend",)),
         "allow": ((*JOB, "--limit", "100"), ("--allow", "lora")),
         "headroom": (JOB, ("--headroom", "50%")),
+        "pools": (("gated.json",), ("--pools", "pools.yaml")),
         "pipeline_parallel": (JOB, ("--pipeline-parallel", "2")),
         "virtual_stages": (JOB, ("--virtual-stages", "2")),
         "context_parallel": (JOB, ("--context-parallel", "2")),
@@ -407,6 +413,15 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "checkpoint": ((), ("--checkpoint", "42.1GB")),
     },
     "gpus": {"name": ((), ("h100",)), "format": ((), ("--format", "csv"))},
+    "admit": {
+        "request": ((), ("large.yaml", "--pools", "pools.yaml")),
+        "pools": (("request.yaml",), ("--pools", "pools.yaml")),
+        "pool": (("request.yaml", "--pools", "pools.yaml"), ("--pool", "second")),
+        "fail_on": (("request.yaml", "--pools", "pools.yaml"), ("--fail-on", "all")),
+        "format": (("request.yaml", "--pools", "pools.yaml"), ("--format", "json")),
+        "root": (("request.yaml", "--pools", "pools.yaml"), ("--root", "missing")),
+        "network": (("hub.yaml", "--pools", "pools.yaml"), ("--network", "--pool", "network")),
+    },
     "mcp": {"root": ((), ("--root", "missing")), "network": ((), ("--network",))},
     "doctor": {"format": ((), ("--format", "json"))},
 }
@@ -547,6 +562,10 @@ def write_files(folder: Path) -> None:
             }
         ),
         "setup.yaml": SETUP_FILE,
+        "pools.yaml": POOLS_FILE,
+        "request.yaml": "model: gated.json\n",
+        "large.yaml": "model: gated.json\ngpus: 64\n",
+        "hub.yaml": "model: no-one/has-this\n",
         "arguments.json": ARGUMENTS_FILE,
         "ds.json": DEEPSPEED_FILE,
         "accelerate.yaml": ACCELERATE_FILE,

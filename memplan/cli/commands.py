@@ -10,6 +10,7 @@ COMMANDS = {
     "plan": "Search for the setups that fit, best first, and what would make the rest fit.",
     "explain": "Show the arithmetic of an estimate: every component, the step's timeline, a report.",
     "compare": "Set two setups side by side: what moved, verdicts, time, money; or published formulas.",
+    "admit": "Say whether a job may start, and in which pool: for schedulers' hooks.",
     "verify": "Train a few real steps, or follow them on fake tensors: predicted beside measured.",
     "flops": "Count the FLOPs of a training step, by component and by others' formulas.",
     "models": "List the built-in models, or show where one model's parameters are.",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from memplan.cli.terminal import remark, say, write_file
 from memplan.errors import SetupError, UsageError, did_you_mean
+from memplan.fast_dataclass import replace
 from memplan.text import MAX_SHOWN, one_line, shortened
 
 if TYPE_CHECKING:
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
 
 
 def emit_answer(
-    answer: "Estimate", kind: str, output: str | None, question: "TimeQuestion | None"
+    answer: "Estimate",
+    kind: str,
+    output: str | None,
+    question: "TimeQuestion | None",
+    *,
+    queue: str = "",
 ) -> None:
-    """Write an answer's setup for a framework, or its job for a scheduler."""
+    """Write an answer's setup for a framework, or its job for a scheduler, in this queue of its."""
     from memplan.sources.emitters import Framework
     from memplan.sources.requests import Scheduler
 
@@ -30,11 +36,28 @@ def emit_answer(
     if kind in frameworks:
         _emit_setup(answer.setup, answer.model, frameworks[kind], output)
     elif kind in schedulers:
-        _emit_request(answer, schedulers[kind], output, question)
+        _emit_request(answer, schedulers[kind], output, question, queue)
+    elif (text := _plugged_text(answer, kind)) is not None:
+        if output is None:
+            say(text)
+        else:
+            write_file(Path(output), f"{text}\n", option="--output")
     else:
-        known = (*frameworks, *schedulers)
+        from memplan.sources.plugins import plugged_names
+
+        known = (*frameworks, *schedulers, *plugged_names("writers"))
         msg = f"--emit: {shortened(one_line(kind), MAX_SHOWN)!r} is not one of {', '.join(known)}.{did_you_mean(kind, known)}"
         raise SetupError(msg)
+
+
+def _plugged_text(answer: "Estimate", kind: str) -> str | None:
+    """What a plug-in of this name writes; None where there is none."""
+    from memplan.sources.plugins import asked_safely, plugged
+
+    write = plugged("writers", kind)
+    if write is None:
+        return None
+    return str(asked_safely(f"--emit {kind}", write, answer.setup, answer.model)).rstrip()
 
 
 def _emit_setup(
@@ -79,11 +102,12 @@ def _emit_request(
     scheduler: "Scheduler",
     output: str | None,
     question: "TimeQuestion | None",
+    queue: str,
 ) -> None:
     from memplan.estimator.job_request import job_request
     from memplan.sources.requests import request_text
 
-    request = job_request(answer, question)
+    request = replace(job_request(answer, question), queue=queue)
     text = request_text(request, scheduler)
     if output is None:
         say(text)

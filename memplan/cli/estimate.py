@@ -121,7 +121,6 @@ def _check_use(ctx: typer.Context, values: Values) -> None:
 def _rows(asked: "Asked", judged: "EstimateQuestion") -> "list[list[Estimate]]":
     """The answers: a row for each setup, in it one for each card."""
     from memplan import cli
-    from memplan.cli.estimate_output import prepare_tables
     from memplan.search import together
     from memplan.search.cores import usable_cores
     from memplan.search.side_by_side import SideBySide
@@ -138,7 +137,7 @@ def _rows(asked: "Asked", judged: "EstimateQuestion") -> "list[list[Estimate]]":
         says_needs=_looks_everywhere(asked, judged)
         or output_format in (OutputFormat.JSON, OutputFormat.CSV),
     )
-    rows = compared.rows(meanwhile=prepare_tables if output_format is OutputFormat.TABLE else None)
+    rows = compared.rows()
     if any(each.lengths is not None for each in judged.setups):
         from memplan.search.lengths import with_batches
 
@@ -165,9 +164,13 @@ def _show(
     emit, output_format = values["emit"], values["format"]
     written = None
     if values["report"] is not None:
-        from memplan.cli.pictures import estimate_report, write_page
+        from memplan.cli.pictures import estimate_pictures, estimate_report, write_report
 
-        written = write_page(estimate_report(rows), values["report"])
+        written = write_report(
+            values["report"],
+            page=lambda: estimate_report(rows),
+            drawings=lambda: estimate_pictures(rows),
+        )
     if emit is not None:
         from memplan.cli.emitting import emit_only
 

@@ -58,13 +58,6 @@ def _write_flat(
         say(rows_markdown(flat, markdown_columns))
 
 
-def prepare_tables() -> None:
-    """Import what a table is drawn with, which takes as long as two rows."""
-    import memplan.report.console
-    import memplan.report.estimate
-    import memplan.search.advice  # noqa: F401
-
-
 def show(rows: "Sequence[Sequence[Estimate]]", values: Values, *, everywhere: bool) -> None:
     """Write the rows as the options say; ``everywhere``: look for the largest micro-batch of each, on each GPU."""
     from memplan.options.axes import read_concessions

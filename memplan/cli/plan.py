@@ -1,11 +1,10 @@
 """``memplan plan``."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 import typer
 
-from memplan.cli.pictures import PAGES, check_pictures, print_charts, write_page
+from memplan.cli.pictures import check_pictures, print_charts, write_report
 from memplan.cli.taking import NO_VALUES, ModelArgument, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import UsageError
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
     from memplan.options.planning import PlanQuestion
     from memplan.search.goal import Plan, PlannedSetup
+    from memplan.search.pools import PoolPlan
 
 
 @takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, *EMIT, *TIME_OPTIONS)
@@ -32,20 +32,58 @@ def plan(ctx: typer.Context, model: ModelArgument, values: Values = NO_VALUES) -
 
     emit = values["emit"]
     asked = plan_question(asked_of(ctx), remark=remark)
-    if len(asked.gpus) > 1 and values["report"] is not None:
+    if max(len(asked.gpus), len(asked.pools)) > 1 and values["report"] is not None:
         msg = "--report: a page is of one GPU: name one"
         raise UsageError(msg)
     with waiting("looking through engines, stages, checkpointing and batches"):
-        plans = _plans(asked)
+        pooled = _pooled(asked) if asked.pools else []
+        plans = [each.plan for each in pooled if each.plan is not None] or _plans(asked)
+    emit = emit or _its_scheduler(plans[0], values)
     if emit is not None:
-        from memplan.cli.emitting import emit_answer
-
-        emit_answer(_chosen(plans, emit).estimate, emit, values["output"], asked.times)
+        _emit(plans[: 1 if pooled else None], emit, values["output"], asked.times)
     else:
+        if pooled and values["format"] is RowFormat.TABLE:
+            from memplan.report.console import TerminalConsole
+            from memplan.report.pools import print_pools
+
+            print_pools(TerminalConsole(), pooled)
+            plans = plans[:1]
         _answer(plans, asked, values)
     if plans[-1].is_interrupted:
         remark("interrupted: of what was found by then")
         raise KeyboardInterrupt
+
+
+def _emit(
+    plans: "list[Plan]", emit: str, output: str | None, question: "TimeQuestion | None"
+) -> None:
+    """Write the best setup down, for the pool that it goes to where there are pools."""
+    from memplan.cli.emitting import emit_answer
+
+    best, pool = _chosen(plans, emit).estimate, plans[0].pool
+    emit_answer(best, emit, output, question, queue="" if pool is None else pool.queue)
+    if pool is not None:
+        remark(f"for the pool {pool.name}: {best.setup.num_gpus} of its {pool.gpu.short_name} GPUs")
+
+
+def _its_scheduler(found: "Plan", values: Values) -> str | None:
+    """What --output alone means: the file of the pool's own scheduler. Raises ``UsageError`` where none is known."""
+    if values["output"] is None:
+        return None
+    if found.pool is None or not found.pool.scheduler:
+        msg = "--output: the pool names no scheduler: say which file is wanted with --emit"
+        raise UsageError(msg)
+    return found.pool.scheduler
+
+
+def _pooled(asked: "PlanQuestion") -> "list[PoolPlan]":
+    """A plan for each pool, the best first."""
+    from memplan.search.pools import pool_plans
+
+    return pool_plans(
+        asked.model, asked.goal, asked.pools, times=asked.times, is_open=not asked.asks_count,
+        stoppable=True,
+    )  # fmt: skip
 
 
 def _plans(asked: "PlanQuestion") -> "list[Plan]":
@@ -73,9 +111,9 @@ def _check_use(ctx: typer.Context, values: Values) -> None:
 
     if values["emit"] is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
-    else:
+    elif values["pools"] is None:
         refuse_without(ctx, {"output"}, "--emit")
-    check_pictures(values, endings=(*PAGES, ".svg"))
+    check_pictures(values)
 
 
 def _answer(plans: "list[Plan]", asked: "PlanQuestion", values: Values) -> None:
@@ -102,7 +140,7 @@ EMIT_IGNORES = frozenset({"chart", "legend", "format", "limit", "report"})
 
 
 def _draw(found: "Plan", file: str, question: "TimeQuestion | None") -> str:
-    """Write memory against time as a page, or as a drawing, by what the file's name ends in; returns what is to be said.
+    """Write memory against time; returns what is to be said of it.
 
     Raises ``InputError`` where no setup has a time.
     """
@@ -112,13 +150,11 @@ def _draw(found: "Plan", file: str, question: "TimeQuestion | None") -> str:
 
     if not found.front:
         _refuse_to_draw()
-    is_drawing = Path(file).suffix.lower() == ".svg"
-    text = (
-        front_picture(found).svg
-        if is_drawing
-        else front_page(found, version=__version__, question=question)
+    return write_report(
+        file,
+        page=lambda: front_page(found, version=__version__, question=question),
+        drawings=lambda: [front_picture(found)],
     )
-    return write_page(text, file)
 
 
 def _refuse_to_draw() -> Never:

@@ -63,12 +63,17 @@ def _crowded(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None, *, rank: int | None
 ) -> Estimate | None:
     """The same at the high end of a range of tokens that spread experts are given."""
+    fullest = at_high_end(setup)
+    return None if fullest is None else estimate(model, fullest, gpu, rank=rank)
+
+
+def at_high_end(setup: TrainingSetup) -> TrainingSetup | None:
+    """The setup whose spread experts are given the most tokens of a range; None where there is no range."""
     spread = setup.experts_spread
     if spread is None or not spread.imbalance.is_range or setup.chosen_engine is Engine.MEGATRON:
         return None
     most = spread.imbalance.high
-    fullest = replace(setup, expert_imbalance=Imbalance(most, most))
-    return estimate(model, fullest, gpu, rank=rank)
+    return replace(setup, expert_imbalance=Imbalance(most, most))
 
 
 def _crowded_words(crowded: Estimate | None) -> tuple[str, ...]:

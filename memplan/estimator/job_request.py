@@ -67,6 +67,8 @@ class JobRequest:
     """Variables that the answer rests on."""
     assumptions: tuple[str, ...]
     """What was taken for granted, a line each."""
+    queue: str = ""
+    """What its scheduler calls the pool that it is for; nothing: not said."""
 
     @property
     def num_gpus(self) -> int:

@@ -1,7 +1,7 @@
 """What ``plan`` is asked: a model, a goal, the GPUs to plan for."""
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
@@ -13,6 +13,7 @@ from memplan.options.table import Values
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.hardware.gpu import GpuSpec
+    from memplan.hardware.pool import Pool
     from memplan.model.spec import ModelSpec
     from memplan.search.goal import Goal, Objective
     from memplan.training.choices import Checkpointing, ZeroStage
@@ -38,6 +39,11 @@ class PlanQuestion:
     model: "ModelSpec"
     goal: "Goal"
     gpus: "list[GpuSpec]"
+    """Empty where pools are planned for."""
+    pools: "tuple[Pool, ...]" = ()
+    """A platform's, of which the best is looked for."""
+    asks_count: bool = True
+    """How many GPUs there are to be was said."""
     times: "TimeQuestion | None"
     """What the search is told of each setup's time; None: nothing."""
     shows_times: bool
@@ -56,11 +62,14 @@ def plan_question(asked: Asked, *, remark: Callable[[str], None]) -> PlanQuestio
 
     values = asked.values
     wanted = _objective(asked)
-    times = time_question(values)
+    priced = ("price",) if wanted is Objective.COST else ()
+    times = time_question(values, without_length=priced)
     shows_times = times is not None or wanted is Objective.COST
     if times is None and wanted in (Objective.SPEED, Objective.COST, Objective.GPUS):
         times = TimeQuestion()
     goal = _goal(asked, wanted, remark)
+    if values["pools"] is not None:
+        return _pooled(asked, goal, times, remark)
     names = values["gpu"] or ([] if values["gpu_memory"] is not None else [DEFAULT_GPU])
     return PlanQuestion(
         model=asked.model(values["model"]),
@@ -71,12 +80,37 @@ def plan_question(asked: Asked, *, remark: Callable[[str], None]) -> PlanQuestio
     )
 
 
+def _pooled(
+    asked: Asked, goal: "Goal", times: "TimeQuestion | None", remark: Callable[[str], None]
+) -> PlanQuestion:
+    """The question where pools say which cards there are, how many and at what price."""
+    from memplan.search.pools import usual_objective
+    from memplan.sources.pools import chosen_pools, read_pools
+
+    values = asked.values
+    for name in ("gpu", "gpu_memory"):
+        if values[name]:
+            msg = f"--{name.replace('_', '-')}: --pools says which cards there are: give one of the two"
+            raise UsageError(msg)
+    pools = read_pools(chosen_pools(values["pools"]))
+    if not {"objective", "maximize"} & asked.given:
+        goal = replace(goal, objective=usual_objective(pools))
+        remark(f"--objective {goal.objective.value}: {_WHY[goal.objective.value]}")
+    return PlanQuestion(
+        model=asked.model(values["model"]), goal=goal, gpus=[], pools=pools, times=times,
+        asks_count="gpus" in asked.given or goal.base.num_gpus > 1, shows_times=True,
+    )  # fmt: skip
+
+
+_WHY = {"cost": "every pool has a price", "speed": "not every pool has a price"}
+
+
 def _goal(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "Goal":
     from memplan.search.goal import Goal
 
     values = asked.values
     base = _base(asked, wanted, remark)
-    degrees = {
+    degrees: Any = {
         name: _degrees(values[name], f"--{name.replace('_', '-')}")
         for name in (
             "tensor_parallel", "pipeline_parallel", "virtual_stages", "context_parallel",

@@ -20,6 +20,7 @@ from memplan.options.shared import (
     NODES,
     NUM_LAYERS,
     OFFLOAD,
+    POOLS,
     PRECISION,
     ZERO,
 )
@@ -96,5 +97,5 @@ PLAN_ONCE = (*CARDS, CPU_MEMORY, *GOAL, *GROUPED_OPTIONS, *FILES, *MODEL)
 """What it has one value of; numbers of GPUs are looked through."""
 SWEEP = tuple(map(as_axis, SWEEP_AXES)) + SWEEP_ONCE
 """Of ``sweep``, as they are typed."""
-PLAN = (as_axis(GPUS), *PLAN_ONCE, *map(as_axis, PLAN_AXES))
+PLAN = (as_axis(GPUS), POOLS, *PLAN_ONCE, *map(as_axis, PLAN_AXES))
 """Of ``plan``, as they are typed."""

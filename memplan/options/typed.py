@@ -181,11 +181,13 @@ class SweepOptions(SeveralOptions, total=False):
     pipeline_schedule: Words | None
     engine_option: str | Sequence[str] | Mapping[str, object] | None
     jobs: int
+    shard: str | None
 
 
 class PlanOptions(SeveralOptions, total=False):
     """Of ``memplan.plan``."""
 
+    pools: "str | Path | None"
     setup: "TrainingSetup | Path | None"
     objective: Word
     maximize: Word | None

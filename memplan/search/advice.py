@@ -42,6 +42,9 @@ LOADING_SHARE = 0.8
 """Of a GPU that the whole model may take while it is loaded, before zero.Init is called for."""
 
 
+FITTING = (Verdict.FITS, Verdict.STATES_FIT)
+"""What a change that helps comes to."""
+
 Place = tuple[int, str]
 """A row's number and a GPU's id."""
 
@@ -195,14 +198,15 @@ class _Search:
         self.tried: set[TrainingSetup] = {answer.setup}
         self.too_large: set[TrainingSetup] = set()
         """On one GPU or one group of them, what does not fit however many there are."""
-        self.roomy: Estimate | None = None
-        """Fits the card, and needs more CPU RAM than is usual."""
+        self.overfilling: list[Estimate] = []
+        """Need more CPU RAM than is usual: whether one fits the card is asked only where nothing else does."""
         self.tight: Estimate | None = None
 
     @property
     def next_best(self) -> Estimate | None:
         """Where none does."""
-        return self.roomy or self.tight
+        fitting = (each for each in self.overfilling if each.job_verdict in FITTING)
+        return next(fitting, self.tight)
 
     def fits(self, setup: TrainingSetup) -> bool:
         """Whether a setup that was not tried yet fits card and node; then it is what is found."""
@@ -220,15 +224,15 @@ class _Search:
         if unshared_bytes(better) > self.gpu.capacity_bytes:
             self.too_large.add(alone)
         better = replace(better, node_memory_bytes=self.answer.node_memory_bytes)
+        if better.node_memory_bytes is None and overfills_usual_node(better):
+            self.overfilling.append(better)
+            return False
         verdict = better.job_verdict
-        if verdict in (Verdict.FITS, Verdict.STATES_FIT):
-            if better.node_memory_bytes is not None or not overfills_usual_node(better):
-                self.found = better
-                return True
-            self.roomy = self.roomy or better
+        if verdict in FITTING:
+            self.found = better
         elif verdict is Verdict.TIGHT and not overfills_usual_node(better):
             self.tight = self.tight or better
-        return False
+        return verdict in FITTING
 
     def _is_hopeless(self, setup: TrainingSetup) -> bool:
         """Whether activations alone are more than the card has, which a walk says long before an estimate."""

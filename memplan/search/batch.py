@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from memplan.estimator import Estimate, estimate
+from memplan.estimator import Estimate, at_high_end, estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
@@ -32,13 +32,23 @@ def largest_micro_batch(
     35
     """
     answers: dict[int, Estimate] = {} if known is None else {setup.micro_batch_size: known}
+    high = at_high_end(setup)
+    fullest: dict[int, Estimate] = {}
 
     def ask(size: int) -> Estimate:
         if size not in answers:
-            answers[size] = estimate(model, replace(setup, micro_batch_size=size), gpu)
+            found = estimate(model, replace(setup, micro_batch_size=size), gpu)
+            answers[size] = replace(found, crowded=fullest.get(size, found.crowded))
         return answers[size]
 
-    search = SizeSearch(ask, gpu.capacity_bytes)
+    def ask_fullest(size: int) -> Estimate:
+        if high is None or size in answers:
+            return ask(size).fullest
+        if size not in fullest:
+            fullest[size] = estimate(model, replace(high, micro_batch_size=size), gpu)
+        return fullest[size]
+
+    search = SizeSearch(ask, gpu.capacity_bytes, ask_fullest=ask_fullest)
     first = 1 if known is None else likely_size(known, gpu.capacity_bytes)
     return search.run(limit=limit, first=first, known=known)
 
@@ -47,9 +57,16 @@ class SizeSearch:
     """Looks for the largest micro-batch that so much of a GPU is enough for."""
 
     def __init__(
-        self, ask: Callable[[int], Estimate], capacity_bytes: int, *, looks_beyond: bool = False
+        self,
+        ask: Callable[[int], Estimate],
+        capacity_bytes: int,
+        *,
+        looks_beyond: bool = False,
+        ask_fullest: Callable[[int], Estimate] | None = None,
     ) -> None:
         self._ask = ask
+        self._ask_fullest = ask_fullest or (lambda size: ask(size).fullest)
+        """Of a range of assumptions, its high end alone: what allocates most."""
         self._capacity_bytes = capacity_bytes
         self._looks_beyond = looks_beyond
         """Larger sizes are looked at too, should what is needed not grow with each step."""
@@ -66,7 +83,7 @@ class SizeSearch:
         largest = self.most(limit=limit, first=first, known=known)
         if not largest:
             return 0
-        needed = self._ask(largest).fullest
+        needed = self._ask_fullest(largest)
         if needed.fits_within(self._capacity_bytes):
             return largest
         guess = 0
@@ -96,7 +113,7 @@ class SizeSearch:
         low, step, has_turned = 0, 1, False
         while high - low > 1:
             size = (low + high) // 2 if has_turned else min(max(guess, low + 1), high - 1)
-            if self._ask(size).may_fit_within(self._capacity_bytes):
+            if self._may_fit(size):
                 has_turned |= step < 0
                 low, guess = size, size + abs(step)
             else:
@@ -105,6 +122,12 @@ class SizeSearch:
                 step = -abs(step)
             step *= 2
         return low
+
+    def _may_fit(self, size: int) -> bool:
+        """Whether a first look at a size does not deny it, at the high end first."""
+        capacity = self._capacity_bytes
+        fullest = self._ask_fullest(size)
+        return fullest.may_fit_within(capacity) and self._ask(size).may_fit_within(capacity)
 
     def _largest(
         self,
@@ -124,7 +147,7 @@ class SizeSearch:
             required = answer.fullest.worst_bytes * required_bytes // of_bytes
             return capacity - required - answer.overhead_bytes.high
 
-        search = LargestFit(self._ask, room=room, limit=limit, first=first)
+        search = LargestFit(self._ask_fullest, room=room, limit=limit, first=first)
         if known is not None:
             search.tell(known.setup.micro_batch_size, known)
         return search.run_checked() if self._looks_beyond else search.run()

@@ -9,6 +9,7 @@ from memplan.estimator import Estimate
 from memplan.estimator.step_time import StepTime
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.pool import USUAL_GPUS_PER_NODE, Pool
 from memplan.search.concessions import Concession
 from memplan.search.degrees import AskedDegrees
 from memplan.search.speed import ASSUMPTIONS, RelativeSpeed
@@ -143,6 +144,8 @@ class Goal:
     """What may be given up beside precision, so that the model fits; empty: nothing."""
     limit: int = DEFAULT_LIMIT
     """Setups to return."""
+    gpus_per_node: int = USUAL_GPUS_PER_NODE
+    """Of the machines that there are."""
     node_memory_bytes: int | None = None
     """CPU RAM of one node; None: what a usual node of the card has for the job's GPUs, where that is known [bytes]."""
 
@@ -170,6 +173,9 @@ class Goal:
         if not 0 <= self.headroom < 1:
             msg = f"headroom: must be from 0 to below 1 (5 % is 0.05), got {self.headroom}"
             raise SetupError(msg)
+        if self.gpus_per_node < 1:
+            msg = f"gpus_per_node: must be at least 1, got {self.gpus_per_node}"
+            raise SetupError(msg)
         if self.global_batch_size is not None and self.global_batch_size < 1:
             msg = f"global_batch_size: must be at least 1, got {self.global_batch_size}"
             raise SetupError(msg)
@@ -183,6 +189,10 @@ class Goal:
             named = ", ".join(each.value for each in self.engines)
             msg = f"zero_stages: only deepspeed has ZeRO stages, and the engines are {named}"
             raise SetupError(msg)
+
+    def num_nodes(self, num_gpus: int) -> int:
+        """Machines that so many GPUs are on."""
+        return -(-num_gpus // self.gpus_per_node)
 
     @property
     def concessions(self) -> tuple[Concession, ...]:
@@ -279,13 +289,20 @@ class PlannedSetup:
 class Shortfall:
     """A setup that does not fit even with the smallest micro-batch."""
 
-    estimate: Estimate
+    setup: TrainingSetup
+    """With every default filled in."""
     limit_bytes: int
     """What may be used of the card."""
     given_up: Concession
     tier: int
     """Of its precision: 0 where optimizer states are in fp32."""
+    find_estimate: "Callable[[], Estimate]" = field(repr=False, compare=False)
     find_better: "Callable[[], Estimate | None]" = field(repr=False, compare=False)
+
+    @property
+    def estimate(self) -> Estimate:
+        """What it needs; made when it is asked for, where states alone are too many."""
+        return self.find_estimate()
 
     @property
     def better(self) -> Estimate | None:
@@ -328,6 +345,8 @@ class Plan(Displayed):
     """Of all that fit, where times are asked for: those that no other beats in memory and time."""
     times: "TimeQuestion | None" = None
     """What is told of times in rows; None: nothing."""
+    pool: Pool | None = None
+    """The platform's pool that it is for; None: whoever has such cards."""
     assumptions: tuple[str, ...] = ASSUMPTIONS
     """What the model's shape and the relative speeds rest on."""
     is_interrupted: bool = False

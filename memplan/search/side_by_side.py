@@ -1,6 +1,6 @@
 """Setups side by side on some GPUs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memplan.estimator import Estimate, estimate, without_run
 from memplan.fast_dataclass import dataclass, replace
@@ -24,8 +24,8 @@ class SideBySide:
     says_needs: bool = True
     """What each needs is told, not its verdict alone."""
 
-    def rows(self, *, meanwhile: Callable[[], None] | None = None) -> list[list[Estimate]]:
-        """For each setup an answer on each GPU; ``meanwhile`` as in ``all_of``.
+    def rows(self) -> list[list[Estimate]]:
+        """For each setup an answer on each GPU.
 
         Raises ``SetupError`` for a setup that this model or engine cannot be trained with.
         """
@@ -36,8 +36,8 @@ class SideBySide:
             def answer(number: int) -> Estimate:
                 return self._answer(setup, self.gpus[number])
 
-            return [all_of(answer, len(self.gpus), shared=shared, meanwhile=meanwhile)]
-        return all_of(self._row, len(self.setups), shared=shared, meanwhile=meanwhile)
+            return [all_of(answer, len(self.gpus), shared=shared)]
+        return all_of(self._row, len(self.setups), shared=shared)
 
     def _row(self, number: int) -> list[Estimate]:
         return [self._answer(self.setups[number], gpu) for gpu in self.gpus]

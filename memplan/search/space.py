@@ -6,6 +6,7 @@ from typing import NamedTuple
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.pool import USUAL_GPUS_PER_NODE
 from memplan.model.spec import ModelSpec
 from memplan.search.concessions import Concession, conceded
 from memplan.search.degrees import MICRO_BATCHES_OF_A_STAGE, Degrees, degrees_of, may_split
@@ -117,6 +118,11 @@ class Space:
                             simplicity=simplicity, tier=tier,
                         )  # fmt: skip
 
+    def _nodes(self, num_gpus: int) -> int | None:
+        """Machines where they are not as a setup takes them."""
+        goal = self.goal
+        return None if goal.gpus_per_node == USUAL_GPUS_PER_NODE else goal.num_nodes(num_gpus)
+
     def _setup(
         self,
         base: TrainingSetup,
@@ -132,7 +138,7 @@ class Space:
             steps = MICRO_BATCHES_OF_A_STAGE * split.pipeline
         fields = {
             "num_gpus": num_gpus,
-            "num_nodes": None,
+            "num_nodes": self._nodes(num_gpus),
             "engine": variant.engine,
             "zero_stage": variant.zero_stage,
             "fsdp_strategy": variant.fsdp_strategy,

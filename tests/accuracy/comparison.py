@@ -20,6 +20,8 @@ PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
 WRONG_FILE = FIGURES_FILE.with_name("accuracy_verdicts.json")
+OUTCOMES_FILE = FIGURES_FILE.parents[2] / "memplan" / "data" / "outcomes.json"
+"""How runs ended by what was said of them and by kind of job, which ``memplan admit`` tells: in the package."""
 TIMES_FILE = FIGURES_FILE.with_name("published_times.json")
 """Each wrong verdict, for the same page: collection -> rows."""
 
@@ -164,6 +166,11 @@ def remember_published(collection: str, rows: list[dict[str, Any]], *, update: b
 def remember_wrong(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
     """The same of verdicts that were wrong, one by one."""
     _keep(WRONG_FILE, collection, rows, update=update)
+
+
+def remember_outcomes(collection: str, rows: dict[str, Any], *, update: bool) -> None:
+    """The same of how runs ended, by kind of job and verdict."""
+    _keep(OUTCOMES_FILE, collection, rows, update=update)
 
 
 def remember_times(found: dict[str, Any], *, update: bool) -> None:

@@ -15,6 +15,7 @@ from memplan.estimator import Verdict
 from memplan.estimator.site import Site
 from memplan.estimator.step_time import StepTime, step_time
 from memplan.memory.runtime import ByteRange
+from memplan.search.admission import kind_of
 from memplan.units import MIB
 from tests.accuracy.comparison import Comparison, remember
 from tests.accuracy.verdicts import Judged, remember_verdicts
@@ -80,6 +81,8 @@ class Row:
     predicted: dict[str, int]
     num_params: int
     verdict: Verdict | None
+    kind: str
+    """Of job."""
     beside: ByteRange
     apart: str
     """Why no setup says what was run; empty: one does."""
@@ -130,6 +133,7 @@ def row_of(run: CardRun) -> Row:
         predicted=predicted,
         num_params=answer.num_params,
         verdict=answer.verdict,
+        kind=kind_of(answer.setup),
         beside=answer.overhead_bytes,
         apart=apart,
         time=step_time(answer),
@@ -261,6 +265,7 @@ def test_verdicts(pytestconfig: pytest.Config) -> None:
                 gpu=card,
                 verdict=row.verdict,
                 died=row.run.measured is None,
+                kind=row.kind,
             )
             for row in rows(card)
             if row.verdict is not None

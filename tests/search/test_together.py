@@ -27,6 +27,7 @@ pytestmark = [
 @pytest.fixture(params=[1, 2, 4])
 def _cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "num_cores", request.param)
+    monkeypatch.setattr(together, "ALONE_S", 0)
 
 
 @pytest.mark.usefixtures("_cores")
@@ -87,11 +88,33 @@ class TestAllOf:
             assert len(list(descriptors.iterdir())) == before
 
 
+def test_short_work_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "num_cores", 4)
+    assert set(together.all_of(lambda _: os.getpid(), 8)) == {os.getpid()}
+
+
+def test_what_is_left_after_a_while_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "num_cores", 2)
+    monkeypatch.setattr(together, "ALONE_S", 0.02)
+
+    def work(number: int) -> tuple[int, int]:
+        end = time.process_time() + 0.03
+        while time.process_time() < end:
+            pass
+        return number, os.getpid()
+
+    found = together.all_of(work, 6)
+    assert [number for number, _ in found] == list(range(6))
+    assert found[0][1] == os.getpid()
+    assert len({process for _, process in found}) == 2
+
+
 def test_answers_are_the_same_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model("t5-3b")
     setups = comparison_setups(memplan.TrainingSetup(num_gpus=8))
     gpus = [load_gpu(name) for name in ("v100-32gb", "a100-80gb")]
     found = []
+    monkeypatch.setattr(together, "ALONE_S", 0)
     for cores in (1, 3):
         monkeypatch.setattr(together, "num_cores", cores)
         rows = SideBySide(model=model, setups=setups, gpus=gpus).rows()

@@ -16,12 +16,12 @@ QUEUE = "user-queue"
 def text(request: "JobRequest") -> str:
     """The manifests, the job's last."""
     *others, job = kubernetes.manifests(request)
-    return kubernetes.written(request, [*others, _queued(job)])
+    return kubernetes.written(request, [*others, _queued(job, request.queue or QUEUE)])
 
 
-def _queued(job: Mapping[str, object]) -> Mapping[str, object]:
+def _queued(job: Mapping[str, object], queue: str) -> Mapping[str, object]:
     metadata, spec = job["metadata"], job["spec"]
     assert isinstance(metadata, Mapping)
     assert isinstance(spec, Mapping)
-    labels = {"kueue.x-k8s.io/queue-name": QUEUE}
+    labels = {"kueue.x-k8s.io/queue-name": queue}
     return {**job, "metadata": {**metadata, "labels": labels}, "spec": {"suspend": True, **spec}}

@@ -25,6 +25,8 @@ def text(request: "JobRequest") -> str:
         f"#SBATCH --cpus-per-task={request.num_cores}",
         f"#SBATCH --mem={whole_mib(request.memory_bytes)}M",
     ]
+    if request.queue:
+        lines.append(f"#SBATCH --partition={request.queue}")
     if request.time_s is not None:
         lines.append(f"#SBATCH --time={clock(request.time_s)}")
     lines += ["", "set -euo pipefail", *exports(request)]
