@@ -182,7 +182,7 @@ class Adaptation:
         ranks, saved = self.ranks.get(name, ()), self.saved.get(name, ())
         return {
             number
-            for number in range(1, max(len(ranks), len(saved)))
+            for number in range(1, max(len(ranks), len(saved)) + 1)
             if self.at(name, number) != self.at(name, number - 1)
             or saved[number : number + 1] != saved[number - 1 : number]
         }

@@ -4,7 +4,7 @@
 ``tests/data/turned_keys/STACK.yaml``: a whole file (``file``, read with the options ``given`` beside it), and for each key
 that is read the value it is turned ``to``, and the fields of a setup that ``says`` the same. ``with`` are other keys that
 the file has before and after. Fields are laid over those of the file without the turn; ``engine_options`` are merged. ``refused``
-instead of ``says``: the words of the refusal.
+instead of ``says``: the words of the refusal; ``config`` what a model's config that is made of the keys has then.
 """
 
 import json
@@ -70,8 +70,11 @@ def turn_and_compare(stack: str, key: str) -> None:
     if "note" in turn:
         assert any(turn["note"] in note for note in after.notes)
         return
-    says = dict(turn["says"])
+    says = dict(turn.get("says", {}))
     model = says.pop("model", before.model)
+    if "config" in turn:
+        model = {**before.model, **turn["config"]}  # type: ignore[dict-item]
+        model = {name: each for name, each in model.items() if name in (after.model or ())}
     assert after.model == model
     assert differing(said(before.setup, says), after.setup) == {}
     assert (after.setup, after.model) != (before.setup, before.model)
