@@ -1,11 +1,15 @@
 """Configs with a key left out or misspelt, and whether an answer to one says so."""
 
+import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.graph.counts import count_parameters
+from memplan.graph.counts import largest_layer_parameters, total_parameters
+from memplan.graph.model import record_model
+from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
 from memplan.sources.defaults import class_defaults, known_keys
 from memplan.sources.models import load_model
@@ -102,16 +106,24 @@ def slips(key: str, *, everywhere: bool) -> Iterator[str]:
 
 
 def counts_of(model: ModelSpec) -> tuple[int, int]:
-    counts = count_parameters(model)
-    return counts.total, counts.largest_layer
+    """All parameters, and those of the largest layer."""
+    tape = record_model(model, TapeOptions())
+    return total_parameters(tape), largest_layer_parameters(tape)
+
+
+@lru_cache(maxsize=1)
+def _read(text: str) -> tuple[ModelSpec, tuple[int, int]]:
+    """A config that is changed several times."""
+    model = load_model(json.loads(text))
+    return model, counts_of(model)
 
 
 def is_silent(full: dict[str, Any], changed: dict[str, Any]) -> bool:
     """Whether a changed config counts otherwise than the full one, and nothing says why."""
-    model = load_model(full)
+    model, counts = _read(json.dumps(full))
     try:
         other = load_model(changed)
-        if counts_of(other) == counts_of(model):
+        if counts_of(other) == counts:
             return False
     except MemplanError:
         return False
