@@ -33,13 +33,22 @@ class Task(Module):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         self.spec = model
-        self.model = base(config)
+        built = base(config)
+        self.prefix = built.prefix
+        setattr(self, built.prefix, built)
+
+    @property
+    def base(self) -> Base:
+        """The model that every task shares, under the name that its type gives it."""
+        found = self.children[self.prefix]
+        assert isinstance(found, Base)
+        return found
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         run = self.run
         if received is None:
             run.enter(BASE_MODEL)
-        x = self.model(batch, length, received)
+        x = self.base(batch, length, received)
         self.begin_head(x)
         run.leave(BASE_MODEL)
         finish(self, self.loss(x))
@@ -69,10 +78,10 @@ class BaseModel(Task):
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """There is nothing around it."""
         super().attach(site, path, within)
-        return self.model.attach(site, path, within)
+        return self.base.attach(site, path, within)
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
-        x = self.model(batch, length, received)
+        x = self.base(batch, length, received)
         self.begin_head(x)
         finish(self, x.record)
 
@@ -85,7 +94,7 @@ class ForCausalLM(Task):
         self.lm_head = Linear(
             model.hidden_size, model.num_outputs, bias=model.head.bias, role=WeightRole.OUTPUT
         )
-        table = self.model.children.get("embed_tokens")
+        table = self.base.children.get(self.base.table)
         if model.head.tied and isinstance(table, Embedding):
             self.lm_head.weight = table.weight
             table.tied = True
@@ -101,7 +110,7 @@ class ForCausalLM(Task):
 
         if run.options.objective is not Objective.TASK:
             return objective_outputs(run, self.spec, x.record, self.table(), project)
-        self.model.keep_logits()
+        self.base.keep_logits()
         count = self.spec.num_outputs
         group = run.options.tensor_parallel
         if group is not None and group.loss:
@@ -113,11 +122,11 @@ class ForCausalLM(Task):
 
     def logits(self, x: Handle) -> Handle:
         """Hidden states through the output matrix, and what the class does with them."""
-        return self.model.adjusted(self.lm_head(x))
+        return self.base.adjusted(self.lm_head(x))
 
     def table(self) -> Parameter:
         """The token table, of which another stage's head knows the shape alone."""
-        table = self.model.children["embed_tokens"]
+        table = self.base.children[self.base.table]
         if isinstance(table, Embedding):
             return self.run.parameters[table.weight]
         shape = self.spec.vocab_size, self.spec.hidden_size

@@ -21,6 +21,7 @@ from memplan.graph.modules.rotary import (
     apply_rotary,
     turn_function,
 )
+from memplan.model.attention import Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation
@@ -47,6 +48,10 @@ class LayerKind(NamedTuple):
 class LlamaAttention(Module):
     block = LayerBlock.ATTENTION
     turn: Turn = staticmethod(apply_rotary)
+    projection = Projection.SEPARATE
+    """Which of queries, keys and values have a matrix of their own."""
+    output = "o_proj"
+    """What it calls the layer that leads back to the hidden size."""
     softcap = False
     """Scores go through a tanh."""
     clip_qkv = False
@@ -66,9 +71,12 @@ class LlamaAttention(Module):
         self.q_proj = Linear(hidden, heads * width, bias=bias, role=matched)
         self.k_proj = Linear(hidden, kv_heads * width, bias=bias, role=matched)
         self.v_proj = Linear(hidden, kv_heads * width, bias=bias)
-        self.o_proj = Linear(
-            heads * width, hidden, bias=output_bias, role=WeightRole.ATTENTION_OUTPUT
-        )
+        role = WeightRole.ATTENTION_OUTPUT
+        setattr(self, self.output, Linear(heads * width, hidden, bias=output_bias, role=role))
+
+    def project_out(self, x: Handle) -> Handle:
+        made: Handle = self.children[self.output](x)
+        return made
 
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:
         bias = config.flag("attention_bias")
@@ -102,7 +110,7 @@ class LlamaAttention(Module):
             key = self.normed_key(key)
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
-        out = self.o_proj(out)
+        out = self.project_out(out)
         out = self.dropped(out)
         return out, weights
 
@@ -123,9 +131,8 @@ class MLP(Module):
     @property
     def activation_kind(self) -> Activation:
         """Its nonlinearity."""
-        module = self.children.get("act_fn") or self.children["activation_fn"]
-        assert isinstance(module, ActivationModule)
-        return module.kind
+        found = (each for each in self.children.values() if isinstance(each, ActivationModule))
+        return next(found).kind
 
 
 class GatedMLP(MLP):
@@ -230,6 +237,9 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaModel(Base):
+    last = "norm"
+    """What it calls the norm behind its layers."""
+    norm: Norm
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
     norm_class: Callable[[int], Norm] = RMSNorm
     embedding_class: type[Embedding] = Embedding
@@ -247,17 +257,17 @@ class LlamaModel(Base):
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        self.embed_tokens = self.embedding_class(
-            config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
-        )
+        rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
+        setattr(self, self.table, self.embedding_class(rows, hidden, role=role))
         kinds = self.kinds(config)
         self.windows: list[Window] = sorted({kind.window for kind in kinds}, key=bool)
         self.masked = self.windows
         self.layers = LayerList(
             "decoder.layers", kinds, lambda kind: self.layer_class(config, kind)
         )
-        self.norm = self.norm_class(hidden)
-        self.norm.segment = "decoder.norm", ModelPart.NORM
+        final = self.norm_class(hidden)
+        final.segment = "decoder.norm", ModelPart.NORM
+        setattr(self, self.last, final)
         self.rotary_emb = self.rotary_class(self.rotary_width(config))
 
     def rotary_width(self, config: ConfigReader) -> int:
@@ -286,7 +296,9 @@ class LlamaModel(Base):
         }
 
     def embedded(self, batch: int, length: int) -> Handle:
-        return token_embeddings(self.embed_tokens, batch, length)
+        table = self.children[self.table]
+        assert isinstance(table, Embedding)
+        return token_embeddings(table, batch, length)
 
 
 class LocalTablesModel(LlamaModel):

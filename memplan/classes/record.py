@@ -122,7 +122,7 @@ def _run(run: Run, built: Task, model: ModelSpec) -> None:
     if stage is None or stage.is_last:
         built(batch, length, received)
         return
-    x: Handle = built.model(batch, length, received)
+    x: Handle = built.base(batch, length, received)
     if run.segment.output is None:  # a stage without layers
         run.finish(x.record)
 
@@ -133,15 +133,20 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     Experts that are spread are sent a rank's own tokens (torchtitan 0.3.0, models/common/moe_sharding.py).
     """
     splits = {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), plan.attention.columns),
-        "o_proj": plan.attention.rows,
+        **dict.fromkeys(
+            ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value"), plan.attention.columns
+        ),
+        **dict.fromkeys(("o_proj", "dense"), plan.attention.rows),
         **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
-        "embed_tokens": Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
+        **dict.fromkeys(
+            ("embed_tokens", "embed_in"),
+            Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
+        ),
     }
     for name, module in model.modules():
         module.split = splits.get(name, Split.WHOLE)
-        module.gathers = sequence and name in ("self_attn", "mlp")
+        module.gathers = sequence and name in ("self_attn", "attention", "mlp")
     for _, module in model.modules():
         if isinstance(module, MixtureBlock):
             module.gathers = sequence and not spread
@@ -160,8 +165,9 @@ def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> Non
 
 def network_splits(sharing: Sharing) -> dict[str, Split]:
     """Of a network's layers, by name."""
-    columns = dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "c_fc"), sharing.columns)
-    return {**columns, "down_proj": sharing.rows, "c_proj": sharing.rows}
+    first = "gate_proj", "up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1"
+    last = "down_proj", "c_proj", "dense_4h_to_h", "fc2"
+    return {**dict.fromkeys(first, sharing.columns), **dict.fromkeys(last, sharing.rows)}
 
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:

@@ -131,11 +131,11 @@ def rotate_half(x: Handle) -> Handle:
     return concatenate(-second, first)
 
 
-def concatenate(*parts: Handle) -> Handle:
-    """``torch.cat`` along the last dimension: it gives rows, whatever its inputs' strides."""
-    run = parts[0].run
-    shape = *parts[0].shape[:-1], sum(each.shape[-1] for each in parts)
-    made = Handle(run, run.concatenate(*(each.record for each in parts)), shape)
+def concatenate(*parts: Handle, dim: int = -1) -> Handle:
+    """``torch.cat``: it gives rows, whatever its inputs' strides."""
+    run, shape = parts[0].run, list(parts[0].shape)
+    shape[dim] = sum(each.shape[dim] for each in parts)
+    made = Handle(run, run.concatenate(*(each.record for each in parts)), tuple(shape))
     for each in parts:
         each.leads_to(made, unchanged)
     return made
