@@ -5,16 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.gpt_neox import StableLmLayerNormPerHead
-from memplan.classes.llama import (
-    MLP,
-    GatedMLP,
-    GateUpMLP,
-    LlamaAttention,
-    LlamaDecoderLayer,
-    LlamaModel,
-)
-from memplan.classes.mixtures import MixtureBlock
+from memplan.classes.llama import LlamaAttention, LlamaDecoderLayer, LlamaModel, Network
 from memplan.classes.registry import base_class
 from memplan.families.llama import decoder_model
 from memplan.families.request import ReadRequest, reject_task
@@ -24,8 +15,6 @@ from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
-from memplan.model.mixtures import MixtureSpec, RouterSpec
-from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -78,11 +67,10 @@ def _runs(base: LlamaModel) -> Iterator[LayerRun]:
 
 def _layer(layer: LlamaDecoderLayer, base: LlamaModel) -> LayerSpec:
     attention = next(each for each in layer.children.values() if isinstance(each, LlamaAttention))
-    found = (each for each in layer.children.values() if isinstance(each, MLP | MixtureBlock))
-    network = next(found)
+    found = (each for each in layer.children.values() if isinstance(each, Network))
     return LayerSpec(
         attention=_attention(attention, base),
-        feed_forward=_network(network) if isinstance(network, MLP) else _mixture(network),
+        feed_forward=next(found).facts(),
         norm=_norm(base.children[base.last]),
         placement=layer.placement,
         dropout=layer.residual_dropout,
@@ -94,9 +82,8 @@ def _attention(module: LlamaAttention, base: LlamaModel) -> AttentionSpec:
     bias = _has_bias(module.children.get("q_proj") or module.children.get("qkv_proj") or first)
     names = "q_norm", "query_layernorm", "q_layernorm"
     norm = next((module.children[name] for name in names if name in module.children), None)
-    by_head = isinstance(norm, StableLmLayerNormPerHead)
-    if isinstance(norm, StableLmLayerNormPerHead):
-        norm = norm.norms.children["0"]
+    if norm is not None and module.norms_by_head:
+        norm = next(each for _, each in norm.modules() if isinstance(each, Norm))
     shape = () if norm is None else norm.weights["weight"].shape
     return AttentionSpec(
         num_heads=module.num_heads,
@@ -110,35 +97,11 @@ def _attention(module: LlamaAttention, base: LlamaModel) -> AttentionSpec:
         rotary=RotarySpec(dim=base.rotary_emb.width),
         query_key_norm=None if norm is None else _norm(norm),
         query_key_norm_per_head=not shape or shape[-1] == module.head_dim,
-        query_key_norm_weight_per_head=by_head or len(shape) > 1,
+        query_key_norm_weight_per_head=module.norms_by_head or len(shape) > 1,
         projection_clamped=module.clip_qkv,
         softcap=module.softcap,
         causal=not base.two_sided,
         dropout=module.attention_dropout,
-    )
-
-
-def _network(module: MLP) -> FeedForwardSpec:
-    down = module.last
-    return FeedForwardSpec(
-        intermediate_size=down.in_features,
-        activation=module.activation_kind,
-        gated=isinstance(module, GatedMLP | GateUpMLP),
-        fused_gate_up=isinstance(module, GateUpMLP),
-        bias=_has_bias(down),
-    )
-
-
-def _mixture(block: MixtureBlock) -> MixtureSpec:
-    router, experts, shared = block.parts()
-    return MixtureSpec(
-        num_experts=router.num_experts,
-        num_experts_per_token=router.top_k,
-        expert=FeedForwardSpec(
-            intermediate_size=experts.intermediate_dim, activation=experts.act_fn.kind, gated=True
-        ),
-        router=RouterSpec(score=router.score),
-        shared=None if shared is None else _network(shared),
     )
 
 

@@ -262,6 +262,7 @@ class NormList(Module):
 
 
 class StableLmAttention(PartlyTurnedAttention):
+    norms_by_head = True
     turn: Turn = staticmethod(apply_rotary)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.classes.base import Base
-from memplan.graph.attended_loss import attended_loss
-from memplan.graph.joint_losses import joint_loss, objective_outputs
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.handles import Handle
@@ -16,7 +14,6 @@ from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.graph.token_vectors import token_vectors
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER
 from memplan.model.parameters import ModelPart, WeightRole
@@ -69,6 +66,8 @@ def finish(module: Task, loss: Tensor) -> None:
     run.leave(WHOLE_MODEL)
     run.finish(loss)
     if run.options.objective in JOINED and not run.options.without_gradients:
+        from memplan.graph.joint_losses import joint_loss  # only where several take part
+
         joint_loss(run, loss, module.spec.num_outputs)
 
 
@@ -109,6 +108,8 @@ class ForCausalLM(Task):
             return self.logits(Handle(run, hidden, shape)).record
 
         if run.options.objective is not Objective.TASK:
+            from memplan.graph.joint_losses import objective_outputs  # only then
+
             return objective_outputs(run, self.spec, x.record, self.table(), project)
         self.base.keep_logits()
         count = self.spec.num_outputs
@@ -116,6 +117,8 @@ class ForCausalLM(Task):
         if group is not None and group.loss:
             count //= group.degree
         if self.spec.head.attended_loss:
+            from memplan.graph.attended_loss import attended_loss  # only for such a loss
+
             return attended_loss(run, self.logits(x).record, count)
         weight = self.lm_head.parameter(self.lm_head.weight) if takes_matrix(run) else None
         return language_model_loss(run, x.record, weight, count, project)
@@ -167,4 +170,6 @@ class ForRetrieval(Task):
     """A short vector of every token (ColPali)."""
 
     def loss(self, x: Handle) -> Tensor:
+        from memplan.graph.token_vectors import token_vectors  # only for retrieval
+
         return token_vectors(self.run, self.spec, x.record)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.classes.base import Base
 from memplan.families.llama import read_activation, rotated_dim
@@ -24,8 +24,11 @@ from memplan.graph.modules.rotary import (
 from memplan.model.attention import Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
-from memplan.model.networks import Activation
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+
+if TYPE_CHECKING:
+    from memplan.model.mixtures import MixtureSpec
 
 Heads = tuple[Handle, Handle, Handle]
 """Queries, keys and values of (batch, heads, tokens, width)."""
@@ -54,6 +57,8 @@ class LlamaAttention(Module):
     """What it calls the layer that leads back to the hidden size."""
     softcap = False
     """Scores go through a tanh."""
+    norms_by_head = False
+    """Each head of queries and keys has a norm of its own."""
     clip_qkv = False
     """Queries, keys and values are clamped in place."""
 
@@ -118,10 +123,27 @@ class LlamaAttention(Module):
         return out
 
 
-class MLP(Module):
+class Network(Module):
+    """What stands behind a layer's attention."""
+
+    def facts(self) -> "FeedForwardSpec | MixtureSpec":
+        """What others read of it."""
+        raise NotImplementedError
+
+
+class MLP(Network):
     """A layer's network."""
 
     down_proj: Linear
+    is_gated = False
+    is_fused = False
+
+    def facts(self) -> "FeedForwardSpec":
+        down = self.last
+        return FeedForwardSpec(
+            intermediate_size=down.in_features, activation=self.activation_kind, gated=self.is_gated,
+            fused_gate_up=self.is_fused, bias="bias" in down.weights,
+        )  # fmt: skip
 
     @property
     def last(self) -> Linear:
@@ -136,6 +158,8 @@ class MLP(Module):
 
 
 class GatedMLP(MLP):
+    is_gated = True
+
     def __init__(self, config: ConfigReader, intermediate_size: int | None = None) -> None:
         hidden = config.integer("hidden_size")
         inner = intermediate_size or config.integer("intermediate_size")
@@ -180,6 +204,8 @@ class PlainMLP(MLP):
 
 class GateUpMLP(MLP):
     """Gate and up in one matrix (Phi-3, GLM)."""
+
+    is_gated = is_fused = True
 
     def __init__(self, config: ConfigReader) -> None:
         hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
