@@ -52,7 +52,10 @@ async function stay(needed) {
 function lead(text) {
   const lines = plain(text).split("\n");
   const job = lines.findIndex((line) => line.includes(" · ") || !line.trim());
-  verdict.textContent = lines.slice(0, Math.min(job < 0 ? 1 : job, MOST_LEADING)).join("\n");
+  const told = lines.slice(0, Math.min(job < 0 ? 1 : job, MOST_LEADING));
+  // No figure is broken at its dash: where it is narrow, what is needed has a line of its own.
+  const narrow = matchMedia("(max-width: 30rem)").matches;
+  verdict.textContent = told.map((line) => (narrow ? line.replace(/ {3,}/, "\n  ") : line)).join("\n");
 }
 
 export async function ask(args, { columns = 100, colour = false, beside = files } = {}) {
