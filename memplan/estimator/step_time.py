@@ -14,6 +14,7 @@ from memplan.compute.host import HostSpeed
 from memplan.compute.lanes import Interval
 from memplan.compute.rates import DEFAULT_TFLOPS, Rates, is_compared, rates_of
 from memplan.compute.roofline import segment_work
+from memplan.compute.slowest import slowest_factor
 from memplan.errors import InputError, UnsupportedOperationError
 from memplan.estimator.calibration import (
     MEASURED_HIGH,
@@ -173,7 +174,7 @@ def calibrated(
     that is more than any machine is: another setup ran.
     """
     timer = _timer_of(job, site, rates or rates_of(job.gpu))
-    plain = cases_of(site.host_factors).expected
+    plain = cases_of(site.host_factors, slowest=slowest_factor(job.setup.num_gpus)).expected
     run = timer.run(plain)
     sums = {LAUNCHES: Part.HOST, LINKS: Part.LINKS}
     spent = dict.fromkeys(Part, 0.0)
@@ -218,13 +219,15 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
 def _cases(job: Job, site: Site) -> Cases:
     """What is expected of a job there, and its range; a measured step leaves little of that."""
     calibration = site.calibration
+    slowest = slowest_factor(job.setup.num_gpus)
     if calibration is None:
         return cases_of(
             site.host_factors,
             compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
             links=UNNAMED_LINKS if _has_unnamed_network(job.setup, site) else BUSY_LINKS,
+            slowest=slowest,
         )
-    expected = cases_of(site.host_factors).expected
+    expected = cases_of(site.host_factors, slowest=slowest).expected
     for part in Part:
         expected = _stretched(expected, part, calibration.factor(part))
     low, high = (
