@@ -30,7 +30,6 @@ from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked
 from memplan.estimator.site import USUAL_SITE, Site
-from memplan.estimator.timer import HOST as OFFLOAD
 from memplan.estimator.timer import (
     BUSY_LINKS,
     COMPUTE,
@@ -45,6 +44,7 @@ from memplan.estimator.timer import (
     Timer,
     cases_of,
 )
+from memplan.estimator.timer import HOST as OFFLOAD
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of

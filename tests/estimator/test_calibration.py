@@ -113,7 +113,9 @@ def test_what_was_measured_elsewhere_is_refused() -> None:
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "machines.yaml"
-    given = Calibration(gpu="h100-sxm-80gb", compute=1.25, links=2.0, offload=0.8, date="2026-11-26")
+    given = Calibration(
+        gpu="h100-sxm-80gb", compute=1.25, links=2.0, offload=0.8, date="2026-11-26"
+    )
     path.write_text(calibration_text(given, date=given.date))
     assert read_calibration(path) == given
     for text, error in {
