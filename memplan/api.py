@@ -12,11 +12,13 @@ from memplan.errors import UsageError
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
-from memplan.model.spec import ModelSpec
+from memplan.model.named import Model
 from memplan.options.python import ESTIMATE, PLAN, SWEEP, asked_in_python, python_words
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from memplan.hardware.pool import Pool
     from memplan.options.planning import PlanQuestion
     from memplan.options.typed import EstimateOptions, PlanOptions, SweepOptions
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from memplan.search.quantity import Quantity
     from memplan.search.sweep import Sweep
     from memplan.sources.registry import BuiltinModel
-
-Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
-"""What names a model: a built-in name, a hub id, a path, a config dict or a spec."""
 
 
 def estimate(
@@ -110,11 +109,18 @@ def sweep(
     gpus: Sequence[str | GpuSpec] = (),
     cpu_memory: str | int | None = None,
     num_jobs: int = 1,
+    executor: "Executor | None" = None,
 ) -> "Sweep": ...
 @overload
-def sweep(model: Model, **options: Unpack["SweepOptions"]) -> "Sweep": ...
 def sweep(
-    model: Model, grid: "Grid | Mapping[str, object] | None" = None, **options: Any
+    model: Model, *, executor: "Executor | None" = None, **options: Unpack["SweepOptions"]
+) -> "Sweep": ...
+def sweep(
+    model: Model,
+    grid: "Grid | Mapping[str, object] | None" = None,
+    *,
+    executor: "Executor | None" = None,
+    **options: Any,
 ) -> "Sweep":
     """Estimate every setup of a grid, on every GPU; lazily, in a stable order.
 
@@ -124,7 +130,8 @@ def sweep(
     the GPUs to judge by, and ``num_jobs`` processes do the work, which changes no result.
 
     Iterating gives a ``SweepResult`` for each setup, its ``estimates`` in the order of the GPUs;
-    nothing is computed before, and nothing is kept. What cannot be trained is left out, and counted
+    nothing is computed before, and nothing is kept. An ``executor`` (any ``concurrent.futures.Executor``: of
+    processes, of a Dask client, of MPI ranks) does the work instead, and stays open: it is its owner's. What cannot be trained is left out, and counted
     in ``impossible``. Raises a ``MemplanError`` for what cannot be read or swept over.
 
     >>> import memplan
@@ -142,9 +149,10 @@ def sweep(
     from memplan.search.sweep import Sweep
 
     if grid is not None:
-        return _swept(model, grid, **options)
+        return _swept(model, grid, executor=executor, **options)
     asked = asked_in_python(model, options, SWEEP)
     with python_words(asked.given):
+        from memplan.options.numbers import shard_of
         from memplan.options.run_times import time_question
         from memplan.options.sweeping import sweep_question
 
@@ -158,6 +166,8 @@ def sweep(
             node_memory_bytes=question.node_memory_bytes,
             times=time_question(asked.values),
             notes=tuple(remarks),
+            executor=executor,
+            part=shard_of(question.grid.num_combinations, asked.values["shard"]),
         )
 
 
@@ -168,6 +178,7 @@ def _swept(
     gpus: Sequence[str | GpuSpec] = (),
     cpu_memory: str | int | None = None,
     num_jobs: int = 1,
+    executor: "Executor | None" = None,
 ) -> "Sweep":
     """A sweep of objects."""
     from memplan.search.grid import Grid
@@ -181,6 +192,7 @@ def _swept(
         [_card(gpu) for gpu in gpus],
         num_jobs=num_jobs,
         node_memory_bytes=_size(cpu_memory),
+        executor=executor,
     )
 
 

@@ -31,6 +31,8 @@ PROVIDERS = {
     "timed_row": ("memplan.report.documents", "timed_row"),
     "rendered": ("memplan.report.display", "rendered"),
     "as_html": ("memplan.report.display", "as_html"),
+    "plugged": ("memplan.sources.plugins", "plugged"),
+    "told": ("memplan.cli.terminal", "told"),
     "waiting": ("memplan.cli.progress", "waiting"),
 }
 """What is offered -> the module and the function of one argument (the value) that make it."""

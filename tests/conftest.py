@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.set_threshold(PATIENCE)
 
 # Before anything builds a console: what is printed must not depend on where the tests run.
-os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1")
+os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1", MEMPLAN_CONFIG="")
 for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "HF_TOKEN", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)
 

@@ -30,6 +30,8 @@ ELSEWHERE = {
     "args.json": "a file of one's own",
     "...": "stands for options of one's own",
     "MODEL": "stands for a model",
+    "tcp://scheduler:8786": "a cluster of one's own",
+    "pools.yaml": "a platform's own file",
     "local": "the card of a machine that has one",
 }
 """What cannot be run here, by a word of it, and why."""

@@ -329,6 +329,10 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "sequence_parallel": (SPLIT, ("--sequence-parallel", "true")),
         "offload": (JOB, ("--offload", "cpu")),
         "jobs": (MODEL, ("--jobs", "-1")),
+        "dask": (JOB, ("--dask", "nowhere")),
+        "shard": ((*JOB, "--batch-size", "1,2"), ("--shard", "2/2")),
+        "output": (JOB, ("--output", "rows.jsonl")),
+        "resume": (JOB, ("--resume",)),
     },
     "plan": {
         **TRAINED,

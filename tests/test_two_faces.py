@@ -144,7 +144,7 @@ TERMINAL_ONLY = {
     "format", "output", "emit", "legend", "lifetimes", "reserved", "per_rank", "pivot", "check",
     "fail_on", "baseline", "tolerance", "unmatched", "deepspeed", "deepspeed_formula", "params",
     "largest_layer", "additional_buffer_factor", "annotate", "report", "chart", "assumptions",
-    "measured_step", "save_calibration",
+    "measured_step", "save_calibration", "dask", "resume",
 }  # fmt: skip
 """How an answer is written, checks at exit, and DeepSpeed's own tables: values in Python."""
 

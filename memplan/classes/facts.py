@@ -13,6 +13,7 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaModel,
 )
+from memplan.classes.mixtures import MixtureBlock
 from memplan.classes.registry import base_class
 from memplan.families.llama import decoder_model
 from memplan.families.request import ReadRequest
@@ -20,7 +21,9 @@ from memplan.graph.modules.basic import Norm
 from memplan.graph.modules.module import Module
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.mixtures import MixtureSpec, RouterSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
 from memplan.model.spec import ModelSpec
@@ -33,7 +36,10 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """
     base = base_class(request.model_type)(reader)
     assert isinstance(base, LlamaModel)
-    model = decoder_model(reader, request, _stack(base), hidden_size=base.embed_tokens.width)
+    model = decoder_model(
+        reader, request, _stack(base), hidden_size=base.embed_tokens.width,
+        head=HeadSpec(router_loss=base.output_router_logits, bias=base.head_bias),
+    )  # fmt: skip
     return replace(
         model,
         eager_attention_only=base.eager_only,
@@ -63,10 +69,11 @@ def _runs(base: LlamaModel) -> Iterator[LayerRun]:
 
 
 def _layer(layer: LlamaDecoderLayer, base: LlamaModel) -> LayerSpec:
-    assert isinstance(layer.mlp, MLP)
+    found = (each for each in layer.children.values() if isinstance(each, MLP | MixtureBlock))
+    network = next(found)
     return LayerSpec(
         attention=_attention(layer.self_attn, base),
-        feed_forward=_network(layer.mlp),
+        feed_forward=_network(network) if isinstance(network, MLP) else _mixture(network),
         norm=_norm(base.norm),
         placement=layer.placement,
         dropout=layer.residual_dropout,
@@ -106,6 +113,19 @@ def _network(module: MLP) -> FeedForwardSpec:
         gated=isinstance(module, GatedMLP | GateUpMLP),
         fused_gate_up=isinstance(module, GateUpMLP),
         bias=_has_bias(down),
+    )
+
+
+def _mixture(block: MixtureBlock) -> MixtureSpec:
+    router, experts, shared = block.parts()
+    return MixtureSpec(
+        num_experts=router.num_experts,
+        num_experts_per_token=router.top_k,
+        expert=FeedForwardSpec(
+            intermediate_size=experts.intermediate_dim, activation=experts.act_fn.kind, gated=True
+        ),
+        router=RouterSpec(score=router.score),
+        shared=None if shared is None else _network(shared),
     )
 
 

@@ -236,6 +236,10 @@ class LlamaModel(Base):
     rotary_class: type[RotaryEmbedding] = RotaryEmbedding
     eager_only = False
     """The class has no other attention than the one written out in Python."""
+    head_bias = False
+    """The matrix that gives the logits has a bias."""
+    output_router_logits = False
+    """A loss on all layers' routers is added."""
     two_sided = False
     """Tokens see those behind them too."""
     block_masks = False

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
@@ -37,6 +38,9 @@ from memplan.graph.tensor_parallel import add_up
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock
 
+Part = TypeVar("Part", bound=Module)
+"""The kind of a module in a block."""
+
 
 class MixtureBlock(Module):
     """A layer's router and experts, in the place of a network.
@@ -46,6 +50,17 @@ class MixtureBlock(Module):
     """
 
     sealed = False
+
+    def parts(self) -> tuple[Router, Experts, GatedMLP | None]:
+        """Its router, its routed experts and the one that every token passes."""
+        router, experts = self.one_of(Router), self.one_of(Experts)
+        assert router is not None
+        assert experts is not None
+        return router, experts, self.one_of(GatedMLP)
+
+    def one_of(self, cls: type[Part]) -> Part | None:
+        """The module of a class in it."""
+        return next((each for each in self.children.values() if isinstance(each, cls)), None)
 
     def __call__(self, x: Handle) -> Handle:
         """What ranks with all sequences make is shared out again (``PrepareModuleInputOutput``)."""
@@ -357,3 +372,7 @@ class PhimoeDecoderLayer(MixtureLayer):
 class PhimoeModel(MixtralModel):
     layer_class: type[LlamaDecoderLayer] = PhimoeDecoderLayer
     norm_class: Callable[[int], Norm] = LayerNorm
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.head_bias = config.flag("lm_head_bias")

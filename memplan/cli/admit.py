@@ -100,13 +100,14 @@ def _fails_on_tight(word: str | None) -> bool:
 def _pools(file: str | None) -> "tuple[Pool, ...]":
     """The platform's pools. What is wrong with them is the hook's mistake, not the request's: ``UsageError``."""
     from memplan.errors import InputError, UsageError
-    from memplan.sources.pools import read_pools
+    from memplan.sources.organisation import pools_file
+    from memplan.sources.pools import chosen_pools, read_pools
 
-    if file is None:
+    if file is None and pools_file(None) is None:
         msg = "--pools: name the file of what the platform has"
         raise UsageError(msg)
     try:
-        return read_pools(file)
+        return read_pools(chosen_pools(file))
     except InputError as error:
         msg = f"--pools: {error}"
         raise UsageError(msg) from None

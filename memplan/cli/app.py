@@ -11,6 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from memplan.cli import terminal
 from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
 from memplan.cli.terminal import abandon, prepare_streams
@@ -44,6 +45,7 @@ class MemplanCommand(TyperCommand):
         args = with_optional_values(self._without_topic(ctx, args))
         if len(args) > 1:
             refuse_repeated(self, ctx, args)
+        ctx.default_map = machine_defaults(self, args)
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -82,6 +84,28 @@ class MemplanCommand(TyperCommand):
                 write_rows(formatter, rows)
         if is_short and self.name is not None:
             write_first_page(formatter, self.name, topics_of(self.params))
+
+
+def machine_defaults(command: Any, args: Sequence[str]) -> dict[str, Any]:
+    """Values that the user's own configuration has of options that are not typed."""
+    from memplan.sources.organisation import DEFAULTS, defaults, folders
+
+    takes_one = any(each.name in DEFAULTS for each in command.params)
+    if {"--help", "-h"}.intersection(args) or not takes_one or not folders():
+        return {}
+    typed = {word.partition("=")[0] for word in args}
+    names = {each.name: each for each in command.params if not typed.intersection(each.opts)}
+    found = {name: value for name, value in defaults().items() if name in names}
+    if typed & {"--gpu", "--gpu-memory", "--pools"}:
+        found = {name: value for name, value in found.items() if name not in ("gpu", "gpu_memory")}
+    if "--dask" in typed:
+        found.pop("jobs", None)
+    if "price" in names and typed & {"--tokens", "--examples"}:
+        from memplan.sources.organisation import find
+
+        prices = find("prices.yaml")
+        found |= {} if prices is None else {"price": str(prices)}
+    return {name: [value] if names[name].multiple else value for name, value in found.items()}
 
 
 OPTIONAL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -244,6 +268,7 @@ def run(arguments: Sequence[str]) -> int:
     stderr. Anything else is a bug: it goes through, with its traceback.
     """
     prepare_streams()
+    before, terminal.answers_command = terminal.answers_command, True
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -260,6 +285,8 @@ def run(arguments: Sequence[str]) -> int:
         # No file is named: it is stdout itself, on a full disk or a device that is gone.
         abandon(sys.stdout)
         return _fail(f"cannot write the answer to stdout: {error.strerror}", code=ExitCode.INPUT)
+    finally:
+        terminal.answers_command = before
     return code
 
 

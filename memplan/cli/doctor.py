@@ -69,6 +69,44 @@ def examination() -> "Examination":
         packages=packages_here(),
         settings=settings_here(environ),
         version=version_line(),
+        configuration=configuration_here(),
+        plugins=plugins_here(),
+    )
+
+
+def configuration_here() -> "tuple[tuple[str, str], ...]":
+    """Files of the user's own configuration, what each is for, and what is wrong with one."""
+    from memplan.errors import MemplanError
+    from memplan.sources.files import read_mapping
+    from memplan.sources.gpu_file import read_card
+    from memplan.sources.organisation import all_files, defaults
+    from memplan.sources.pools import read_pools
+    from memplan.sources.prices import read_prices
+
+    found = []
+    for path, what in all_files():
+        kind = what.partition(",")[0].partition(" ")[0]
+        try:
+            if kind == "defaults":
+                defaults()
+                values = read_mapping(path)
+                what = f"defaults: {', '.join(f'--{key} {value}' for key, value in values.items())}"
+            elif kind == "prices":
+                read_prices(str(path))
+            else:
+                (read_card if kind == "--gpu" else read_pools)(path)
+        except MemplanError as error:
+            what = f"{what}: cannot be used: {error}"
+        found.append((str(path), what))
+    return tuple(found)
+
+
+def plugins_here() -> "tuple[tuple[str, str, str], ...]":
+    """Every plug-in, the package it came from, and what is wrong with it."""
+    from memplan.sources.plugins import examined as examined_plugins
+
+    return tuple(
+        (f"{each.kind}: {each.name}", each.origin, each.trouble) for each in examined_plugins()
     )
 
 
@@ -79,6 +117,8 @@ def examined(
     packages: "tuple[FoundPackage, ...]",
     settings: Mapping[str, str],
     version: str,
+    configuration: "tuple[tuple[str, str], ...]" = (),
+    plugins: "tuple[tuple[str, str, str], ...]" = (),
 ) -> "Examination":
     """What was found, with what fits there."""
     from memplan.report.doctor import Examination
@@ -93,6 +133,8 @@ def examined(
         packages=packages,
         settings=settings,
         version=version,
+        configuration=configuration,
+        plugins=plugins,
         judged="" if kind is None else f"{kind[1]} x {kind[0].short_name} ({_COMMON_WORDS})",
         fits={} if kind is None else {model: _ways(model, *kind) for model in WELL_KNOWN},
     )

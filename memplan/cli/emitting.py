@@ -37,10 +37,27 @@ def emit_answer(
         _emit_setup(answer.setup, answer.model, frameworks[kind], output)
     elif kind in schedulers:
         _emit_request(answer, schedulers[kind], output, question, queue)
+    elif (text := _plugged_text(answer, kind)) is not None:
+        if output is None:
+            say(text)
+        else:
+            write_file(Path(output), f"{text}\n", option="--output")
     else:
-        known = (*frameworks, *schedulers)
+        from memplan.sources.plugins import plugged_names
+
+        known = (*frameworks, *schedulers, *plugged_names("writers"))
         msg = f"--emit: {shortened(one_line(kind), MAX_SHOWN)!r} is not one of {', '.join(known)}.{did_you_mean(kind, known)}"
         raise SetupError(msg)
+
+
+def _plugged_text(answer: "Estimate", kind: str) -> str | None:
+    """What a plug-in of this name writes; None where there is none."""
+    from memplan.sources.plugins import asked_safely, plugged
+
+    write = plugged("writers", kind)
+    if write is None:
+        return None
+    return str(asked_safely(f"--emit {kind}", write, answer.setup, answer.model)).rstrip()
 
 
 def _emit_setup(

@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_page
+from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_report
 from memplan.cli.taking import NO_VALUES, complete_models, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import WorkerLostError
@@ -15,10 +16,12 @@ from memplan.fast_dataclass import dataclass
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import SWEEP
 from memplan.options.run_times import TIME_OPTIONS, time_question
-from memplan.options.shared import CHECKS, JOBS, LEGEND, PICTURES, ROW_FORMAT, RowFormat
+from memplan.options.shared import CHECKS, JOBS, LEGEND, PICTURES, ROW_FORMAT, SHARD, RowFormat
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from memplan.cli.checking import Checks
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.report.pivot import Pivot
@@ -31,7 +34,23 @@ PIVOT = Option(
 )  # fmt: skip
 
 
-@takes(*SWEEP, PIVOT, LEGEND, ROW_FORMAT, *PICTURES, *CHECKS, *TIME_OPTIONS, JOBS)
+OUTPUT = Option(
+    flag="--output", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+    help_text="Append rows to this JSONL file as they are made, in place of a table.",
+)  # fmt: skip
+RESUME = Option(
+    flag="--resume", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
+    help_text="Go on where a run that was killed stopped writing --output.",
+)  # fmt: skip
+DASK = Option(
+    flag="--dask", kind=str | None, metavar="ADDRESS", panel=OUTPUT_PANEL,
+    help_text="Have a Dask cluster do the work: tcp://host:8786.",
+)  # fmt: skip
+
+
+@takes(
+    *SWEEP, PIVOT, LEGEND, ROW_FORMAT, *PICTURES, *CHECKS, *TIME_OPTIONS, JOBS, DASK, SHARD, OUTPUT, RESUME,
+)  # fmt: skip
 def sweep(
     ctx: typer.Context,
     model: Annotated[
@@ -57,19 +76,59 @@ def sweep(
         pictured=Pictured(report=values["report"], chart=values["chart"]),
     )
     check_pictures(values)
+    _check_use(ctx, values)
+    from memplan.options.numbers import shard_of
     from memplan.options.sweeping import sweep_question
     from memplan.search.sweep import Sweep
 
     asked = sweep_question(asked_of(ctx), judges=True, remark=remark)
-    made = Sweep(
-        asked.model,
-        asked.grid,
-        asked.gpus,
-        num_jobs=_processes(values["jobs"]),
-        node_memory_bytes=asked.node_memory_bytes,
-    )
-    _show(made, wanted)
+    with _executor(values["dask"]) as executor:
+        made = Sweep(
+            asked.model,
+            asked.grid,
+            asked.gpus,
+            num_jobs=_processes(values["jobs"]),
+            node_memory_bytes=asked.node_memory_bytes,
+            executor=executor,
+            part=shard_of(asked.grid.num_combinations, values["shard"]),
+        )
+        if values["output"] is not None:
+            from memplan.cli.sweep_file import write_rows
+
+            write_rows(made, Path(values["output"]), wanted.question, resumes=values["resume"])
+            return
+        _show(made, wanted)
     say_legend(values["legend"], is_table=values["format"] is RowFormat.TABLE)
+
+
+FILE_IGNORES = frozenset({
+    "format", "pivot", "legend", "report", "chart", "check", "fail_on", "baseline", "tolerance", "unmatched", "annotate",
+})  # fmt: skip
+"""What is not looked at where rows go to a file."""
+
+
+def _check_use(ctx: typer.Context, values: Values) -> None:
+    """Raise ``UsageError`` for what was given and plays no part."""
+    from memplan.cli.unused import refuse_unused, refuse_without
+
+    if values["output"] is None:
+        refuse_without(ctx, {"resume"}, "--output")
+    else:
+        refuse_unused(ctx, "--output", ctx.params.keys() - FILE_IGNORES)
+    if values["dask"] is not None:
+        refuse_unused(ctx, "--dask", ctx.params.keys() - {"jobs"})
+
+
+@contextmanager
+def _executor(address: str | None) -> "Iterator[Executor | None]":
+    """The cluster's, where one is named."""
+    if address is None:
+        yield None
+        return
+    from memplan.cli.cluster import dask_executor
+
+    with dask_executor(address) as executor:
+        yield executor
 
 
 def _processes(jobs: int) -> int:
@@ -127,7 +186,11 @@ class Pictured:
         pictures = heat_picture(sweep, results=results)
         written = ""
         if self.report is not None:
-            written = write_page(sweep_report(pictures, sweep.model.name), self.report)
+            written = write_report(
+                self.report,
+                page=lambda: sweep_report(pictures, sweep.model.name),
+                drawings=lambda: pictures,
+            )
         yield
         if self.chart:
             print_charts(pictures)

@@ -63,6 +63,20 @@ def remark(text: str) -> None:
     sys.stderr.write(f"memplan: {one_line(text)}\n")
 
 
+answers_command = False
+"""Whether a command line is being answered; else memplan is a library in somebody's process."""
+
+
+def told(text: str) -> None:
+    """A remark of the library's: beside a command's answer, else a warning of Python's."""
+    if answers_command:
+        remark(text)
+        return
+    import warnings
+
+    warnings.warn(text, stacklevel=2)
+
+
 def say_legend(wanted: bool, *, is_table: bool) -> None:
     """Write what every word means, where that was asked for.
 

@@ -17,6 +17,13 @@ def given_options(ctx: Any) -> dict[str, str]:
     return found
 
 
+def said_options(ctx: Any) -> set[str]:
+    """The same, and those that the user's own configuration has a value of."""
+    sources = {param.name: ctx.get_parameter_source(param.name) for param in ctx.command.params}
+    said = ("COMMANDLINE", "DEFAULT_MAP")
+    return {name for name, each in sources.items() if each is not None and each.name in said}
+
+
 def refuse_unused(ctx: Any, option: str, used: Collection[str]) -> None:
     """Raise ``UsageError`` for what was given and ``option`` makes no use of.
 

@@ -47,8 +47,35 @@ class _Told(NamedTuple):
     """Gradients that are reduced from its beginning on, beside it and what follows it."""
 
 
+class _Turn(NamedTuple):
+    """A pass in its turn; none is before the one that it waits for."""
+
+    place: int
+    alike: tuple[object, ...]
+    """The key of passes of the same time."""
+    share: float
+    words: str
+    awaited: int
+    """The number of the turn that it waits for; -1: none."""
+    is_sent: bool
+    """What that one gives comes from another rank."""
+
+
+class _Alike(NamedTuple):
+    """Passes of a rank that are one and the same."""
+
+    tape: int
+    visit: Visit
+    away_bytes: int
+    forward: bool
+    shares: float
+    """How many they are."""
+
+
 class _Lane:
     """A rank's passes, its host and its link to ranks that hold the same layers."""
+
+    __slots__ = ("asked_s", "bound_s", "intervals", "late_s", "link_s", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -58,7 +85,8 @@ class _Lane:
         """For which passes wait for weights, and the end for gradients."""
         self.bound_s = 0.0
         """For which they wait for the host."""
-        self.intervals: list[Interval] = []
+        self.intervals: list[tuple[float, float, str]] = []
+        """When each begins and ends."""
 
     def run(self, ready_s: float, told: _Told, share: float, words: str) -> float:
         """One pass, or a share of it; when it ends.
@@ -80,7 +108,7 @@ class _Lane:
         if told.behind_s:
             self.link_s = max(self.link_s, start) + share * told.behind_s
         self.now_s = stop
-        self.intervals.append(Interval(Lane.COMPUTE, start, stop, words, stop - start))
+        self.intervals.append((start, stop, words))
         return stop
 
     def end(self) -> None:
@@ -127,6 +155,12 @@ class PipelineTimer:
         self.going = [self._going_of(place) for place in range(pipeline.degree)]
         """Of stages and micro-batches, those of which something goes to CPU RAM."""
         self.away_bytes = self._away_bytes()
+        self.alike: dict[int, dict[object, _Alike]] = {place: {} for place in self.visits}
+        self.usual: dict[tuple[object, ...], object] = {}
+        """Of passes of the same time the key of one, as ``alike`` has it."""
+        for place in self.visits:
+            self._sort(place)
+        self.turns = self._turns()
         self.runs_ahead = given.setup.virtual_stages > 1
         """The host asks for passes ahead of the GPU: without virtual stages Megatron's exchanges make it wait for the GPU at each pass
         (``batch_p2p_sync``), with them they overlap (``overlap_p2p_comm``)."""
@@ -166,18 +200,20 @@ class PipelineTimer:
     def run(self, case: Case) -> Run:
         """All ranks' passes; of the busiest it is told what its time is spent on."""
         told: dict[object, _Told] = {}
-        usual: dict[object, _Told] = {}
-        busy = {place: self._tell(case, place, told, usual) for place in self.visits}
+        busy = {place: self._tell(case, place, told) for place in self.visits}
         place = max(busy, key=lambda each: busy[each].clock.now_s)
         run = busy[place]
         clock = run.clock
-        simulated = self._simulate(case, usual)
+        simulated = self._simulate(case, told)
         lane = simulated.lanes[place]
         clock.exposed_s[Lane.LINK] += lane.late_s
         clock.host_bound_s += lane.bound_s
         run.add(BUBBLE, simulated.end_s - clock.now_s - lane.late_s - lane.bound_s)
         clock.now_s = simulated.end_s
-        clock.intervals = lane.intervals
+        clock.intervals = [
+            Interval(Lane.COMPUTE, start, stop, words, stop - start)
+            for start, stop, words in (lane.intervals if case.is_expected else ())
+        ]
         update = self._update(case, place)
         clock.now_s += update.clock.now_s
         for words, seconds in update.sums.items():
@@ -187,30 +223,34 @@ class PipelineTimer:
             clock.exposed_s[lane_of] += seconds
         return run
 
-    def _tell(
-        self, case: Case, place: int, told: dict[object, _Told], usual: dict[object, _Told]
-    ) -> Run:
+    def _sort(self, place: int) -> None:
+        """See which passes of a rank are one and the same."""
+        alike = self.alike[place]
+        for each, visit in self._visited(place):
+            tape = id(self.given.stages[each.stage].tape)
+            forward = each.kind is PassKind.FORWARD
+            goes = (each.stage, each.micro_batch) in self.going[place]
+            key = tape, forward, visit.exchanges, goes
+            shares = _share(each.kind) + (alike[key].shares if key in alike else 0)
+            away = self.away_bytes[tape] if goes else 0
+            alike[key] = _Alike(tape, visit, away, forward, shares)
+            self.usual[self._key(each, place)] = key
+
+    def _tell(self, case: Case, place: int, told: dict[object, _Told]) -> Run:
         """Each pass of a rank by itself, and their sum."""
         whole = Run(case)
         clock = whole.clock
-        for each, visit in self._visited(place):
-            tape = self.given.stages[each.stage].tape
-            forward = each.kind is PassKind.FORWARD
-            goes = (each.stage, each.micro_batch) in self.going[place]
-            key = id(tape), forward, visit.exchanges, goes
+        for key, each in self.alike[place].items():
             found = told.get(key)
             if found is None:
-                away = self.away_bytes[id(tape)] if goes else 0
-                found = told[key] = self._pass(case, id(tape), visit, away, forward=forward)
-            share = _share(each.kind)
-            usual[self._key(each, place)] = found
-            clock.now_s += share * found.seconds
-            clock.host_bound_s += share * found.run.clock.host_bound_s
-            clock.slowed_s += share * found.run.clock.slowed_s
+                found = told[key] = self._pass(case, each)
+            clock.now_s += each.shares * found.seconds
+            clock.host_bound_s += each.shares * found.run.clock.host_bound_s
+            clock.slowed_s += each.shares * found.run.clock.slowed_s
             for lane, seconds in found.run.clock.exposed_s.items():
-                clock.exposed_s[lane] += share * seconds
+                clock.exposed_s[lane] += each.shares * seconds
             for words, seconds in found.run.sums.items():
-                whole.add(words, share * seconds)
+                whole.add(words, each.shares * seconds)
         return whole
 
     def _visited(self, place: int) -> Iterator[tuple[Pass, Visit]]:
@@ -235,21 +275,19 @@ class PipelineTimer:
             id(self.given.stages[each.stage].tape), each.kind, not each.micro_batch, is_last, goes,
         )  # fmt: skip
 
-    def _pass(
-        self, case: Case, tape: int, visit: Visit, away_bytes: int, *, forward: bool
-    ) -> _Told:
+    def _pass(self, case: Case, each: _Alike) -> _Told:
         alone = case._replace(asked=0.0) if self.runs_ahead else case
-        run, timer = Run(alone), self.timers[tape]
-        laid = timer.forward(visit) if forward else timer.backward(visit)
-        asked = sum(each.repeats * each.asked_s for each in laid.stages)
-        ahead = case.links * sum(each.beside.ahead_s for each in laid.stages)
-        behind = case.links * sum(each.beside.behind_s for each in laid.stages)
+        run, timer = Run(alone), self.timers[each.tape]
+        laid = timer.forward(each.visit) if each.forward else timer.backward(each.visit)
+        asked = sum(part.repeats * part.asked_s for part in laid.stages)
+        ahead = case.links * sum(part.beside.ahead_s for part in laid.stages)
+        behind = case.links * sum(part.beside.behind_s for part in laid.stages)
         run.pass_over(_without_background(laid))
         slowed = case.interference * (ahead + behind)
         run.clock.now_s += slowed
         run.clock.slowed_s += slowed
         # What goes or comes back while it runs takes the rest of its way by itself.
-        away_s = case.host * away_bytes / self.network.to_host
+        away_s = case.host * each.away_bytes / self.network.to_host
         run.clock.wait(Lane.HOST, away_s - run.clock.now_s, "activations")
         asked_s = case.asked * asked if self.runs_ahead else 0.0
         return _Told(run.clock.now_s, run, asked_s, ahead, behind)
@@ -266,34 +304,50 @@ class PipelineTimer:
         timer.update(run)
         return run
 
-    def _simulate(self, case: Case, usual: dict[object, _Told]) -> _Simulated:
+    def _turns(self) -> list[_Turn]:
+        """All ranks' passes, each behind the one that it waits for: the same in every case."""
+        owner = {each.stage: place for place, own in enumerate(self.passes) for each in own}
+        given: dict[tuple[bool, int, int], int] = {}
+        """Whose result it is, by direction, stage and micro-batch."""
+        done = [0] * len(self.passes)
+        found: list[_Turn] = []
+        left = sum(map(len, self.passes))
+        while len(found) < left:
+            before = len(found)
+            for place, own in enumerate(self.passes):
+                while done[place] < len(own):
+                    each = own[done[place]]
+                    needed = _needed(each, self.pipeline.num_stages)
+                    if needed is not None and needed not in given:
+                        break
+                    if each.kind is not PassKind.WEIGHT:
+                        forward = each.kind is PassKind.FORWARD
+                        given[forward, each.stage, each.micro_batch] = len(found)
+                    found.append(
+                        _Turn(
+                            place,
+                            self._key(each, place),
+                            _share(each.kind),
+                            f"{each.kind.value}{each.micro_batch}",
+                            -1 if needed is None else given[needed],
+                            needed is not None and owner[needed[1]] != place,
+                        )
+                    )
+                    done[place] += 1
+            assert len(found) > before, "a schedule whose passes wait for one another"
+        return found
+
+    def _simulate(self, case: Case, told: dict[object, _Told]) -> _Simulated:
         """When the last pass ends, and when each rank's passes run."""
         sent_s = case.links * collective_seconds(
             ExchangeKind.SEND, self.sent_bytes, Ranks(2, self.width), self.network
         )
-        num_stages = self.pipeline.num_stages
-        owner = {each.stage: place for place, own in enumerate(self.passes) for each in own}
-        ended: dict[tuple[bool, int, int], float] = {}
-        done = [0] * len(self.passes)
+        passes = {alike: told[key] for alike, key in self.usual.items()}
         lanes = [_Lane() for _ in self.passes]
-        left = sum(map(len, self.passes))
-        while left:
-            before = left
-            for place, own in enumerate(self.passes):
-                while done[place] < len(own):
-                    each = own[done[place]]
-                    ready = _ready(each, ended, owner, place, sent_s, num_stages)
-                    if ready is None:
-                        break
-                    words = f"{each.kind.value}{each.micro_batch}"
-                    told = usual[self._key(each, place)]
-                    stop = lanes[place].run(ready, told, _share(each.kind), words)
-                    if each.kind is not PassKind.WEIGHT:
-                        forward = each.kind is PassKind.FORWARD
-                        ended[forward, each.stage, each.micro_batch] = stop
-                    done[place] += 1
-                    left -= 1
-            assert left < before, "a schedule whose passes wait for one another"
+        ended: list[float] = []
+        for place, alike, share, words, awaited, is_sent in self.turns:
+            ready = 0.0 if awaited < 0 else ended[awaited] + (sent_s if is_sent else 0.0)
+            ended.append(lanes[place].run(ready, passes[alike], share, words))
         for lane in lanes:
             lane.end()
         return _Simulated(max(lane.now_s for lane in lanes), lanes)
@@ -315,22 +369,10 @@ def _share(kind: PassKind) -> float:
     return 1 - INPUT_SHARE if kind is PassKind.WEIGHT else 1.0
 
 
-def _ready(
-    each: Pass,
-    ended: dict[tuple[bool, int, int], float],
-    owner: dict[int, int],
-    place: int,
-    sent_s: float,
-    num_stages: int,
-) -> float | None:
-    """When a pass has what it needs; None: not yet."""
+def _needed(each: Pass, num_stages: int) -> tuple[bool, int, int] | None:
+    """Whose result a pass waits for, by direction, stage and micro-batch; None: nobody's."""
     if each.kind is PassKind.WEIGHT:
-        return 0.0
+        return None
     forward = each.kind is PassKind.FORWARD
     beside = each.stage - 1 if forward else each.stage + 1
-    if not 0 <= beside < num_stages:
-        return 0.0
-    found = ended.get((forward, beside, each.micro_batch))
-    if found is None:
-        return None
-    return found if owner[beside] == place else found + sent_s
+    return (forward, beside, each.micro_batch) if 0 <= beside < num_stages else None

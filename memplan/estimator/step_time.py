@@ -9,7 +9,7 @@ from dataclasses import field
 from functools import lru_cache
 from math import log
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.compute.host import HostSpeed
@@ -139,7 +139,34 @@ def step_time(answer: Judged, *, site: Site = USUAL_SITE) -> StepTime:
     """How long a step of an estimated setup takes, on machines of some kind. Raises ``UnsupportedOperationError`` for a model whose operations are
     not written down.
     """
-    return time_of(Job.of_answer(answer.model, answer.setup, answer.gpu), site=site)
+    return _remembered(_Asked(answer.model, answer.setup, answer.gpu, site))
+
+
+class _Asked(NamedTuple):
+    """An answer whose time is asked for, the same where it is that very one."""
+
+    model: "ModelSpec"
+    setup: TrainingSetup
+    gpu: GpuSpec | None
+    site: Site
+
+    def __hash__(self) -> int:
+        return id(self.setup)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Asked)
+            and other.setup is self.setup
+            and other.model is self.model
+            and other.gpu is self.gpu
+            and other.site == self.site
+        )
+
+
+@lru_cache(maxsize=128)
+def _remembered(asked: _Asked) -> StepTime:
+    """A plan ranks by times, then tells them, and draws them."""
+    return time_of(Job.of_answer(asked.model, asked.setup, asked.gpu), site=asked.site)
 
 
 def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) -> StepTime:

@@ -257,8 +257,6 @@ def embed(
     if spec.unscaled_held:
         t.embedded(x, table)
         t.hold(x)
-    if spec.mask_first:
-        _make_masks(t, model, stack, context)
     if spec.scaled:
         x = t.scale(x)
     if not spec.unscaled_held:

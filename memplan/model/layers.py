@@ -291,8 +291,6 @@ class EmbeddingSpec:
     """Set for older decoders, which embed in the model's own ``forward``."""
     masked_last: bool = False
     """The attention mask is made once positions are added, not before (GPT-2)."""
-    mask_first: bool = False
-    """The attention mask is made before token vectors are scaled (GraniteMoE)."""
     mask_buffer: bool = False
     """The model owns a boolean matrix over all positions (GPT-BigCode)."""
     scaled_in_table: bool = False

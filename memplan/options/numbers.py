@@ -97,3 +97,30 @@ def read_seconds(text: str | float) -> float:
         msg = f"{text!r} is not how long a step takes, such as 3.1s or 310ms"
         raise ValueError(msg)
     return value
+
+
+_SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Read which part of how many, from the first on.
+
+    >>> read_shard("2/4")
+    (2, 4)
+    """
+    match = _SHARD.fullmatch(str(text).strip())
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        msg = f"{text!r} is no part: write 1/4 to 4/4"
+        raise ValueError(msg)
+    return number, count
+
+
+def shard_of(num_pieces: int, shard: tuple[int, int] | None) -> range:
+    """The pieces of one part: parts differ by one piece at most, and follow one another.
+
+    >>> [shard_of(10, (number, 4)) for number in (1, 2, 3, 4)]
+    [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
+    """
+    number, count = shard or (1, 1)
+    return range(num_pieces * (number - 1) // count, num_pieces * number // count)

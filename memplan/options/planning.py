@@ -62,7 +62,8 @@ def plan_question(asked: Asked, *, remark: Callable[[str], None]) -> PlanQuestio
 
     values = asked.values
     wanted = _objective(asked)
-    times = time_question(values)
+    priced = ("price",) if wanted is Objective.COST else ()
+    times = time_question(values, without_length=priced)
     shows_times = times is not None or wanted is Objective.COST
     if times is None and wanted in (Objective.SPEED, Objective.COST, Objective.GPUS):
         times = TimeQuestion()
@@ -84,14 +85,14 @@ def _pooled(
 ) -> PlanQuestion:
     """The question where pools say which cards there are, how many and at what price."""
     from memplan.search.pools import usual_objective
-    from memplan.sources.pools import read_pools
+    from memplan.sources.pools import chosen_pools, read_pools
 
     values = asked.values
     for name in ("gpu", "gpu_memory"):
         if values[name]:
             msg = f"--{name.replace('_', '-')}: --pools says which cards there are: give one of the two"
             raise UsageError(msg)
-    pools = read_pools(values["pools"])
+    pools = read_pools(chosen_pools(values["pools"]))
     if not {"objective", "maximize"} & asked.given:
         goal = replace(goal, objective=usual_objective(pools))
         remark(f"--objective {goal.objective.value}: {_WHY[goal.objective.value]}")

@@ -16,7 +16,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.options import questions
 from memplan.options.asked import OPTION_OF_FIELD, Asked
 from memplan.options.run_times import TIME_OPTIONS
-from memplan.options.shared import ALLOW, JOBS
+from memplan.options.shared import ALLOW, JOBS, SHARD
 from memplan.options.table import Option
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def _keyword(option: Option, taken: Taken | None = None) -> Keyword:
 
 TAKEN: Mapping[str, Taken] = {
     "gpu": Taken.CARDS,
+    "shard": Taken.ONE,
     **dict.fromkeys(
         ("adapter", "job", "ema", "lengths", "optim_args", "setup", "gpu_memory", "cpu_memory",
          "engine_option"),
@@ -100,7 +101,7 @@ ESTIMATE = _face(*(_keyword(each) for each in questions.ESTIMATE if each is not 
 """Of ``memplan.estimate``; what may be given up is asked of its hints."""
 SWEEP = _face(
     *(_keyword(each, Taken.AXIS) for each in questions.SWEEP_AXES),
-    *map(_keyword, (*questions.SWEEP_ONCE, JOBS)),
+    *map(_keyword, (*questions.SWEEP_ONCE, JOBS, SHARD)),
     *_TIMES,
 )
 """Of ``memplan.sweep``."""
@@ -124,7 +125,17 @@ def asked_in_python(
         if value is not None:
             given[name] = _read(face[name], value)
     defaults = {name: each.default for name, each in face.items()}
-    return Asked(values={"model": model, **defaults, **given}, given=frozenset(given))
+    asked = Asked(values={"model": model, **defaults, **given}, given=frozenset(given))
+    if "engine" not in given:
+        return asked
+    from memplan.options.plugged import with_engine_plugin
+
+    return with_engine_plugin(asked, read_options)
+
+
+def read_options(options: Mapping[str, object]) -> Asked:
+    """Options of an estimate alone, without a model."""
+    return asked_in_python(None, options, ESTIMATE)
 
 
 def _hint(name: str, face: Mapping[str, Keyword]) -> str:

@@ -7,6 +7,7 @@ declared beside it. ``memplan.options.questions`` says which question has which.
 from enum import StrEnum
 
 from memplan.options.largest import or_max, read_whole
+from memplan.options.numbers import read_shard
 from memplan.options.panels import (
     CHECK_PANEL,
     ENGINE_PANEL,
@@ -96,7 +97,8 @@ CARDS = (
     Option(
         flag="--gpu", kind=list[str] | None, metavar="NAMES", panel=HARDWARE_PANEL, show_default=False,
         completes="gpus",
-        help_text="GPUs to judge by, as `memplan gpus` lists them, 46GiB, local (those here), or a YAML file: a100,h100. "
+        help_text="GPUs to judge by, as `memplan gpus` lists them: a100,h100; a100@60GiB where others leave so much of it, 46GiB, "
+        "local (those here), or a YAML file. "
         "[default: v100-32gb, a100-80gb, h100-80gb]",
     ),
     Option(
@@ -175,7 +177,8 @@ FILES = (
     Option(
         flag="--preset", kind=str | None, panel=FILES_PANEL,
         help_text="What a training stack does by default: axolotl, hf-trainer, lightning, litgpt-full, "
-        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, nanogpt, nanotron, "
+        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, "
+        "megatron-lm, nanogpt, nanotron, "
         "nemo, prime-rl, torchtitan, torchtune, trl-distillation, trl-dpo, trl-grpo, trl-kto, "
         "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, unsloth-cli, verl.",
     ),
@@ -214,8 +217,8 @@ LEGEND = Option(
 PICTURES = (
     Option(
         flag="--report", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
-        help_text="Write a page with pictures too: report.html, one file that needs no network; explain and "
-        "plan also write the drawing alone: step.svg.",
+        help_text="Write a page with pictures too: report.html, one file that needs no network; or the "
+        "drawing alone: picture.svg.",
     ),
     Option(
         flag="--chart", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,
@@ -238,6 +241,10 @@ EMIT = (
 JOBS = Option(
     flag="--jobs", kind=int, default=1, metavar="N", minimum=0, panel=OUTPUT_PANEL,
     help_text="Processes to spread the work over; 0: one for each core. The answer is the same.",
+)  # fmt: skip
+SHARD = Option(
+    flag="--shard", kind=str | None, metavar="I/N", panel=OUTPUT_PANEL, parser=read_shard,
+    help_text="Do the I-th of N parts of the grid, for array jobs: 1/4 to 4/4. In their order, rows are those of the whole.",
 )  # fmt: skip
 FAIL_ON = Option(
     flag="--fail-on", kind=str | None, metavar="VERDICT", panel=CHECK_PANEL,

@@ -181,6 +181,7 @@ class SweepOptions(SeveralOptions, total=False):
     pipeline_schedule: Words | None
     engine_option: str | Sequence[str] | Mapping[str, object] | None
     jobs: int
+    shard: str | None
 
 
 class PlanOptions(SeveralOptions, total=False):

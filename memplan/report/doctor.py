@@ -33,6 +33,10 @@ class Examination:
     settings: Mapping[str, str]
     version: str
     """Of memplan, with how it replays."""
+    configuration: tuple[tuple[str, str], ...] = ()
+    """Files of the user's own, and what each is for."""
+    plugins: tuple[tuple[str, str, str], ...] = ()
+    """Kind and name, the package it came from, and what is wrong with it."""
     judged: str
     """The cards that ``fits`` is about, and how it is trained on them."""
     fits: Mapping[str, Mapping[str, str]]
@@ -58,6 +62,11 @@ def _sections(found: Examination) -> dict[str, list[tuple[str, ...]]]:
             (each.name, each.version or "not here", package_effect(each)) for each in found.packages
         ],
         "Environment": _setting_rows(found.settings),
+        "Configuration": list(found.configuration),
+        "Plug-ins": [
+            (name, f"{origin}{trouble and f': left out: {trouble}'}")
+            for name, origin, trouble in found.plugins
+        ],
         f"What fits here, on {found.judged}": _fit_rows(found.fits),
     }
 
@@ -184,6 +193,11 @@ def doctor_json(found: Examination) -> str:
             },
             "packages": {each.name: each.version or None for each in found.packages},
             "environment": dict(found.settings),
+            "configuration": dict(found.configuration),
+            "plugins": [
+                {"name": name, "package": origin, "trouble": trouble or None}
+                for name, origin, trouble in found.plugins
+            ],
             "fits": {name: dict(ways) for name, ways in found.fits.items()},
         },
         indent=2,

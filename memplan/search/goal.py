@@ -289,13 +289,20 @@ class PlannedSetup:
 class Shortfall:
     """A setup that does not fit even with the smallest micro-batch."""
 
-    estimate: Estimate
+    setup: TrainingSetup
+    """With every default filled in."""
     limit_bytes: int
     """What may be used of the card."""
     given_up: Concession
     tier: int
     """Of its precision: 0 where optimizer states are in fp32."""
+    find_estimate: "Callable[[], Estimate]" = field(repr=False, compare=False)
     find_better: "Callable[[], Estimate | None]" = field(repr=False, compare=False)
+
+    @property
+    def estimate(self) -> Estimate:
+        """What it needs; made when it is asked for, where states alone are too many."""
+        return self.find_estimate()
 
     @property
     def better(self) -> Estimate | None:

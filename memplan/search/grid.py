@@ -8,7 +8,7 @@ that contradicts itself is no error of the grid: it comes out as an ``Impossible
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
-from itertools import product
+from itertools import islice, product
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, replace
@@ -97,20 +97,24 @@ class Grid:
         found = [name for name, values in self.axes.items() if values == (MAX,)]
         return Quantity(found[0]) if found else None
 
-    def combinations(self) -> "Iterator[TrainingSetup | Open | Impossible | None]":
-        """Every combination in a stable order; None for one that is excluded or a repetition."""
+    def combinations(
+        self, start: int = 0, stop: int | None = None
+    ) -> "Iterator[TrainingSetup | Open | Impossible | None]":
+        """Every combination in a stable order, or those from one number to another; None for one that is excluded or a repetition."""
         quantity = self.looked_for
-        for each in self._given():
+        for each in self._given(start, stop):
             if quantity is not None and isinstance(each, TrainingSetup):
                 yield Open(each, quantity, self.global_batch_size)
             else:
                 yield each
 
-    def _given(self) -> "Iterator[TrainingSetup | Impossible | None]":
+    def _given(
+        self, start: int = 0, stop: int | None = None
+    ) -> "Iterator[TrainingSetup | Impossible | None]":
         """What is given of every combination."""
         axes = {name: values for name, values in _tuples(self.axes).items() if values != (MAX,)}
         names = tuple(axes)
-        for values in product(*axes.values()):
+        for values in islice(product(*axes.values()), start, stop):
             yield self._combine(dict(zip(names, values, strict=True)), axes)
 
     def setups(self) -> Iterator[TrainingSetup]:

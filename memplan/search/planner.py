@@ -6,9 +6,10 @@ less recomputation where more of it fits. Unsplit models are tried in every way;
 are looked for (``BestFirst``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache, partial
+from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate, least_bytes
@@ -68,6 +69,16 @@ def plan(
     return Planner(model, goal, gpu, times).run(stoppable=stoppable)
 
 
+class Failed(NamedTuple):
+    """What does not fit, even with the smallest size."""
+
+    candidate: Candidate
+    setup: TrainingSetup
+    """With that size."""
+    find_estimate: Callable[[], Estimate]
+    """What it needs."""
+
+
 class Planner:
     """Walks the space of one goal."""
 
@@ -83,7 +94,9 @@ class Planner:
         self.space = Space(goal, gpu, model)
         self.best_first = BestFirst(goal, model, gpu, self.sizes)
         self.found: list[PlannedSetup] = []
-        self.failed: list[tuple[Candidate, Estimate]] = []
+        self.failed: list[Failed] = []
+        self.possible: set[tuple[object, ...]] = set()
+        """Ways to train of which an estimate was made, by everything but the number of GPUs."""
         self.overfilling: list[Estimate] = []
         self.losses = losses(goal)
         """What may be given up and was not tried yet, the least first."""
@@ -143,7 +156,7 @@ class Planner:
             setups=tuple(self._told(each) for each in self._shown_of(ranked)),
             num_fitting=len(self.found),
             front=tuple(front),
-            shortfalls=tuple(self._shortfall(*each, ranked) for each in self.failed),
+            shortfalls=tuple(self._shortfall(each, ranked) for each in self.failed),
             overfilling=tuple(self.overfilling),
             refused=tuple(self.refused),
             num_ruled_out=self.num_ruled_out + self.best_first.num_ruled_out,
@@ -238,11 +251,25 @@ class Planner:
                 hopeless.add(own)
 
     def _is_hopeless(self, candidate: Candidate) -> bool:
-        """Whether states alone are far beyond the card."""
-        if states_floor(candidate.setup, self.sizes) <= HOPELESS * self.gpu.capacity_bytes:
+        """Whether states alone are beyond the card: such as are far beyond it are counted, the others are told.
+
+        How much these need is looked at when somebody asks. That they can be at all was seen on another number of GPUs.
+        """
+        floor = states_floor(candidate.setup, self.sizes)
+        if floor > HOPELESS * self.gpu.capacity_bytes:
+            self.num_ruled_out += 1
+            return True
+        limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
+        if limited or floor <= self.limit_bytes or self._likely_key(candidate) not in self.possible:
             return False
-        self.num_ruled_out += 1
+        self.failed.append(
+            Failed(candidate, self._sized(candidate.setup, 1), self._smallest(candidate))
+        )
         return True
+
+    def _smallest(self, candidate: Candidate) -> Callable[[], Estimate]:
+        """Makes the estimate of a candidate with the smallest size."""
+        return lambda: self._estimate(candidate.setup, 1)
 
     def _try_best(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
         """Look for the best combinations of these degrees: such as beat an unsplit model, unless
@@ -306,7 +333,7 @@ class Planner:
         floors = sorted(candidates, key=lambda each: states_floor(each.setup, self.sizes))
         for candidate in floors:
             try:
-                self.failed.append((candidate, self._estimate(candidate.setup, 1)))
+                self._fail(candidate, self._estimate(candidate.setup, 1))
             except SetupError as error:
                 self.refused[str(error)] = None
                 continue
@@ -530,7 +557,7 @@ class Planner:
                 smallest = self._estimate(candidate.setup, 1)
                 lean = self._lean(candidate, smallest)
                 if lean is None:
-                    self.failed.append((candidate, smallest))
+                    self._fail(candidate, smallest)
                 return lean
             answer = self._estimate(candidate.setup, best)
             if self._overfills_node(answer):
@@ -539,6 +566,11 @@ class Planner:
             self.refused[str(error)] = None
             return None
         return self._planned(candidate, answer)
+
+    def _fail(self, candidate: Candidate, smallest: Estimate) -> None:
+        """A candidate does not fit, even with the smallest size."""
+        self.possible.add(self._likely_key(candidate))
+        self.failed.append(Failed(candidate, smallest.setup, lambda: smallest))
 
     def _planned(self, like: Candidate | PlannedSetup, answer: Estimate) -> PlannedSetup:
         """An answer as one of the plan's setups."""
@@ -569,13 +601,21 @@ class Planner:
 
     def _overfills_node(self, answer: Estimate) -> bool:
         """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
-        node = self.goal.node_memory_bytes
-        if node is None:
-            node = usual_node_bytes(answer.setup, self.gpu)
+        node = self._node_bytes(answer)
         if node is None or answer.host_bytes <= node:
             return False
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
+
+    def _node_bytes(self, answer: Estimate) -> int | None:
+        """CPU RAM of a node, a usual one's where nobody says; None: nobody knows [bytes]."""
+        node = self.goal.node_memory_bytes
+        return node if node is not None else usual_node_bytes(answer.setup, self.gpu)
+
+    def _ram_room(self, answer: Estimate) -> int | None:
+        """What is left of it [bytes]."""
+        node = self._node_bytes(answer)
+        return None if node is None else node - answer.host_bytes
 
     def _largest(self, candidate: Candidate, first: int | None) -> int | None:
         setup = candidate.setup
@@ -597,7 +637,8 @@ class Planner:
         return SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
             self.limit_bytes,
-            looks_beyond=self.stretches,
+            looks_beyond=self.goal.objective is Objective.SEQ_LEN,
+            ram_room=self._ram_room,
         )
 
     def _likely_key(self, candidate: Candidate) -> tuple[object, ...]:
@@ -694,23 +735,21 @@ class Planner:
         layers = each.estimate.model.num_layers
         return rank_of(self.goal, each, each.setup, each.speed.per_gpu, layers)
 
-    def _shortfall(
-        self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]
-    ) -> Shortfall:
+    def _shortfall(self, failed: "Failed", ranked: list[PlannedSetup]) -> Shortfall:
+        candidate = failed.candidate
         return Shortfall(
-            estimate=answer,
+            setup=failed.setup.resolve(self.model.context_length),
             limit_bytes=self.limit_bytes,
             given_up=candidate.given_up,
             tier=candidate.tier,
-            find_better=cache(partial(self._better, candidate, answer, ranked)),
+            find_estimate=failed.find_estimate,
+            find_better=cache(partial(self._better, failed, ranked)),
         )
 
-    def _better(
-        self, candidate: Candidate, answer: Estimate, ranked: list[PlannedSetup]
-    ) -> Estimate | None:
+    def _better(self, failed: "Failed", ranked: list[PlannedSetup]) -> Estimate | None:
         """What fits and is nearest to what does not, with its micro-batch where that fits: the change that is then told."""
-        for each in sorted(ranked, key=lambda each: distance(candidate, each)):
-            smaller = self._no_larger(each.estimate, answer)
+        for each in sorted(ranked, key=lambda each: distance(failed.candidate, each)):
+            smaller = self._no_larger(each.estimate, failed.setup)
             if self._fits(smaller):
                 return smaller
             settled = self._borne_out(each)
@@ -718,8 +757,8 @@ class Planner:
                 return settled.estimate
         return None
 
-    def _no_larger(self, fitting: Estimate, answer: Estimate) -> Estimate:
-        size = 1 if self.stretches else answer.setup.micro_batch_size
+    def _no_larger(self, fitting: Estimate, setup: TrainingSetup) -> Estimate:
+        size = 1 if self.stretches else setup.micro_batch_size
         if not self.stretches and fitting.setup.micro_batch_size <= size:
             return fitting
         return self._ask(fitting.setup, size)

@@ -14,6 +14,8 @@ from memplan.training.setup import TrainingSetup
 from memplan.upward import Displayed, Drawn, provided
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from memplan.estimator.run_cost import TimeQuestion
 
 
@@ -31,9 +33,9 @@ class SweepResult:
 
 
 class Sweep(Displayed):
-    """The results of a grid; estimates are made while it is iterated over.
+    """The results of a grid, or of a part of one; estimates are made while it is iterated over.
 
-    Iterating raises ``SetupError`` at its end where not a single setup could be trained.
+    Iterating raises ``SetupError`` at its end where not a single setup of the grid could be trained.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Sweep(Displayed):
         node_memory_bytes: int | None = None,
         times: "TimeQuestion | None" = None,
         notes: Sequence[str] = (),
+        executor: "Executor | None" = None,
+        part: range | None = None,
     ) -> None:
         self.model = model
         self.node_memory_bytes = node_memory_bytes
@@ -61,7 +65,13 @@ class Sweep(Displayed):
         if grid.looked_for is not None and len(self.gpus) != 1:
             msg = f"{grid.looked_for.value}: max is the largest that fits one GPU: name one"
             raise SetupError(msg)
-        self.num_combinations = grid.num_combinations
+        self.executor = executor
+        """Who does the work, in place of processes of its own; None: these."""
+        whole = range(grid.num_combinations)
+        self.part = whole if part is None else part
+        """Numbers of the combinations that are looked at, in the grid's order."""
+        self.is_whole = self.part == whole
+        self.num_combinations = len(self.part)
         """Of all axes, those included that yield no result."""
         self.num_tried = 0
         """Combinations that were looked at so far."""
@@ -82,13 +92,23 @@ class Sweep(Displayed):
                 yield result
             elif result is not None:
                 self.impossible[result.reason] = self.impossible.get(result.reason, 0) + 1
-        if not found:
+        if not found and self.is_whole:
             msg = next(iter(self.impossible), "the sweep leaves no setup: every one is excluded")
             raise SetupError(msg)
 
     def _results(self) -> "Iterator[SweepResult | Impossible | None]":
         """What becomes of every combination, in order."""
-        tasks, node = self.grid.combinations(), self.node_memory_bytes
+        node = self.node_memory_bytes
+        if self.executor is not None:
+            from memplan.search.elsewhere import Elsewhere  # which most sweeps do without
+
+            elsewhere = Elsewhere(
+                work=answer_part,
+                given=(self.grid, self.model, self.gpus, node),
+                shared=(self.model, *self.gpus),
+            )
+            return elsewhere.answers(self.executor, self.part.start, self.part.stop)
+        tasks = self.grid.combinations(self.part.start, self.part.stop)
         num_jobs = min(self.num_jobs, self.num_combinations)
         if num_jobs <= 1:
             return (answer_task(each, self.model, self.gpus, node) for each in tasks)
@@ -110,6 +130,25 @@ class Sweep(Displayed):
 
     def _chunk_size(self, num_jobs: int) -> int:
         return min(MAX_CHUNK, max(1, self.num_combinations // (CHUNKS * num_jobs)))
+
+    def from_number(self, number: int, count: int | None = None) -> "Sweep":
+        """The rest of it from one combination on, or so many of them; not computed yet.
+
+        >>> from memplan.sources.models import load_model
+        >>> whole = Sweep(load_model("gpt2"), Grid(axes={"micro_batch_size": [1, 2, 3, 4]}))
+        >>> whole.from_number(2).part, whole.from_number(1, 1).part
+        (range(2, 4), range(1, 2))
+        """
+        part = range(number, self.part.stop if count is None else number + count)
+        return Sweep(
+            self.model, self.grid, self.gpus, num_jobs=self.num_jobs, node_memory_bytes=self.node_memory_bytes,
+            times=self.times, notes=self.notes, executor=self.executor if count is None else None, part=part,
+        )  # fmt: skip
+
+    @property
+    def number(self) -> int:
+        """Of the combination that was looked at last, in the grid's order from 0."""
+        return self.part.start + self.num_tried - 1
 
     def rows(self) -> list[dict[str, object]]:
         """Every setup on every GPU as a flat row, for a table of pandas' or polars'.
@@ -200,6 +239,18 @@ def answer_task_elsewhere(
     for each in result.estimates:
         _ = each.required_bytes, each.all_notes  # which are told of it
     return SweepResult(estimates=tuple(without_run(each) for each in result.estimates))
+
+
+Given = tuple[Grid, ModelSpec, tuple[GpuSpec, ...], int | None]
+"""What the parts of a sweep have in common: grid, model, cards, CPU RAM of a node."""
+
+
+def answer_part(given: Given, start: int, stop: int) -> list[SweepResult | Impossible | None]:
+    """What becomes of the combinations from one number to another, to be sent to another process."""
+    grid, model, gpus, node = given
+    return [
+        answer_task_elsewhere(task, model, gpus, node) for task in grid.combinations(start, stop)
+    ]
 
 
 def sweep(

@@ -59,12 +59,45 @@ def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
         return read_card(Path(text))
     if is_size(text):
         return gpu_from_memory(parse_bytes(text))
+    own = _own_card(text)
+    if own is not None:
+        return own
     raise GpuNotFoundError(_not_found_message(text))
+
+
+def _own_card(text: str) -> GpuSpec | None:
+    """A card of the user's own configuration, or a plug-in's."""
+    from memplan.sources.gpu_file import read_card
+    from memplan.sources.organisation import card_file
+    from memplan.sources.plugins import plugged
+
+    file = card_file(text)
+    if file is not None:
+        return read_card(file)
+    card: GpuSpec | None = plugged("gpus", text)
+    return card
 
 
 def all_gpus() -> tuple[GpuSpec, ...]:
     """Return every GPU of the catalog, oldest architecture first within each vendor."""
     return tuple(_catalog_entry(gpu_id) for gpu_id in _catalog()["gpus"])
+
+
+def gpus_like(text: str) -> tuple[GpuSpec, ...]:
+    """The GPUs that a text picks: with as much memory on the box or more, or with it as a part of their ids.
+
+    None where it is a GPU's own name, or picks nothing.
+
+    >>> [each.gpu_id for each in gpus_like("rtx40")], gpus_like("h100"), len(gpus_like("256GB")) > 1
+    (['rtx4090-24gb', 'rtx4080-16gb', 'rtx4070ti-12gb'], (), True)
+    """
+    named = text.strip().lower()
+    if _find_id(named) is not None:
+        return ()
+    if is_size(named):
+        least_gb = round(parse_bytes(named) / (GB if named.endswith("gb") else GIB), 2)
+        return tuple(each for each in all_gpus() if each.memory_nominal_gb >= least_gb)
+    return tuple(each for each in all_gpus() if named and named in each.gpu_id)
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import (
     ConfigError,
@@ -13,6 +14,7 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.fast_dataclass import dataclass
+from memplan.model.named import ConfigObject
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model_index.json"
@@ -52,9 +54,13 @@ def find_config(model: object, *, revision: str | None, token: str | None) -> Fo
         raise UsageError(msg)
     if isinstance(model, Mapping):
         return _from_mapping(model)
+    if isinstance(model, ConfigObject) and not isinstance(model, type | os.PathLike):
+        from memplan.sources.plain import plain  # json is for those who have such an object
+
+        return _from_mapping(plain(model.to_dict()))
     if isinstance(model, os.PathLike):
         return _from_path(Path(model))
-    msg = f"a model is a name, a path, a config dict or a ModelSpec, not a {type(model).__name__}"
+    msg = f"a model is a name, a path, a config (a dict or transformers') or a ModelSpec; this is of type {type(model).__name__}"
     raise UsageError(msg)
 
 
@@ -87,6 +93,9 @@ def _copy_or_hub(text: str, *, revision: str | None, token: str | None) -> Found
     """A copy of a built-in model, as owners who copy name it; else what the hub says, where it says anything."""
     from memplan.sources.copied_models import copy_of
 
+    own = _plugged(text) if revision is None else None
+    if own is not None:
+        return own
     copy = copy_of(text) if revision is None else None
     if copy is None:
         return _from_hub(text, revision=revision, token=token)
@@ -100,6 +109,16 @@ def _copy_or_hub(text: str, *, revision: str | None, token: str | None) -> Found
         return _from_hub(text, revision=revision, token=token)
     except (ModelNotFoundError, HubNotFoundError, HubOfflineError, HubGatedError):
         return found
+
+
+def _plugged(text: str) -> FoundConfig | None:
+    """A plug-in's model of this name."""
+    from memplan.sources.plugins import plugged
+
+    config = plugged("models", text)
+    return (
+        None if config is None else FoundConfig(config=config, name=text, source=f"plug-in {text}")
+    )
 
 
 def _is_path(text: str, *, is_builtin: bool) -> bool:
@@ -117,7 +136,7 @@ def _is_path(text: str, *, is_builtin: bool) -> bool:
         return False
 
 
-def _from_mapping(config: Mapping[object, object]) -> FoundConfig:
+def _from_mapping(config: Mapping[Any, object]) -> FoundConfig:
     from memplan.sources.files import check_tree
 
     texts = {key: value for key, value in config.items() if isinstance(key, str)}

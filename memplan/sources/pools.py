@@ -45,6 +45,14 @@ def read_pools(path: str | Path) -> tuple[Pool, ...]:
     return pools_from(read_mapping(path), source=str(path))
 
 
+def chosen_pools(name: str | None) -> str | Path:
+    """The file that a name stands for: a path, or pools of the user's own configuration."""
+    from memplan.sources.organisation import pools_file
+
+    own = None if name is not None and Path(name).is_file() else pools_file(name)
+    return own or name or ""
+
+
 def pools_from(values: Mapping[str, object], *, source: str) -> tuple[Pool, ...]:
     """The same of what was read already; ``source`` names it in errors.
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
+from memplan.text import shown
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def read_setup_file(
     if values.keys() <= _OWN_KEYS:
         return own_setup(values, source=str(path), given=given, preset=preset)
     stack = stack_of(values)
+    own = _plugged(values, source=str(path)) if stack is None else None
+    if own is not None:
+        return own
     if stack is None:
         _refuse_companion(values, source=str(path))
         _refuse_unrecognised(values, source=str(path))
@@ -76,6 +80,22 @@ def read_setup_file(
         setup=read.setup, model=read.model, notes=read.notes, engine_fixed=True,
         is_launched=read.is_launched and launch is not None,
     )  # fmt: skip
+
+
+def _plugged(values: Mapping[str, object], *, source: str) -> SetupFile | None:
+    """What the first plug-in reads that takes the file for its own; None: none does."""
+    from memplan.sources.plugins import all_of, asked_safely
+
+    for reader in all_of("readers"):
+        if asked_safely(source, reader.looks_like, values):
+            found = asked_safely(source, reader.read, values)
+            if not isinstance(found, Mapping):
+                msg = f"{source}: the plug-in that reads it returns {shown(found)}, not fields of a setup"
+                raise ConfigError(msg)
+            fields = {key: value for key, value in found.items() if key != "model"}
+            made = own_setup(fields, source=source)
+            return replace(made, model=found.get("model"), engine_fixed=True)
+    return None
 
 
 def own_setup(

@@ -35,6 +35,7 @@ from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
 from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
+from memplan.upward import provided
 
 ENUM_FIELDS: dict[str, type[Enum]] = {
     "engine": Engine, "zero_stage": ZeroStage, "fsdp_strategy": FsdpStrategy,
@@ -103,7 +104,15 @@ def read_checkpointing(value: object) -> Checkpointing:
 
 def read_kernels(value: object) -> KernelPreset | Kernels:
     """A preset by its name, or a choice of one's own."""
-    return value if isinstance(value, Kernels) else coerce_enum("kernels", value, KernelPreset)
+    if isinstance(value, Kernels):
+        return value
+    try:
+        return coerce_enum("kernels", value, KernelPreset)
+    except SetupError:
+        own: Kernels | None = provided("plugged", "kernels", str(value))
+        if own is None:
+            raise
+        return own
 
 
 def read_job(value: object) -> Job:

@@ -14,7 +14,6 @@ from memplan.graph.attention.rotary import (
     turns_heads,
 )
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import clamp
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary_tables
@@ -41,8 +40,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query, key, value = project(t, x, spec, context, shape)
     if spec.output_gate in (OutputGate.SIGMOID, OutputGate.SIGMOID_PER_HEAD):
         gate = gate_states(t, x, spec, context.hidden_size)
-    if spec.projection_clamped:
-        query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.is_projected_first and (shape.heads_split or turns_heads(t, spec)):
         if not turned_in_place(t, spec):
             query = as_heads(t, query, spec.num_heads)

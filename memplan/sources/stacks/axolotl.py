@@ -10,7 +10,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import classifying, may_read_text_alone
+from memplan.sources.stacks.models import classifying, may_read_text_alone, model_type
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
@@ -77,6 +77,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_engine(keys, found, given)
     _read_job(keys, found)
     _read_evaluation(keys, found)
+    _read_preparation(found, given)
     add_optimizer(keys, "optimizer", found, given)
     keys.used |= {"batch_size", "plugins"}
     rank = keys.count("qgalore_rank")
@@ -259,6 +260,27 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         # An empty list, which is not left to peft's own targets (loaders/adapter.py).
         settings["targets"] = ()
     found.fields["adapter"] = adapter
+
+
+_STAYING_FP32 = frozenset({"gpt2", "gptj", "gpt_neo", "gpt_bigcode", "mpt", "bloom", "codegen"})
+"""Types whose embedding goes by a name that is not cast back (``loaders/utils.py``, ``get_linear_embedding_layers``)."""
+
+
+def _read_preparation(found: Found, given: Mapping[str, object]) -> None:
+    """peft's preparation casts all that is not packed to fp32; axolotl casts norms and embeddings back, by their names.
+
+    ``loaders/model.py``, ``_configure_embedding_dtypes``; not under FSDP and ZeRO-3. Where the embedding stays, the
+    residual stream is in fp32; of the output matrix, which is cast back there too, this is an upper bound.
+    """
+    is_alone = not found.arguments.keys() & {"fsdp", "deepspeed"} and given.get("engine") is None
+    packed = found.fields.get("quantize") not in (None, "none", "gptq")
+    if (
+        "adapter" in found.fields
+        and packed
+        and is_alone
+        and model_type(found.model) in _STAYING_FP32
+    ):
+        found.quantization["prepare_for_kbit"] = True
 
 
 def _targets(keys: Keys, names: object) -> tuple[str, ...] | str | None:

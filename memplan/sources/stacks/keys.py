@@ -127,6 +127,11 @@ class Keys:
             return tuple(value)
         raise self.wrong(key, f"write names, not {shown(value)}")
 
+    def modules(self, key: str) -> tuple[str, ...] | str:
+        """Modules as peft takes them: a list has ends of their names, a text is a pattern for whole names."""
+        value = self.take(key)
+        return value if isinstance(value, str) and value else self.names(key)
+
     def on(self, key: str) -> bool:
         """Whether a key is given and does something."""
         return self.take(key) not in OFF

@@ -11,7 +11,14 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import ANY_SIZE, HEARING, MERGING, model_type, num_layers
+from memplan.sources.stacks.models import (
+    ANY_SIZE,
+    HEARING,
+    MERGING,
+    may_read_text_alone,
+    model_type,
+    num_layers,
+)
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.training_arguments import Loading
@@ -64,7 +71,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.device_map = DeviceMap.WHOLE
     half = keys.flag("pure_bf16")
     found.arguments["gradient_checkpointing"] = not keys.flag("disable_gradient_checkpointing")
-    keys.used |= {"gradient_checkpointing"}
+    keys.used |= {"gradient_checkpointing", "dataset"}
     _read_tuning(keys, found, half=half)
     _read_kernels(keys, found)
     _read_optimizer(keys, found)
@@ -186,6 +193,9 @@ def _read_towers(keys: Keys, found: Found) -> None:
     if family in ANY_SIZE and pixels is not None:
         found.fields["image_size"] = isqrt(pixels)
         found.notes.append(f"image_max_pixels {pixels} is taken for the size of every picture")
+    if may_read_text_alone(found.model) and _is_text(keys):
+        found.fields["images_per_sample"] = 0
+        found.notes.append("dataset: texts alone, by LLaMA-Factory's own data/dataset_info.json")
     adapter = found.fields.get("adapter")
     if isinstance(adapter, dict):
         left = ["merger", "projector", "embed_vision"]
@@ -199,6 +209,24 @@ def _read_towers(keys: Keys, found: Found) -> None:
             _freeze(found, *(name for name, types in towers if family in types))
         elif parts != ("projector",) or family not in MERGING:
             _freeze(found, *parts)
+
+
+_TEXTS = frozenset({
+    "identity", "alpaca_en_demo", "alpaca_zh_demo", "glaive_toolcall_en_demo",
+    "glaive_toolcall_zh_demo", "alpaca_en", "alpaca_zh", "alpaca_gpt4_en", "alpaca_gpt4_zh",
+    "glaive_toolcall_en", "glaive_toolcall_zh", "lima", "guanaco", "open_platypus", "openorca",
+    "slimorca", "ultrachat_200k", "magpie_ultra", "openo1_sft", "open_thoughts", "open_r1_math",
+    "dpo_en_demo", "dpo_zh_demo", "dpo_mix_en", "dpo_mix_zh", "ultrafeedback", "kto_en_demo",
+    "kto_mix_en", "ultrafeedback_kto", "wiki_demo", "c4_demo", "refinedweb", "fineweb",
+    "fineweb_edu",
+})  # fmt: skip
+"""Data sets that it ships or names without a column of pictures or sounds (``data/dataset_info.json``)."""
+
+
+def _is_text(keys: Keys) -> bool:
+    """Whether all data sets that a file names are known to be texts."""
+    names = keys.names("dataset")
+    return bool(names) and all(name in _TEXTS for name in names)
 
 
 def _read_badam(keys: Keys, found: Found) -> None:

@@ -172,9 +172,12 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     ranks = keys.take("distributed.dp_size")
     nodes = keys.count("benchmark.num_nodes") or keys.count("ci.nodes")
     on_each = keys.count("ci.nproc_per_node")
+    launched = _launched(keys)
+    if launched is not None:
+        nodes, on_each = launched
     if on_each is not None:
         nodes = nodes or 1
-    on_each = on_each or GPUS_PER_NODE
+    on_each = on_each or (TRAY if _is_tray(keys.text("ci.cluster_tag")) else GPUS_PER_NODE)
     if given.get("num_gpus") is not None:
         return
     stages = _degree(found, "pipeline_parallel")
@@ -190,6 +193,23 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append(
             f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
         )
+
+
+TRAY = 4
+"""GPUs of a compute tray of NVIDIA's GB200 and GB300 NVL72, which is a node of theirs."""
+
+
+def _is_tray(cluster: str | None) -> bool:
+    return (cluster or "").lower().startswith("gb")
+
+
+def _launched(keys: Keys) -> tuple[int, int] | None:
+    """Nodes that SkyPilot is asked for, and the GPUs of each, ``H100:8`` (``components/launcher/skypilot``)."""
+    nodes, cards = keys.count("skypilot.num_nodes"), keys.text("skypilot.accelerators")
+    if not keys.has("skypilot"):
+        return None
+    count = (cards or "").rpartition(":")[2]
+    return nodes or 1, int(count) if count.isdecimal() else 1
 
 
 def _degree(found: Found, field: str) -> int:
@@ -356,10 +376,8 @@ def _read_kernels(keys: Keys, found: Found) -> None:
             "AutoModel's own class runs attention with sinks in a kernel; transformers' class, which is counted, "
             "has eager alone"
         )
-    by_layer = keys.flag("distributed.enable_compile")
-    found.fields["compile"] = (
-        "model" if keys.flag("compile.enabled") else "layer" if by_layer else "none"
-    )
+    _read_compilation(keys, found)
+    _read_routing(keys, found)
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
@@ -370,6 +388,27 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     if keys.section("model.backend.te_fp8"):
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
         found.fields["fp8"] = "te-delayed"
+
+
+def _read_routing(keys: Keys, found: Found) -> None:
+    """A router of a benchmark's gives each expert as many tokens, unless noise is asked for (``FakeBalancedGate``)."""
+    balanced, noise = (
+        keys.flag("model.backend.fake_balanced_gate"),
+        keys.number("model.backend.fake_gate_noise"),
+    )
+    if balanced and not noise and "expert_parallel" in found.fields:
+        found.fields["expert_imbalance"] = 1
+
+
+def _read_compilation(keys: Keys, found: Found) -> None:
+    """The model without its loss, which is called apart, and cut at every unit by the hooks that gather it
+    (``components/utils/compile_utils.py``): layer by layer is nearest."""
+    asked = [keys.flag("compile.enabled"), keys.flag("distributed.enable_compile")]
+    found.fields["compile"] = "layer" if any(asked) else "none"
+    if asked[0]:
+        found.notes.append(
+            "compile.enabled leaves the loss eager: counted as each layer compiled by itself"
+        )
 
 
 def _read_frozen(keys: Keys, found: Found) -> None:

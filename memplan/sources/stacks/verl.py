@@ -303,12 +303,12 @@ def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> No
 
 def _read_adapter(keys: Keys, found: Found) -> None:
     rank = keys.take(f"{MODEL}.lora_rank")
-    alpha, targets = keys.number(f"{MODEL}.lora_alpha"), keys.names(f"{MODEL}.target_modules")
-    excluded = keys.names(f"{MODEL}.exclude_modules")
+    alpha, targets = keys.number(f"{MODEL}.lora_alpha"), keys.modules(f"{MODEL}.target_modules")
+    excluded = keys.modules(f"{MODEL}.exclude_modules")
     if isinstance(rank, int) and rank > 0:
         found.fields["adapter"] = lora(
             rank=rank, alpha=alpha, dropout=0.0, exclude=excluded,
-            targets="all-linear" if targets == ("all-linear",) else targets,
+            targets=targets,
         )  # fmt: skip
         # The base is cast to nothing: it is in the format that the actor's weights are loaded in.
         if found.fields["precision"] in ("bf16-mixed", "fp16-mixed"):

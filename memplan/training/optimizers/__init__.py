@@ -73,4 +73,16 @@ class Optimizer(Enum):
         from memplan.training.optimizers.spellings import spelled
 
         found = spelled(value)
-        return None if found is None else found.optimizer
+        return cls._plugged(value) if found is None else found.optimizer
+
+    @classmethod
+    def _plugged(cls, value: str) -> "Optimizer | None":
+        """A plug-in's, which has a name here and is no member: nobody iterates over it."""
+        from memplan.upward import provided
+
+        if provided("plugged", "optimizers", value) is None:
+            return None
+        own = object.__new__(cls)
+        own._name_, own._value_ = f"PLUGGED_{value}", value
+        cls._value2member_map_[value] = own
+        return own

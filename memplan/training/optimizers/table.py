@@ -10,6 +10,7 @@ from importlib import import_module
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.script import OptimizerRow, Options, options_of
 from memplan.training.optimizers.torch_rows import ROWS
+from memplan.upward import provided
 
 _KIN = (
     "more_torch", "factored", "bitsandbytes", "torchao", "low_rank", "lomo", "published",
@@ -31,6 +32,9 @@ def all_rows() -> Mapping[Optimizer, OptimizerRow]:
 def row_of(optimizer: Optimizer) -> OptimizerRow:
     """An optimizer's row."""
     row = ROWS.get(optimizer)
+    if row is None and optimizer.name not in Optimizer.__members__:
+        own: OptimizerRow = provided("plugged", "optimizers", optimizer.value)
+        return own
     return all_rows()[optimizer] if row is None else row
 
 

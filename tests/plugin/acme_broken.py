@@ -1,0 +1,4 @@
+"""A plug-in that cannot be imported."""
+
+msg = "no licence\nwas found"
+raise RuntimeError(msg)
