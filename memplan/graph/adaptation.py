@@ -262,7 +262,13 @@ def _chosen(
             raise _unknown(model, absent[0], modules, "targets")
         wanted = [each for each in modules if any(_ends(each.name, name) for name in targets)]
     wanted = [each for each in wanted if not _is_left_alone(model, each, adapter)]
-    if adapter.layers and not isinstance(adapter.targets, str):
+    if adapter.layers:
+        if isinstance(adapter.targets, str) and adapter.targets != LINEAR_NAMES:
+            msg = (
+                "adapter: layers: peft takes them beside a list of targets, not beside "
+                f"{adapter.targets!r} (LoraConfig's layers_to_transform): name the modules"
+            )
+            raise SetupError(msg)
         wanted = [each for each in wanted if _layer_of(each.name) in adapter.layers]
     for each in wanted:
         _check_kind(model, each)

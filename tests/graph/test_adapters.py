@@ -33,6 +33,8 @@ def trained(adapter: Lora) -> int:
         pytest.param(Lora(rank=8, targets=r".*\.[13]\.self_attn\.k_proj"), 2 * 8 * 384, id="pattern"),
         pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0,)), 8 * 384, id="one layer"),
         pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0, 1)), 2 * 8 * 384, id="the first two"),
+        pytest.param(Lora(rank=8, targets=("k_proj",), layers=(1, 2)), 2 * 8 * 384, id="two between"),
+        pytest.param(Lora(rank=8, targets="linear-names", layers=(3,)), 8 * 4096, id="the last"),
         pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0, 2)), 2 * 8 * 384, id="every second"),
         pytest.param(
             Lora(rank=8, targets=("k_proj",), rank_pattern={r"layers\.0\.self_attn\.k_proj": 2}),
@@ -60,6 +62,7 @@ def test_what_is_trained(adapter: Lora, count: int) -> None:
         (Lora(modules_to_save=("lm_heads",)), "Did you mean 'lm_head'?"),
         (Lora(targets="("), "is no pattern"),
         (Lora(layers=(7,)), "nothing of"),
+        (Lora(targets="all-linear", layers=(0,)), "beside a list of targets"),
     ],
 )
 def test_modules_that_are_not_there(adapter: Lora, words: str) -> None:
