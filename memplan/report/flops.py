@@ -20,7 +20,7 @@ from memplan.graph.counts import active_parameters, component_parameters, total_
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
-from memplan.report.estimate import print_assumptions
+from memplan.report.assumed import print_assumptions
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
