@@ -16,6 +16,7 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaModel,
     MistralAttention,
+    Network,
     Qwen3Attention,
     Window,
 )
@@ -36,13 +37,15 @@ from memplan.graph.modules.rotary import Tables
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensor_parallel import add_up
 from memplan.model.config import ConfigReader
+from memplan.model.mixtures import MixtureSpec, RouterSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
 
 Part = TypeVar("Part", bound=Module)
 """The kind of a module in a block."""
 
 
-class MixtureBlock(Module):
+class MixtureBlock(Network):
     """A layer's router and experts, in the place of a network.
 
     One whose class is ``sealed`` DeepSpeed takes as a whole (``DEFAULT_LEAF_MODULE_CLASSES`` of its
@@ -51,12 +54,19 @@ class MixtureBlock(Module):
 
     sealed = False
 
-    def parts(self) -> tuple[Router, Experts, GatedMLP | None]:
+    def facts(self) -> MixtureSpec:
         """Its router, its routed experts and the one that every token passes."""
-        router, experts = self.one_of(Router), self.one_of(Experts)
+        router, experts, shared = self.one_of(Router), self.one_of(Experts), self.one_of(GatedMLP)
         assert router is not None
         assert experts is not None
-        return router, experts, self.one_of(GatedMLP)
+        inner, activation = experts.intermediate_dim, experts.act_fn.kind
+        return MixtureSpec(
+            num_experts=router.num_experts,
+            num_experts_per_token=router.top_k,
+            expert=FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True),
+            router=RouterSpec(score=router.score),
+            shared=None if shared is None else shared.facts(),
+        )
 
     def one_of(self, cls: type[Part]) -> Part | None:
         """The module of a class in it."""

@@ -118,19 +118,12 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     if kind is None:
         return query, key
     query_width, key_width = _norm_widths(spec)
-    query_groups, key_groups = (
-        (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
-    )
     # Of every head's columns in one projection a third is taken: no rows, unless autocast copies them.
     strided = spec.projection is Projection.FUSED_SELECTED and t.autocast is None
-    query = norm(
-        t, query, kind, "self_attn.q_norm", query_width, groups=query_groups, strided=strided
-    )
+    query = norm(t, query, kind, "self_attn.q_norm", query_width, strided=strided)
     if spec.query_scaling is QueryScaling.NORMED:
         query = t.scale(query)
-    return query, norm(
-        t, key, kind, "self_attn.k_norm", key_width, groups=key_groups, strided=strided
-    )
+    return query, norm(t, key, kind, "self_attn.k_norm", key_width, strided=strided)
 
 
 def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
