@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 GPU = os.environ.get("LIVE_GPU", "h100")
@@ -22,6 +23,8 @@ WIDE = 0.005
 SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "num_attention_heads": 16,
          "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048}  # fmt: skip
 T5 = {
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
     "d_model": 768,
     "d_kv": 64,
     "d_ff": 2048,
@@ -118,9 +121,8 @@ def compared(checked: Any) -> dict[str, Any]:
 
 def trl(kind: str, model: Any, data: Any, **given: Any) -> dict[str, Any]:
     """One of TRL's trainers."""
-    import datasets.fingerprint as fingerprint
     import trl as package
-    from datasets import Dataset
+    from datasets import Dataset, fingerprint
 
     fingerprint.Hasher.hash = classmethod(
         lambda *_: os.urandom(8).hex()
@@ -277,9 +279,8 @@ def deepspeed_loop(stage: int, **more: Any) -> dict[str, Any]:
     import deepspeed
     import deepspeed.runtime.zero.partition_parameters as partition
     import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
-    import deepspeed.runtime.zero.stage3 as stage3
-    import deepspeed.runtime.zero.utils as utils
     import torch
+    from deepspeed.runtime.zero import stage3, utils
 
     import memplan
 
@@ -405,6 +406,7 @@ SETUPS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "trainer bert": lambda: trained(text_model("AutoModelForMaskedLM", "bert"), bf16=True),
     "trainer lora": lambda: trained(lora(causal()), bf16=True),
     "trainer lora bf16 weights": lambda: trained(lora(causal(dtype="bfloat16")), bf16=True),
+    "trainer lora checkpointing": lambda: trained(lora(causal(dtype="bfloat16")), bf16=True, gradient_checkpointing=True),
     "trainer lora dropout": lambda: trained(lora(causal(), lora_dropout=0.1), bf16=True),
     "trainer dora": lambda: trained(lora(causal(), use_dora=True), bf16=True),
     "trainer qlora": lambda: trained(quantized(), bf16=True, gradient_checkpointing=True),
@@ -419,6 +421,9 @@ SETUPS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "loop fp32": plain_loop,
     "loop bf16": lambda: plain_loop("bfloat16"),
     "loop autocast": lambda: plain_loop(autocast=True, precision="bf16-amp"),
+    "loop bert": lambda: loop(bert := text_model("AutoModelForMaskedLM", "bert").to("cuda"), adamw(bert)),
+    "loop bert autocast": lambda: loop(bert := text_model("AutoModelForMaskedLM", "bert").to("cuda"), adamw(bert), autocast=True, precision="bf16-amp"),
+    "trainer bert whole": lambda: trained(text_model("AutoModelForMaskedLM", "bert"), [{key: row[key] for key in ("input_ids", "labels")} for row in rows()], bf16=True),
     "loop foreach": lambda: plain_loop(make=lambda model: adamw(model, fused=False)),
     "loop ddp": ddp_loop,
     "loop ddp autocast": lambda: ddp_loop(autocast=True, precision="bf16-amp"),
@@ -462,7 +467,7 @@ def main() -> None:
     for name in names:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", f"import live_setups; live_setups.one({name!r})"], capture_output=True, text=True, check=False,
-            env={"STUB_GPU": GPU, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join((os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")))},
+            env={"STUB_GPU": GPU, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))},
         )  # fmt: skip
         line = next((each for each in done.stdout.splitlines() if each.startswith("ROW ")), None)
         row = json.loads(line[4:]) if line else {"name": name, "error": done.stderr[-300:]}

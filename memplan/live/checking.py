@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SOURCE = "the Trainer's arguments"
+LIGHTNING_REMARK = (
+    "Lightning lets a step's gradients go behind the next forward pass, not before it: a peak in forward, or where backward begins, is "
+    "higher by up to all of them, which is not counted"
+)
+"""lightning 2.6, ``optim/closure``: forward, ``zero_grad`` and backward are one closure."""
 _NOT_ASKED = ("use_cpu", "no_cuda", "use_mps_device")
 """Arguments that say where this process trains; the question is what it would take on a card."""
 _PURE = {
@@ -205,7 +210,8 @@ def _check_lightning(trainer: Any, asked: Question) -> Checked:
         seq_len=asked.seq_len or run.tokens,
     )
     more = {"micro_batch_size": run.sequences, "gradient_accumulation_steps": run.accumulation}
-    return _check_loop(run.model, run.optimizer, None, asked, **more)
+    found = _check_loop(run.model, run.optimizer, None, asked, **more)
+    return replace(found, remarks=(*found.remarks, LIGHTNING_REMARK))
 
 
 def _check_loop(

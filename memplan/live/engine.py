@@ -120,7 +120,7 @@ def _fsdp1(wrapper: Any) -> dict[str, Any]:
             "offload_param": "cpu",
             **_options(options),
         }
-    name = "hybrid" if strategy.startswith("hybrid") or strategy.startswith("_hybrid") else strategy
+    name = "hybrid" if strategy.startswith(("hybrid", "_hybrid")) else strategy
     return {
         "engine": "fsdp1", "fsdp_strategy": name, "precision": _sharded_precision(mixed.param_dtype, wrapper),
         **_options(options),
@@ -136,7 +136,7 @@ def _deepspeed(engine: Any, given: Mapping[str, object]) -> dict[str, Any]:
         for key, value in given.items()
         if key != "precision" and not (client and key == "optimizer")
     }
-    fields = dict(deepspeed_fields(config, known, source=SOURCE).fields)
+    fields: dict[str, Any] = dict(deepspeed_fields(config, known, source=SOURCE).fields)
     if str(fields.get("zero_stage")) in ("3", "ZeroStage.PARAMETERS"):
         made = sys.modules.get("transformers.integrations.deepspeed")
         in_parts = made is not None and bool(made.is_deepspeed_zero3_enabled())
