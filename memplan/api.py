@@ -12,7 +12,7 @@ from memplan.errors import UsageError
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
-from memplan.model.spec import ModelSpec
+from memplan.model.named import Model
 from memplan.options.python import ESTIMATE, PLAN, SWEEP, asked_in_python, python_words
 from memplan.training.setup import TrainingSetup
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from memplan.search.quantity import Quantity
     from memplan.search.sweep import Sweep
     from memplan.sources.registry import BuiltinModel
-
-Model = str | os.PathLike[str] | Mapping[str, object] | ModelSpec
-"""What names a model: a built-in name, a hub id, a path, a config dict or a spec."""
 
 
 def estimate(

@@ -85,6 +85,21 @@ def test_parameters_are_counted_on_the_model() -> None:
     assert memplan.load_model(model, None).num_params == memplan.estimate(model, LLAMA).num_params
 
 
+def test_a_model_is_transformers_own_config() -> None:
+    class BFloat16:
+        def __str__(self) -> str:
+            return "torch.bfloat16"
+
+    class Config:
+        def to_dict(self) -> dict[str, object]:
+            own = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2}
+            return {**own, "id2label": {0: "A"}, "dtype": BFloat16()}
+
+    assert memplan.load_model(Config()).num_layers == 2
+    with pytest.raises(memplan.MemplanError, match="this is of type type"):
+        memplan.load_model(Config)
+
+
 def test_a_verdict_is_its_word(values: dict[str, Any]) -> None:
     assert values["estimate"].verdict == "fits"
     assert f"{values['estimate'].verdict}" == "fits"

@@ -9,6 +9,13 @@ from memplan.model.spec import ModelSpec
 class Base(Module):
     """The model that every task of a type shares."""
 
+    prefix = "model"
+    """What the classes of tasks call it (``base_model_prefix``)."""
+    table = "embed_tokens"
+    """What it calls its token table."""
+    classifies_tokens = True
+    """The type has a class for tokens, as most decoders' is."""
+
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""
 

@@ -27,6 +27,7 @@ from memplan.graph.modules.rotary import (
     repeated,
     rotate_half,
 )
+from memplan.model.attention import Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.parameters import WeightRole
@@ -96,6 +97,7 @@ def apply_rotary_phi3(query: Handle, key: Handle, cos: Handle, sin: Handle) -> T
 
 
 class Phi3Attention(LlamaAttention):
+    projection = Projection.FUSED_SLICED
     turn: Turn = staticmethod(apply_rotary_phi3)
 
     def add_projections(self, config: ConfigReader) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.classes.base import Base
-from memplan.graph.attended_loss import attended_loss
-from memplan.graph.joint_losses import joint_loss, objective_outputs
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.handles import Handle
@@ -16,7 +14,6 @@ from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.graph.token_vectors import token_vectors
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER
 from memplan.model.parameters import ModelPart, WeightRole
@@ -33,13 +30,22 @@ class Task(Module):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         self.spec = model
-        self.model = base(config)
+        built = base(config)
+        self.prefix = built.prefix
+        setattr(self, built.prefix, built)
+
+    @property
+    def base(self) -> Base:
+        """The model that every task shares, under the name that its type gives it."""
+        found = self.children[self.prefix]
+        assert isinstance(found, Base)
+        return found
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         run = self.run
         if received is None:
             run.enter(BASE_MODEL)
-        x = self.model(batch, length, received)
+        x = self.base(batch, length, received)
         self.begin_head(x)
         run.leave(BASE_MODEL)
         finish(self, self.loss(x))
@@ -60,6 +66,8 @@ def finish(module: Task, loss: Tensor) -> None:
     run.leave(WHOLE_MODEL)
     run.finish(loss)
     if run.options.objective in JOINED and not run.options.without_gradients:
+        from memplan.graph.joint_losses import joint_loss  # only where several take part
+
         joint_loss(run, loss, module.spec.num_outputs)
 
 
@@ -69,10 +77,10 @@ class BaseModel(Task):
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """There is nothing around it."""
         super().attach(site, path, within)
-        return self.model.attach(site, path, within)
+        return self.base.attach(site, path, within)
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
-        x = self.model(batch, length, received)
+        x = self.base(batch, length, received)
         self.begin_head(x)
         finish(self, x.record)
 
@@ -85,7 +93,7 @@ class ForCausalLM(Task):
         self.lm_head = Linear(
             model.hidden_size, model.num_outputs, bias=model.head.bias, role=WeightRole.OUTPUT
         )
-        table = self.model.children.get("embed_tokens")
+        table = self.base.children.get(self.base.table)
         if model.head.tied and isinstance(table, Embedding):
             self.lm_head.weight = table.weight
             table.tied = True
@@ -100,24 +108,28 @@ class ForCausalLM(Task):
             return self.logits(Handle(run, hidden, shape)).record
 
         if run.options.objective is not Objective.TASK:
+            from memplan.graph.joint_losses import objective_outputs  # only then
+
             return objective_outputs(run, self.spec, x.record, self.table(), project)
-        self.model.keep_logits()
+        self.base.keep_logits()
         count = self.spec.num_outputs
         group = run.options.tensor_parallel
         if group is not None and group.loss:
             count //= group.degree
         if self.spec.head.attended_loss:
+            from memplan.graph.attended_loss import attended_loss  # only for such a loss
+
             return attended_loss(run, self.logits(x).record, count)
         weight = self.lm_head.parameter(self.lm_head.weight) if takes_matrix(run) else None
         return language_model_loss(run, x.record, weight, count, project)
 
     def logits(self, x: Handle) -> Handle:
         """Hidden states through the output matrix, and what the class does with them."""
-        return self.model.adjusted(self.lm_head(x))
+        return self.base.adjusted(self.lm_head(x))
 
     def table(self) -> Parameter:
         """The token table, of which another stage's head knows the shape alone."""
-        table = self.model.children["embed_tokens"]
+        table = self.base.children[self.base.table]
         if isinstance(table, Embedding):
             return self.run.parameters[table.weight]
         shape = self.spec.vocab_size, self.spec.hidden_size
@@ -158,4 +170,6 @@ class ForRetrieval(Task):
     """A short vector of every token (ColPali)."""
 
     def loss(self, x: Handle) -> Tensor:
+        from memplan.graph.token_vectors import token_vectors  # only for retrieval
+
         return token_vectors(self.run, self.spec, x.record)

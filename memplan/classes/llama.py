@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.classes.base import Base
 from memplan.families.llama import read_activation, rotated_dim
@@ -21,10 +21,14 @@ from memplan.graph.modules.rotary import (
     apply_rotary,
     turn_function,
 )
+from memplan.model.attention import Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
-from memplan.model.networks import Activation
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+
+if TYPE_CHECKING:
+    from memplan.model.mixtures import MixtureSpec
 
 Heads = tuple[Handle, Handle, Handle]
 """Queries, keys and values of (batch, heads, tokens, width)."""
@@ -47,8 +51,14 @@ class LayerKind(NamedTuple):
 class LlamaAttention(Module):
     block = LayerBlock.ATTENTION
     turn: Turn = staticmethod(apply_rotary)
+    projection = Projection.SEPARATE
+    """Which of queries, keys and values have a matrix of their own."""
+    output = "o_proj"
+    """What it calls the layer that leads back to the hidden size."""
     softcap = False
     """Scores go through a tanh."""
+    norms_by_head = False
+    """Each head of queries and keys has a norm of its own."""
     clip_qkv = False
     """Queries, keys and values are clamped in place."""
 
@@ -66,9 +76,12 @@ class LlamaAttention(Module):
         self.q_proj = Linear(hidden, heads * width, bias=bias, role=matched)
         self.k_proj = Linear(hidden, kv_heads * width, bias=bias, role=matched)
         self.v_proj = Linear(hidden, kv_heads * width, bias=bias)
-        self.o_proj = Linear(
-            heads * width, hidden, bias=output_bias, role=WeightRole.ATTENTION_OUTPUT
-        )
+        role = WeightRole.ATTENTION_OUTPUT
+        setattr(self, self.output, Linear(heads * width, hidden, bias=output_bias, role=role))
+
+    def project_out(self, x: Handle) -> Handle:
+        made: Handle = self.children[self.output](x)
+        return made
 
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:
         bias = config.flag("attention_bias")
@@ -102,7 +115,7 @@ class LlamaAttention(Module):
             key = self.normed_key(key)
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
-        out = self.o_proj(out)
+        out = self.project_out(out)
         out = self.dropped(out)
         return out, weights
 
@@ -110,10 +123,27 @@ class LlamaAttention(Module):
         return out
 
 
-class MLP(Module):
+class Network(Module):
+    """What stands behind a layer's attention."""
+
+    def facts(self) -> "FeedForwardSpec | MixtureSpec":
+        """What others read of it."""
+        raise NotImplementedError
+
+
+class MLP(Network):
     """A layer's network."""
 
     down_proj: Linear
+    is_gated = False
+    is_fused = False
+
+    def facts(self) -> "FeedForwardSpec":
+        down = self.last
+        return FeedForwardSpec(
+            intermediate_size=down.in_features, activation=self.activation_kind, gated=self.is_gated,
+            fused_gate_up=self.is_fused, bias="bias" in down.weights,
+        )  # fmt: skip
 
     @property
     def last(self) -> Linear:
@@ -123,12 +153,13 @@ class MLP(Module):
     @property
     def activation_kind(self) -> Activation:
         """Its nonlinearity."""
-        module = self.children.get("act_fn") or self.children["activation_fn"]
-        assert isinstance(module, ActivationModule)
-        return module.kind
+        found = (each for each in self.children.values() if isinstance(each, ActivationModule))
+        return next(found).kind
 
 
 class GatedMLP(MLP):
+    is_gated = True
+
     def __init__(self, config: ConfigReader, intermediate_size: int | None = None) -> None:
         hidden = config.integer("hidden_size")
         inner = intermediate_size or config.integer("intermediate_size")
@@ -173,6 +204,8 @@ class PlainMLP(MLP):
 
 class GateUpMLP(MLP):
     """Gate and up in one matrix (Phi-3, GLM)."""
+
+    is_gated = is_fused = True
 
     def __init__(self, config: ConfigReader) -> None:
         hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
@@ -230,12 +263,19 @@ class LlamaDecoderLayer(Module):
 
 
 class LlamaModel(Base):
+    last = "norm"
+    """What it calls the norm behind its layers."""
+    norm: Norm
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
     norm_class: Callable[[int], Norm] = RMSNorm
     embedding_class: type[Embedding] = Embedding
     rotary_class: type[RotaryEmbedding] = RotaryEmbedding
     eager_only = False
     """The class has no other attention than the one written out in Python."""
+    head_bias = False
+    """The matrix that gives the logits has a bias."""
+    output_router_logits = False
+    """A loss on all layers' routers is added."""
     two_sided = False
     """Tokens see those behind them too."""
     block_masks = False
@@ -243,17 +283,17 @@ class LlamaModel(Base):
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        self.embed_tokens = self.embedding_class(
-            config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
-        )
+        rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
+        setattr(self, self.table, self.embedding_class(rows, hidden, role=role))
         kinds = self.kinds(config)
         self.windows: list[Window] = sorted({kind.window for kind in kinds}, key=bool)
         self.masked = self.windows
         self.layers = LayerList(
             "decoder.layers", kinds, lambda kind: self.layer_class(config, kind)
         )
-        self.norm = self.norm_class(hidden)
-        self.norm.segment = "decoder.norm", ModelPart.NORM
+        final = self.norm_class(hidden)
+        final.segment = "decoder.norm", ModelPart.NORM
+        setattr(self, self.last, final)
         self.rotary_emb = self.rotary_class(self.rotary_width(config))
 
     def rotary_width(self, config: ConfigReader) -> int:
@@ -282,7 +322,9 @@ class LlamaModel(Base):
         }
 
     def embedded(self, batch: int, length: int) -> Handle:
-        return token_embeddings(self.embed_tokens, batch, length)
+        table = self.children[self.table]
+        assert isinstance(table, Embedding)
+        return token_embeddings(table, batch, length)
 
 
 class LocalTablesModel(LlamaModel):

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
@@ -15,6 +16,7 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaModel,
     MistralAttention,
+    Network,
     Qwen3Attention,
     Window,
 )
@@ -35,10 +37,15 @@ from memplan.graph.modules.rotary import Tables
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensor_parallel import add_up
 from memplan.model.config import ConfigReader
+from memplan.model.mixtures import MixtureSpec, RouterSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import LayerBlock
 
+Part = TypeVar("Part", bound=Module)
+"""The kind of a module in a block."""
 
-class MixtureBlock(Module):
+
+class MixtureBlock(Network):
     """A layer's router and experts, in the place of a network.
 
     One whose class is ``sealed`` DeepSpeed takes as a whole (``DEFAULT_LEAF_MODULE_CLASSES`` of its
@@ -46,6 +53,24 @@ class MixtureBlock(Module):
     """
 
     sealed = False
+
+    def facts(self) -> MixtureSpec:
+        """Its router, its routed experts and the one that every token passes."""
+        router, experts, shared = self.one_of(Router), self.one_of(Experts), self.one_of(GatedMLP)
+        assert router is not None
+        assert experts is not None
+        inner, activation = experts.intermediate_dim, experts.act_fn.kind
+        return MixtureSpec(
+            num_experts=router.num_experts,
+            num_experts_per_token=router.top_k,
+            expert=FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True),
+            router=RouterSpec(score=router.score),
+            shared=None if shared is None else shared.facts(),
+        )
+
+    def one_of(self, cls: type[Part]) -> Part | None:
+        """The module of a class in it."""
+        return next((each for each in self.children.values() if isinstance(each, cls)), None)
 
     def __call__(self, x: Handle) -> Handle:
         """What ranks with all sequences make is shared out again (``PrepareModuleInputOutput``)."""
@@ -357,3 +382,7 @@ class PhimoeDecoderLayer(MixtureLayer):
 class PhimoeModel(MixtralModel):
     layer_class: type[LlamaDecoderLayer] = PhimoeDecoderLayer
     norm_class: Callable[[int], Norm] = LayerNorm
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.head_bias = config.flag("lm_head_bias")

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 from memplan.classes import heads
 from memplan.classes.heads import Task
 from memplan.classes.llama import GatedMLP, LlamaModel
-from memplan.classes.mixtures import MixtureBlock
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
-from memplan.graph.attention.masks import attentions
-from memplan.graph.counted import record_tables
+from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.module import Module, Site
-from memplan.graph.modules.rotary import SectionedRotaryEmbedding
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
-from memplan.graph.single_stack import input_bytes
 from memplan.graph.splits import Sharing, Split, SplitPlan
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
-from memplan.graph.towers.flow import record_flow
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
@@ -29,6 +24,7 @@ from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
+    from memplan.classes.mixtures import MixtureBlock
     from memplan.graph.modules.handles import Handle
 
 
@@ -85,8 +81,10 @@ def _adjust(base: LlamaModel, model: ModelSpec) -> None:
     stack = model.stacks[0]
     base.beside = model if model.join is not None and not _is_apart(model) else None
     base.block_masks = stack.block_masks
-    turned = attentions(stack)
-    if any(each.rotary and each.rotary.sections for each in turned):
+    turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
+    if any(each is not None and each.sections for each in turned):
+        from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
+
         become(base.rotary_emb, SectionedRotaryEmbedding)
 
 
@@ -99,8 +97,15 @@ def _record_apart(run: Run, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
     if not model.tables or not _is_apart(model):
         return
-    write = record_tables if model.join is None else record_flow
-    write(run, counted_parts(model), tied=model.head.tied)
+    parts, tied = counted_parts(model), model.head.tied
+    if model.join is None:
+        from memplan.graph.counted import record_tables  # only for parts without a flow
+
+        record_tables(run, parts, tied=tied)
+        return
+    from memplan.graph.towers.flow import record_flow  # only for towers
+
+    record_flow(run, parts, tied=tied)
 
 
 def build(config: ConfigReader, model: ModelSpec) -> Task:
@@ -122,7 +127,7 @@ def _run(run: Run, built: Task, model: ModelSpec) -> None:
     if stage is None or stage.is_last:
         built(batch, length, received)
         return
-    x: Handle = built.model(batch, length, received)
+    x: Handle = built.base(batch, length, received)
     if run.segment.output is None:  # a stage without layers
         run.finish(x.record)
 
@@ -133,22 +138,29 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     Experts that are spread are sent a rank's own tokens (torchtitan 0.3.0, models/common/moe_sharding.py).
     """
     splits = {
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), plan.attention.columns),
-        "o_proj": plan.attention.rows,
+        **dict.fromkeys(
+            ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value"), plan.attention.columns
+        ),
+        **dict.fromkeys(("o_proj", "dense"), plan.attention.rows),
         **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
-        "embed_tokens": Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
+        **dict.fromkeys(
+            ("embed_tokens", "embed_in"),
+            Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
+        ),
     }
     for name, module in model.modules():
         module.split = splits.get(name, Split.WHOLE)
-        module.gathers = sequence and name in ("self_attn", "mlp")
+        module.gathers = sequence and name in ("self_attn", "attention", "mlp")
+    from memplan.classes.mixtures import MixtureBlock  # only where ranks split a model
+
     for _, module in model.modules():
         if isinstance(module, MixtureBlock):
             module.gathers = sequence and not spread
             share_experts(module, Sharing.PARTIAL if sequence else plan.shared, spread=spread)
 
 
-def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> None:
+def share_experts(block: "MixtureBlock", sharing: Sharing, *, spread: bool) -> None:
     """Give the expert that every token passes its share; beside spread ones it gathers tokens by itself."""
     for each in block.children.values():
         if isinstance(each, GatedMLP):
@@ -160,8 +172,9 @@ def share_experts(block: MixtureBlock, sharing: Sharing, *, spread: bool) -> Non
 
 def network_splits(sharing: Sharing) -> dict[str, Split]:
     """Of a network's layers, by name."""
-    columns = dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "c_fc"), sharing.columns)
-    return {**columns, "down_proj": sharing.rows, "c_proj": sharing.rows}
+    first = "gate_proj", "up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1"
+    last = "down_proj", "c_proj", "dense_4h_to_h", "fc2"
+    return {**dict.fromkeys(first, sharing.columns), **dict.fromkeys(last, sharing.rows)}
 
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:

@@ -22,6 +22,7 @@ CLASSES = {
     "gemma3_text": "gemma.Gemma3TextModel",
     "glm": "glm.GlmModel",
     "glm4": "glm.Glm4Model",
+    "gpt_neox": "gpt_neox.GPTNeoXModel",
     "granite": "llama_kin.GraniteModel",
     "granitemoe": "mixtures.GraniteMoeModel",
     "helium": "llama_kin.HeliumModel",
@@ -36,6 +37,7 @@ CLASSES = {
     "olmo2": "olmo.Olmo2Model",
     "olmo3": "olmo.Olmo3Model",
     "olmoe": "mixtures.OlmoeModel",
+    "phi": "gpt_neox.PhiModel",
     "phi3": "glm.Phi3Model",
     "phimoe": "mixtures.PhimoeModel",
     "nemotron": "starcoder.NemotronModel",
@@ -45,6 +47,7 @@ CLASSES = {
     "qwen3_moe": "mixtures.Qwen3MoeModel",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
+    "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
 }

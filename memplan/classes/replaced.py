@@ -4,8 +4,6 @@ Liger's ``apply_liger_kernel_to_llama`` and Unsloth's patches replace norms, net
 transformers' modules; ALST's ``TiledMLP`` stands around a network.
 """
 
-from memplan.classes.dispatch import RoutedExperts
-from memplan.classes.experts import ExpertModules, Experts
 from memplan.classes.llama import MLP, GatedMLP, GateUpMLP
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
@@ -14,7 +12,6 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
-from memplan.graph.tiles import run_in_tiles
 from memplan.training.kernels import (
     FITTING_TILES,
     WHOLE,
@@ -60,6 +57,8 @@ class TiledMLP(Module):
 
     def forward(self, x: Handle) -> Handle:
         """One operation, whatever the network runs."""
+        from memplan.graph.tiles import run_in_tiles  # only for tiles
+
         run, width = self.run, x.shape[-1]
         count = run.kernels.mlp_tiles
         if count == FITTING_TILES:
@@ -82,7 +81,7 @@ def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
     Experts are ``spread`` where ranks have different ones.
     """
     if spread or kernels.experts is ExpertKernel.MODULES:
-        _replace_experts(model, RoutedExperts if spread else ExpertModules)
+        _replace_experts(model, spread=spread)
     fused_norms = kernels.norm is not NormKernel.EAGER
     fused_networks = kernels.feed_forward is FeedForwardKernel.FUSED
     for _, module in list(model.modules()):
@@ -98,7 +97,11 @@ def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
                     setattr(layer, name, TiledMLP(each))
 
 
-def _replace_experts(model: Module, cls: type[RoutedExperts] | type[ExpertModules]) -> None:
+def _replace_experts(model: Module, *, spread: bool) -> None:
+    from memplan.classes.dispatch import RoutedExperts  # only for such experts
+    from memplan.classes.experts import ExpertModules, Experts
+
+    cls = RoutedExperts if spread else ExpertModules
     for _, module in list(model.modules()):
         for name, each in list(module.children.items()):
             if isinstance(each, Experts):

@@ -25,6 +25,7 @@ from memplan.graph.modules.rotary import concatenate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Parameter
 from memplan.model.config import ConfigReader
+from memplan.model.mixtures import RouterScore
 from memplan.model.parameters import WeightRole
 
 Routed = tuple[Handle, Handle, Handle]
@@ -43,12 +44,19 @@ def num_experts(config: ConfigReader) -> int:
 class Router(Module):
     """What they have in common: a matrix of a row for each expert."""
 
+    score = RouterScore.SOFTMAX
+    """How its logits become weights."""
     returns_fp32 = False
     """The logits that it returns, and a loss on them reads, are in fp32 whatever it is given."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.top_k = config.integer("num_experts_per_tok")
         self.num_experts = num_experts(config)
+        if self.top_k > self.num_experts:
+            error = config.fail(
+                "num_experts_per_tok", f"{self.top_k} of {self.num_experts} experts"
+            )
+            raise error
         self.weight = Weight(
             self.num_experts, config.integer("hidden_size"), role=WeightRole.ROUTER
         )
@@ -87,6 +95,7 @@ class QwenTopKRouter(Router):
 
 
 class GraniteMoeTopKRouter(Router):
+    score = RouterScore.SOFTMAX_SELECTED
     returns_fp32 = True
 
     def forward(self, hidden_states: Handle) -> Routed:
@@ -98,6 +107,8 @@ class GraniteMoeTopKRouter(Router):
 
 class PhimoeTopKRouter(Router):
     """A ``torch.nn.Linear`` that draws two experts of its result."""
+
+    score = RouterScore.SPARSE_MIXER
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)

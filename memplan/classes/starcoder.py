@@ -29,7 +29,6 @@ from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.rotary import Tables, Turn, concatenate, cut, rotate_half
 from memplan.graph.operations.norms import layer_norm_kernel
 from memplan.model.config import ConfigReader
-from memplan.model.networks import Activation
 from memplan.model.norms import NormKind
 
 
@@ -58,10 +57,6 @@ class Starcoder2MLP(MLP):
     @property
     def last(self) -> Linear:
         return self.c_proj
-
-    @property
-    def activation_kind(self) -> Activation:
-        return self.act.kind
 
     def forward(self, x: Handle) -> Handle:
         x = self.c_fc(x)

@@ -164,9 +164,13 @@ def _show(
     emit, output_format = values["emit"], values["format"]
     written = None
     if values["report"] is not None:
-        from memplan.cli.pictures import estimate_report, write_page
+        from memplan.cli.pictures import estimate_pictures, estimate_report, write_report
 
-        written = write_page(estimate_report(rows), values["report"])
+        written = write_report(
+            values["report"],
+            page=lambda: estimate_report(rows),
+            drawings=lambda: estimate_pictures(rows),
+        )
     if emit is not None:
         from memplan.cli.emitting import emit_only
 

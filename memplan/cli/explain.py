@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memplan.cli.pictures import PAGES, check_pictures
+from memplan.cli.pictures import check_pictures
 from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
 from memplan.cli.terminal import remark, say, say_legend, say_rows, write_bytes
 from memplan.options.panels import OUTPUT_PANEL
@@ -113,7 +113,7 @@ def _check_use(values: Values) -> None:
     """Raise ``UsageError`` for parts that do not go together."""
     from memplan.cli.unused import refuse
 
-    check_pictures(values, endings=(*PAGES, ".svg"))
+    check_pictures(values)
     given = [option.flag for option in IN_PLACE if values[option.parameter]]
     refuse(given[0] if given else "", given[1:])
     if values["format"] is not OutputFormat.TABLE and given != ["--against"]:
@@ -237,19 +237,12 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
 
 
 def _write(answers: "Sequence[Estimate]", file: str) -> str:
-    """Write the page, or the step over time as a drawing; returns what is to be said of it.
-
-    Raises ``UsageError`` for a drawing of several GPUs, and ``InputError`` where the file cannot be written.
-    """
-    from memplan.cli.pictures import estimate_report, write_page
-
-    if Path(file).suffix.lower() in PAGES:
-        return write_page(estimate_report([answers]), file)
-    if len(answers) > 1:
-        from memplan.errors import UsageError
-
-        msg = "--report: a drawing is of one GPU: name one, or write a report.html"
-        raise UsageError(msg)
+    """Write the page, or the step over time as a drawing; returns what is to be said of it."""
+    from memplan.cli.pictures import estimate_report, write_report
     from memplan.report.pictures.steps import step_picture
 
-    return write_page(step_picture(answers[0]).svg, file)
+    return write_report(
+        file,
+        page=lambda: estimate_report([answers]),
+        drawings=lambda: [step_picture(each) for each in answers],
+    )

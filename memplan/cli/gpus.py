@@ -16,7 +16,8 @@ def gpus(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="An id, a short name (h100), a device name as torch prints it, or a YAML file.",
+            help="An id, a short name (h100), a device name as torch prints it, or a YAML file; or "
+            "which are listed: a part of ids (rtx), or 48GB for those with as much or more.",
             show_default=False,
             autocompletion=complete_gpus,
         ),
@@ -25,16 +26,17 @@ def gpus(
 ) -> None:
     """List the GPU catalog, or show one GPU with its sources."""
     from memplan.report.gpus import gpus_csv, gpus_json, gpus_markdown, print_gpu, print_gpus
-    from memplan.sources.catalog import all_gpus
+    from memplan.sources.catalog import all_gpus, gpus_like
     from memplan.sources.gpus import load_gpus
 
-    shown = all_gpus() if name is None else load_gpus(name)
+    listed = all_gpus() if name is None else gpus_like(name)
+    shown = listed or load_gpus(name or "")
     output_format = values["format"]
     if output_format is OutputFormat.TABLE:
         from memplan.report.console import TerminalConsole
 
         console = TerminalConsole()
-        print_gpus(console, shown) if name is None else print_gpu(console, shown[0])
+        print_gpus(console, shown, of=name or "") if listed else print_gpu(console, shown[0])
         return
     writers = {"json": gpus_json, "csv": gpus_csv, "markdown": gpus_markdown}
     say(writers[output_format.value](shown))

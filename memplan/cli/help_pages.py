@@ -44,7 +44,7 @@ class Common:
     """An option with its value, and what it is about, in a line of 80 columns."""
 
 
-_CARDS = "cards to judge by: `memplan gpus` lists them, or 46GiB"
+_CARDS = "cards to judge by: `memplan gpus`, 46GiB, a100@60GiB (left)"
 _CHECK = {"--check [all|any]": "exit code 5 where one does not fit, for CI"}
 _FORMAT = {"--format FORMAT": "table, json, csv or markdown"}
 _SETUP = {

@@ -8,7 +8,7 @@ from memplan.cli.terminal import write_file
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.text import Text
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 PAGES = (".html", ".htm")
 """Endings of a page."""
+DRAWING = ".svg"
+"""And of a drawing."""
 
 
-def check_pictures(values: Values, *, endings: tuple[str, ...] = PAGES) -> None:
+def check_pictures(values: Values) -> None:
     """Raise ``UsageError`` for a report that is no page, and for pictures among rows for scripts."""
     report = values["report"]
     if values["format"] != "table":
@@ -27,12 +29,29 @@ def check_pictures(values: Values, *, endings: tuple[str, ...] = PAGES) -> None:
 
         named = {"--report": report is not None, "--chart": values["chart"]}
         refuse("--format", [name for name, given in named.items() if given])
-    if report is not None and Path(report).suffix.lower() not in endings:
+    if report is not None and Path(report).suffix.lower() not in (*PAGES, DRAWING):
         from memplan.errors import UsageError
 
-        drawn = " (a page) or .svg (the drawing)" if ".svg" in endings else ""
-        msg = f"--report: {Path(report).name!r} must end in .html{drawn}"
+        msg = f"--report: {Path(report).name!r} must end in .html (a page) or .svg (the drawing)"
         raise UsageError(msg)
+
+
+def write_report(
+    file: str, *, page: "Callable[[], str]", drawings: "Callable[[], Sequence[Picture]]"
+) -> str:
+    """Write a page, or the drawing alone, by what the file's name ends in; returns what is to be said of it.
+
+    Raises ``UsageError`` where the answer is several drawings, and ``InputError`` where the file cannot be written.
+    """
+    if Path(file).suffix.lower() != DRAWING:
+        return write_page(page(), file)
+    drawn = drawings()
+    if len(drawn) != 1:
+        from memplan.errors import UsageError
+
+        msg = f"--report: a drawing is one picture, and here are {len(drawn)}: write a report.html"
+        raise UsageError(msg)
+    return write_page(drawn[0].svg, file)
 
 
 def write_page(text: str, page: str) -> str:

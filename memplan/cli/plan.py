@@ -1,11 +1,10 @@
 """``memplan plan``."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 import typer
 
-from memplan.cli.pictures import PAGES, check_pictures, print_charts, write_page
+from memplan.cli.pictures import check_pictures, print_charts, write_report
 from memplan.cli.taking import NO_VALUES, ModelArgument, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import UsageError
@@ -114,7 +113,7 @@ def _check_use(ctx: typer.Context, values: Values) -> None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
     elif values["pools"] is None:
         refuse_without(ctx, {"output"}, "--emit")
-    check_pictures(values, endings=(*PAGES, ".svg"))
+    check_pictures(values)
 
 
 def _answer(plans: "list[Plan]", asked: "PlanQuestion", values: Values) -> None:
@@ -141,7 +140,7 @@ EMIT_IGNORES = frozenset({"chart", "legend", "format", "limit", "report"})
 
 
 def _draw(found: "Plan", file: str, question: "TimeQuestion | None") -> str:
-    """Write memory against time as a page, or as a drawing, by what the file's name ends in; returns what is to be said.
+    """Write memory against time; returns what is to be said of it.
 
     Raises ``InputError`` where no setup has a time.
     """
@@ -151,13 +150,11 @@ def _draw(found: "Plan", file: str, question: "TimeQuestion | None") -> str:
 
     if not found.front:
         _refuse_to_draw()
-    is_drawing = Path(file).suffix.lower() == ".svg"
-    text = (
-        front_picture(found).svg
-        if is_drawing
-        else front_page(found, version=__version__, question=question)
+    return write_report(
+        file,
+        page=lambda: front_page(found, version=__version__, question=question),
+        drawings=lambda: [front_picture(found)],
     )
-    return write_page(text, file)
 
 
 def _refuse_to_draw() -> Never:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_page
+from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_report
 from memplan.cli.taking import NO_VALUES, complete_models, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import WorkerLostError
@@ -186,7 +186,11 @@ class Pictured:
         pictures = heat_picture(sweep, results=results)
         written = ""
         if self.report is not None:
-            written = write_page(sweep_report(pictures, sweep.model.name), self.report)
+            written = write_report(
+                self.report,
+                page=lambda: sweep_report(pictures, sweep.model.name),
+                drawings=lambda: pictures,
+            )
         yield
         if self.chart:
             print_charts(pictures)

@@ -7,7 +7,7 @@ all-reduces, whose latency grows with the logarithm.
 
 from math import ceil, log2
 
-from memplan.hardware.network import BASE_S, HOP_S, NODE_HOP_S, Network
+from memplan.hardware.network import NODE_HOP_S, Network
 from memplan.training.exchange import ExchangeKind, Ranks
 
 _ROUNDS = {
@@ -35,19 +35,19 @@ def collective_seconds(
     if kind is ExchangeKind.SEND:
         crosses = network.crosses(degree, stride)
         between = network.between(degree, stride) if crosses else network.within_node
-        return BASE_S + num_bytes / between
+        return network.base_s + num_bytes / between
     if kind is ExchangeKind.ALL_TO_ALL and network.crosses(degree, stride):
         # Each rank sends to every other by its own card.
         members = max(1, network.gpus_per_node // stride)
         far = num_bytes * (degree - members) / degree
         return (
-            BASE_S
+            network.base_s
             + NODE_HOP_S
             + max(far / network.between(degree, stride), num_bytes / network.within_node)
         )
     rounds = _ROUNDS[kind]
     moved = rounds * num_bytes * (degree - 1) / degree
-    return BASE_S + latency_seconds(kind, ranks, network) + moved / rate
+    return network.base_s + latency_seconds(kind, ranks, network) + moved / rate
 
 
 def latency_seconds(kind: ExchangeKind, ranks: Ranks, network: Network) -> float:
@@ -56,9 +56,9 @@ def latency_seconds(kind: ExchangeKind, ranks: Ranks, network: Network) -> float
     nodes = network.nodes_of(degree, stride)
     members = ceil(degree / nodes)
     if kind is ExchangeKind.ALL_TO_ALL:
-        return HOP_S
-    ring = (degree - nodes) * HOP_S + (nodes if nodes > 1 else 0) * NODE_HOP_S
+        return network.hop_s
+    ring = (degree - nodes) * network.hop_s + (nodes if nodes > 1 else 0) * NODE_HOP_S
     if kind is not ExchangeKind.ALL_REDUCE:
         return ring
-    tree = 2 * ((members - 1) * HOP_S + log2(nodes) * NODE_HOP_S)
+    tree = 2 * ((members - 1) * network.hop_s + log2(nodes) * NODE_HOP_S)
     return min(2 * ring, tree)

@@ -1,11 +1,11 @@
 """One measured step of a setup, and what it says of every other one on the same machines.
 
-A step that took longer or shorter than was said is explained by what most of it is spent on: computing, links between GPUs, or
-the host that launches kernels. That one is taken to be slower or faster by as much as makes the step what was measured, and the
-same factor holds for other setups there.
+A step that took longer or shorter than was said is explained by what it is spent on (computing, links between GPUs, the host that
+launches kernels, what is offloaded) and by how little each of these is known: the likeliest factors are those that need the least
+of each one's range. They make the step what was measured, and hold for other setups there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import sqrt
 
@@ -19,6 +19,8 @@ class Part(StrEnum):
     COMPUTE = "compute"
     LINKS = "links"
     HOST = "host"
+    OFFLOAD = "offload"
+    """The link to the host's memory, and what its CPUs do there."""
 
 
 MOST_FACTOR = 16.0
@@ -42,6 +44,7 @@ class Calibration:
     compute: float = 1.0
     links: float = 1.0
     host: float = 1.0
+    offload: float = 1.0
     date: str = ""
     """When, if that was written down."""
 
@@ -54,18 +57,10 @@ class Calibration:
 
     def factor(self, part: Part) -> float:
         """Of one part."""
-        return {Part.COMPUTE: self.compute, Part.LINKS: self.links, Part.HOST: self.host}[part]
-
-    @classmethod
-    def of(cls, gpu: str, part: Part, factor: float) -> "Calibration":
-        """One part is what differs."""
-        factors = dict.fromkeys(Part, 1.0) | {part: factor}
-        return cls(
-            gpu=gpu,
-            compute=factors[Part.COMPUTE],
-            links=factors[Part.LINKS],
-            host=factors[Part.HOST],
-        )
+        return {
+            Part.COMPUTE: self.compute, Part.LINKS: self.links, Part.HOST: self.host,
+            Part.OFFLOAD: self.offload,
+        }[part]  # fmt: skip
 
     @property
     def words(self) -> str:
@@ -74,6 +69,22 @@ class Calibration:
             f"{part.value} x {self.factor(part):.2f}" for part in Part if self.factor(part) != 1.0
         ]
         return ", ".join(told) or "as said"
+
+
+def bends(shares: Mapping[Part, float], spreads: Mapping[Part, float]) -> Mapping[Part, float]:
+    """How much of a step's difference each part takes upon itself, as exponents of one factor; the largest is 1.
+
+    Of all factors with which a step takes what was measured the likeliest are those with the least ``Σ (ln f / spread)²``:
+    ``ln f`` goes as the part's share of the step times the square of its spread (Lagrange, for a small difference).
+    ``spreads``: of the logarithm of what each part takes.
+
+    >>> found = bends({Part.COMPUTE: 0.5, Part.HOST: 0.5}, {Part.COMPUTE: 0.1, Part.HOST: 0.2})
+    >>> round(found[Part.COMPUTE], 2), found[Part.HOST]
+    (0.25, 1.0)
+    """
+    weights = {part: share * spreads[part] ** 2 for part, share in shares.items()}
+    most = max(weights.values())
+    return {part: weight / most for part, weight in weights.items()}
 
 
 def solved(step_s: Callable[[float], float], measured_s: float) -> float | None:

@@ -12,7 +12,7 @@ from memplan.estimator.overhead import overhead_of
 from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
-    one_sequence,
+    one_token,
     record_and_walk,
     reducing_device,
     tape_options,
@@ -43,10 +43,11 @@ from memplan.training.kernels import (
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
+_OF_THE_BATCH = ("micro_batch_size", "seq_len", "target_seq_len")
 all_but_the_batch = attrgetter(
-    *(each.name for each in fields(TrainingSetup) if each.name != "micro_batch_size")
+    *(each.name for each in fields(TrainingSetup) if each.name not in _OF_THE_BATCH)
 )
-"""A setup's values but for its micro-batch."""
+"""A setup's values but for how many sequences a micro-batch has, and how long they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,11 +156,11 @@ class Job:
 
     @property
     def _likeness(self) -> Hashable:
-        """What runs have in common whose micro-batches or cards alone differ; None: such are not alike."""
+        """What runs have in common whose micro-batches, lengths or cards alone differ; None: such are not alike."""
         setup = self.setup
         if setup.has_company or setup.pipeline is not None or holds_inputs(setup):
             return None
-        return self.walked.model, one_sequence(self.walked.options), all_but_the_batch(setup)
+        return self.walked.model, one_token(self.walked.options), all_but_the_batch(setup)
 
     @property
     def load_capacity_bytes(self) -> int | None:

@@ -80,12 +80,14 @@ def _plain(options: TapeOptions) -> TapeOptions:
     )
 
 
-def one_sequence(options: TapeOptions) -> TapeOptions:
-    """The same for a micro-batch of one, on a card that splits sums as the plainest does."""
+def one_token(options: TapeOptions) -> TapeOptions:
+    """The same for a micro-batch of one sequence as short as can be, on a card that splits sums as the plainest does."""
     default = TapeOptions()
     return replace(
         options,
         batch_size=default.batch_size,
+        seq_len=default.seq_len,
+        target_seq_len=default.target_seq_len,
         num_sequences=default.num_sequences,
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,

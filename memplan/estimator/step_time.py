@@ -4,9 +4,11 @@ Three cases are told: what is expected, and a low and a high end between which w
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import lru_cache
+from math import log
+from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
@@ -14,13 +16,14 @@ from memplan.compute.host import HostSpeed
 from memplan.compute.lanes import Interval
 from memplan.compute.rates import DEFAULT_TFLOPS, Rates, is_compared, rates_of
 from memplan.compute.roofline import segment_work
+from memplan.compute.slowest import slowest_factor
 from memplan.errors import InputError, UnsupportedOperationError
 from memplan.estimator.calibration import (
     MEASURED_HIGH,
     MEASURED_LOW,
-    MOST_FACTOR,
     Calibration,
     Part,
+    bends,
     solved,
 )
 from memplan.estimator.flops import estimate_flops
@@ -41,6 +44,7 @@ from memplan.estimator.timer import (
     Timer,
     cases_of,
 )
+from memplan.estimator.timer import HOST as OFFLOAD
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
@@ -196,33 +200,56 @@ def calibrated(
 ) -> Calibration:
     """What a measured step of a job says of its machines [s].
 
-    What most of the step is spent on is slower or faster; where that alone does not explain it, all of it. Raises ``InputError`` where
+    Each part is slower or faster by its share of the step and by how little is known of it (``bends``). Raises ``InputError`` where
     that is more than any machine is: another setup ran.
     """
     timer = _timer_of(job, site, rates or rates_of(job.gpu))
-    plain = cases_of(site.host_factors).expected
-    run = timer.run(plain)
-    sums = {LAUNCHES: Part.HOST, LINKS: Part.LINKS}
-    spent = dict.fromkeys(Part, 0.0)
-    for each in run.shares():
-        spent[sums.get(each.words, Part.COMPUTE)] += each.seconds
-    gpu = job.gpu.gpu_id if job.gpu is not None else ""
-    for part in sorted(Part, key=lambda each: -spent[each]):
+    cases = _cases(job, replace(site, calibration=None))
+    run = timer.run(cases.expected)
+    exponents = bends(_shares_by_part(run), _spreads(cases))
 
-        def step_s(factor: float, part: Part = part) -> float:
-            return timer.run(_stretched(plain, part, factor)).clock.now_s
+    def stretched(factor: float) -> Case:
+        case = cases.expected
+        for part, exponent in exponents.items():
+            case = _stretched(case, part, factor**exponent)
+        return case
 
-        factor = solved(step_s, measured_s) if spent[part] else None
-        if factor is not None:
-            return Calibration.of(gpu, part, factor)
-    whole = measured_s / run.clock.now_s
-    if not 1 / MOST_FACTOR <= whole <= MOST_FACTOR:
+    factor = solved(lambda factor: timer.run(stretched(factor)).clock.now_s, measured_s)
+    if factor is None:
         msg = (
             f"measured step: {measured_s:g} s was said to be {run.clock.now_s:.3g} s, and no machine of this kind is so "
             "much slower or faster: see whether the setup is the one that ran"
         )
         raise InputError(msg)
-    return Calibration(gpu=gpu, compute=whole, links=whole, host=whole)
+    return Calibration(
+        gpu=job.gpu.gpu_id if job.gpu is not None else "",
+        **{part.value: factor**exponent for part, exponent in exponents.items()},
+    )
+
+
+_PARTS = {LAUNCHES: Part.HOST, LINKS: Part.LINKS, OFFLOAD: Part.OFFLOAD}
+
+
+def _shares_by_part(run: Run) -> Mapping[Part, float]:
+    """What of a step each part takes."""
+    spent = dict.fromkeys(Part, 0.0)
+    for each in run.shares():
+        spent[_PARTS.get(each.words, Part.COMPUTE)] += each.seconds / run.clock.now_s
+    return spent
+
+
+TENTHS = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
+"""Standard deviations between both ends of a range that holds four in five."""
+
+
+def _spreads(cases: Cases) -> Mapping[Part, float]:
+    """Standard deviation of the logarithm of what each part takes, by its range."""
+    low, high = cases.low, cases.high
+    ends = {
+        Part.COMPUTE: high.compute / low.compute, Part.LINKS: high.links / low.links,
+        Part.HOST: high.asked / low.asked, Part.OFFLOAD: high.host / low.host,
+    }  # fmt: skip
+    return {part: log(ratio) / TENTHS for part, ratio in ends.items()}
 
 
 def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
@@ -245,13 +272,15 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
 def _cases(job: Job, site: Site) -> Cases:
     """What is expected of a job there, and its range; a measured step leaves little of that."""
     calibration = site.calibration
+    slowest = slowest_factor(job.setup.num_gpus)
     if calibration is None:
         return cases_of(
             site.host_factors,
             compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
             links=UNNAMED_LINKS if _has_unnamed_network(job.setup, site) else BUSY_LINKS,
+            slowest=slowest,
         )
-    expected = cases_of(site.host_factors).expected
+    expected = cases_of(site.host_factors, slowest=slowest).expected
     for part in Part:
         expected = _stretched(expected, part, calibration.factor(part))
     low, high = (
@@ -269,6 +298,8 @@ def _stretched(case: Case, part: Part, factor: float) -> Case:
         return case._replace(compute=factor * case.compute)
     if part is Part.LINKS:
         return case._replace(links=factor * case.links)
+    if part is Part.OFFLOAD:
+        return case._replace(host=factor * case.host)
     return case._replace(asked=factor * case.asked)
 
 

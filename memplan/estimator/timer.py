@@ -81,12 +81,15 @@ BESIDE_NCCL = 0.12
 """NCCL takes 16 of an H100's 132 multiprocessors while it runs."""
 
 
-def cases_of(host: HostFactors, *, compute: Ends = COMPUTE, links: Ends = BUSY_LINKS) -> Cases:
-    """What is expected, and what lies around it for want of knowing better."""
+def cases_of(
+    host: HostFactors, *, compute: Ends = COMPUTE, links: Ends = BUSY_LINKS, slowest: float = 1.0
+) -> Cases:
+    """What is expected, and what lies around it for want of knowing better; ``slowest``: by how much the slowest of the GPUs computes
+    longer than one of its kind."""
     return Cases(
-        Case(compute.low, links.low, CPU_WORK.low, 0.0, host.low),
-        Case(1.0, 1.0, 1.0, BESIDE_NCCL, host.expected, is_expected=True),
-        Case(compute.high, links.high, CPU_WORK.high, 0.2, host.high),
+        Case(slowest * compute.low, links.low, CPU_WORK.low, 0.0, host.low),
+        Case(slowest, 1.0, 1.0, BESIDE_NCCL, host.expected, is_expected=True),
+        Case(slowest * compute.high, links.high, CPU_WORK.high, 0.2, host.high),
     )
 
 

@@ -145,7 +145,7 @@ def _dbrx_layer(reader: ConfigReader, _: str) -> LayerSpec:
                 own_dtype=True,
                 fp32_logits=False,
                 normalization=_dbrx_normalization(network),
-                jitter=int(network.raw("moe_jitter_eps") is not None),
+                jitter=network.raw("moe_jitter_eps") is not None,
             ),
             in_turn=True,
             separate_stacks=True,

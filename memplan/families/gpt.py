@@ -1,7 +1,6 @@
 """Decoders from before Llama: layer norms, learned positions or ALiBi, plain feed-forward networks.
 
-GPT, GPT-2, GPT-BigCode, GPT-Neo, GPT-J, CodeGen, OPT, XGLM, BLOOM, MPT, GPT-NeoX, Phi, Persimmon,
-StableLM and Falcon. What sets the types apart is a row of ``FORMS``.
+GPT, GPT-2, GPT-BigCode, GPT-Neo, GPT-J, CodeGen, OPT, XGLM, BLOOM, MPT, Persimmon and Falcon. What sets the types apart is a row of ``FORMS``.
 """
 
 from dataclasses import replace
@@ -51,20 +50,15 @@ class Form:
     activation_keys: tuple[str, ...] = ("activation_function",)
     inner_keys: tuple[str, ...] = ("n_inner", "intermediate_size")
     """Width of the feed-forward network; four times the hidden size without it."""
-    gated: bool = False
     dropout_keys: tuple[str, str, str] = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
     """Probabilities in attention, on the residual branches, on the embeddings; empty: none."""
     rotated_share: float | None = None
     """Part of each head that is rotated unless the config says otherwise; None: no rotary."""
-    rotated_keys: tuple[str, ...] = ("partial_rotary_factor",)
-    rotary_joined: bool = False
-    rotary_names_parts: bool = False
     paired_rotary: bool = False
     """``rotary_dim`` neighbouring pairs, as GPT-J does."""
     fp32_softmax: bool = True
     query_scaling: QueryScaling = QueryScaling.IN_SCORES
     names_attended: bool = False
-    residual_first: bool = False
     feed_forward_dropout_only: bool = False
     dropout_inside: bool = False
     dropout_modules: bool = False
@@ -167,18 +161,6 @@ FORMS: dict[str, Form] = {
         names_attended=True,
         context_keys=("max_seq_len",),
     ),
-    "gpt_neox": Form(
-        projection=Projection.FUSED_INTERLEAVED,
-        placement=NormPlacement.PARALLEL,
-        bias="attention_bias",
-        output_bias="attention_bias",
-        activation_keys=("hidden_act",),
-        dropout_keys=("attention_dropout", "hidden_dropout", "hidden_dropout"),
-        dropout_modules=True,
-        rotated_share=0.25,
-        rotated_keys=("rotary_pct", "partial_rotary_factor"),
-        rotary_joined=True,
-    ),
     "falcon": Form(
         attention=AttentionForm.DIRECT,
         projection=Projection.FUSED_SELECTED,
@@ -190,38 +172,12 @@ FORMS: dict[str, Form] = {
         dropout_keys=("attention_dropout", "hidden_dropout", ""),
         rotated_share=1.0,
     ),
-    "phi": Form(
-        placement=NormPlacement.PARALLEL_SHARED,
-        head_bias=True,
-        activation_keys=("hidden_act",),
-        dropout_keys=("attention_dropout", "resid_pdrop", "embd_pdrop"),
-        dropout_modules=True,
-        rotated_share=0.5,
-        rotary_joined=True,
-        rotary_names_parts=True,
-    ),
     "persimmon": Form(
         projection=Projection.FUSED_SELECTED,
         activation_keys=("hidden_act",),
         dropout_keys=("attention_dropout", "hidden_dropout", ""),
         feed_forward_dropout_only=True,
         rotated_share=0.5,
-        rotary_joined=True,
-        rotary_names_parts=True,
-    ),
-    "stablelm": Form(
-        bias="use_qkv_bias",
-        output_bias=False,
-        feed_forward_bias=False,
-        gated=True,
-        activation_keys=("hidden_act",),
-        dropout_keys=("attention_dropout", "hidden_dropout", ""),
-        feed_forward_dropout_only=True,
-        rotated_share=0.25,
-        rotary_joined=True,
-        rotary_names_parts=True,
-        names_attended=True,
-        residual_first=True,
     ),
 }
 """Sources: ``modeling_*.py`` and ``configuration_*.py`` of transformers 5.23."""
@@ -288,8 +244,6 @@ def read_layer(reader: ConfigReader, form: Form, model_type: str, hidden_size: i
         names_attended=form.names_attended,
         names_parts=form.attention is AttentionForm.MASK_PRODUCT,
         flat_products=form.attention is AttentionForm.MASK_PRODUCT,
-        names_normed=form.residual_first,
-        residual_first=form.residual_first,
         flat_rows=form.feed_forward_place is NetworkPlace.STEPS,
         residual_normed=reader.flag("apply_residual_connection_post_layernorm"),
     )
@@ -304,11 +258,7 @@ def _flag(reader: ConfigReader, value: str | bool) -> bool:
 
 
 def _placement(reader: ConfigReader, form: Form) -> NormPlacement:
-    """GPT-NeoX and StableLM can stand in a row or side by side, OPT's norms before or after."""
-    if form.placement is NormPlacement.PARALLEL and not reader.flag("use_parallel_residual"):
-        return NormPlacement.PRE
-    if form.residual_first and reader.flag("use_parallel_residual"):
-        return NormPlacement.PARALLEL_SHARED
+    """OPT's norms stand before or after."""
     if not reader.flag("do_layer_norm_before", default=True):
         return NormPlacement.POST
     return form.placement
@@ -330,9 +280,7 @@ def _attention(
     num_heads = reader.integer("num_attention_heads")
     num_kv_heads = _num_kv_heads(reader, model_type, num_heads)
     reader.divide("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
-    head_dim = reader.optional_integer("head_dim") if model_type in _OWN_HEAD_DIM else None
-    if head_dim is None:
-        head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
+    head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
     bias = _flag(reader, form.bias)
     projection = form.projection
     if (model_type == "gpt_bigcode" and num_kv_heads != 1) or (
@@ -340,7 +288,7 @@ def _attention(
     ):
         projection = Projection.FUSED_INTERLEAVED
     return AttentionSpec(
-        views_last=model_type in {"stablelm", "gpt_neo", "xglm"},
+        views_last=model_type in {"gpt_neo", "xglm"},
         query_viewed_last=model_type in {"gpt2", "xglm"},
         kept_cache=model_type == "gpt_bigcode",
         num_heads=num_heads,
@@ -354,8 +302,7 @@ def _attention(
         output_bias=_flag(reader, form.output_bias),
         rotary=_rotary(reader, form, head_dim),
         paired_rotary_dim=_paired_rotary_dim(reader, head_dim) if form.paired_rotary else 0,
-        query_key_norm=_query_key_norm(reader, model_type),
-        query_key_norm_weight_per_head=model_type == "stablelm" and reader.flag("qk_layernorm"),
+        query_key_norm=_query_key_norm(reader),
         fp32_softmax=form.fp32_softmax,
         weights_like_values=not form.fp32_softmax,
         upcast_reordered=reader.flag("reorder_and_upcast_attn"),
@@ -365,10 +312,6 @@ def _attention(
     )
 
 
-_OWN_HEAD_DIM = frozenset({"phi"})
-"""Types whose class reads ``head_dim`` out of the config."""
-
-
 def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
     if model_type == "gpt_bigcode":
         return 1 if reader.flag("multi_query") else num_heads
@@ -376,15 +319,13 @@ def _num_kv_heads(reader: ConfigReader, model_type: str, num_heads: int) -> int:
         return reader.integer("num_kv_heads", default=num_heads)
     if model_type == "falcon":
         return 1 if reader.flag("multi_query") else num_heads
-    if model_type in {*_OWN_HEAD_DIM, "stablelm"}:
-        return reader.integer("num_key_value_heads", default=num_heads)
     return num_heads
 
 
 def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | None:
     if form.rotated_share is None:
         return None
-    share = reader.number(*form.rotated_keys, default=form.rotated_share)
+    share = reader.number("partial_rotary_factor", default=form.rotated_share)
     for key in ("rope_scaling", "rope_parameters"):
         nested = reader.mapping(key) or {}
         value = nested.get("partial_rotary_factor")
@@ -394,11 +335,12 @@ def _rotary(reader: ConfigReader, form: Form, head_dim: int) -> RotarySpec | Non
         share = 1.0
     dim = int(head_dim * share)
     if not 0 < dim <= head_dim:
-        raise reader.fail(form.rotated_keys[0], f"leaves {dim} of {head_dim} dimensions")
+        error = reader.fail("partial_rotary_factor", f"leaves {dim} of {head_dim} dimensions")
+        raise error
     return RotarySpec(
         dim=dim,
-        joined=form.rotary_joined,
-        names_parts=form.rotary_names_parts,
+        joined=form.rotated_share < 1.0,
+        names_parts=form.rotated_share < 1.0,
     )
 
 
@@ -410,10 +352,10 @@ def _paired_rotary_dim(reader: ConfigReader, head_dim: int) -> int:
     return dim
 
 
-def _query_key_norm(reader: ConfigReader, model_type: str) -> NormSpec | None:
+def _query_key_norm(reader: ConfigReader) -> NormSpec | None:
     if not reader.flag("qk_layernorm"):
         return None
-    return NormSpec(kind=NormKind.LAYER, bias=model_type != "stablelm")
+    return NormSpec(kind=NormKind.LAYER, bias=True)
 
 
 def _attention_dropout(reader: ConfigReader, form: Form) -> float:
@@ -462,7 +404,7 @@ def _feed_forward(reader: ConfigReader, form: Form, hidden_size: int) -> FeedFor
     return FeedForwardSpec(
         intermediate_size=inner or 4 * hidden_size,
         activation=_activation(reader, form),
-        gated=form.gated,
+        gated=False,
         bias=_flag(reader, form.feed_forward_bias),
         place=form.feed_forward_place,
         activation_dropout=(

@@ -232,7 +232,7 @@ _MINIMAX_MIXTURE = Mixture(
     router=RouterSpec(normalization=Normalization.IN_PLACE),
     normalizes=True,
     expert_size="intermediate_size",
-    jitter=("router_jitter_noise", 1),
+    jitter="router_jitter_noise",
 )
 
 

@@ -65,19 +65,15 @@ class Mixture:
     """Which key holds the width of the shared expert, if not a number of routed ones."""
     shared_count: str | None = None
     """Which key counts shared experts of a routed expert's width."""
-    sealed: bool = False
     shared_between: bool = False
     shared_first: bool = False
     shared_gate: bool = False
-    jitter: tuple[str, int] | None = None
-    """Which key switches noise on, and how many times it is then applied."""
+    jitter: str | None = None
+    """Which key switches noise on."""
     dense: Callable[[ConfigReader, int], bool] | None = None
     """Which layers, by number, are dense; None: none."""
     sliding: Callable[[ConfigReader, int], bool] | None = None
     """Which layers have the sliding window; None: none."""
-    window_switch: bool = False
-    """Sliding windows need ``use_sliding_window``."""
-    residual_scaled: bool = False
     mixed_masks: bool = False
     """The full causal mask is made even where no layer uses it."""
     spare_window_mask: bool = False
@@ -89,8 +85,6 @@ class Mixture:
     silent_partial_rotary: float = 1.0
     """The share where the config has rope parameters, but not this one."""
     output_gate: OutputGate = OutputGate.NONE
-    clamps: bool = False
-    """``clip_qkv`` clamps queries, keys and values (OLMoE)."""
     query_key_norm_flag: bool = False
     """``use_qk_norm`` switches norms on queries and keys on (GLM-4.5)."""
     own_eager: bool = False
@@ -122,12 +116,6 @@ def first_dense(reader: ConfigReader, number: int) -> bool:
     return number < reader.integer("first_k_dense_replace", default=0, minimum=0)
 
 
-def _qwen_dense(reader: ConfigReader, number: int) -> bool:
-    if number in reader.integers("mlp_only_layers"):
-        return True
-    return bool((number + 1) % reader.integer("decoder_sparse_step", default=1))
-
-
 def _ernie_dense(reader: ConfigReader, number: int) -> bool:
     last = reader.optional_integer("moe_layer_end_index", minimum=-1)
     if last is None or last == -1:
@@ -153,11 +141,6 @@ def typed_or_first_dense(reader: ConfigReader, number: int) -> bool:
     if reader.texts("mlp_layer_types"):
         return typed_dense(reader, number)
     return first_dense(reader, number)
-
-
-def _always(reader: ConfigReader, number: int) -> bool:
-    del reader, number
-    return True
 
 
 def _typed_sliding(
@@ -198,72 +181,7 @@ def _dense_layers(reader: ConfigReader, number: int) -> bool:
     return number < reader.integer("num_dense_layers", default=0, minimum=0)
 
 
-def _qwen2_sliding(reader: ConfigReader, number: int) -> bool:
-    last = reader.integer("max_window_layers", default=0, minimum=0)
-    return _typed_sliding(reader, number, lambda _, each: bool((each + 1) % 2) and each < last)
-
-
 MIXTURES: dict[str, Mixture] = {
-    "mixtral": Mixture(
-        router=RouterSpec(normalization=Normalization.IN_PLACE),
-        attention=Variation(qkv_bias=False, output_bias=False),
-        normalizes=True,
-        expert_size="intermediate_size",
-        jitter=("router_jitter_noise", 1),
-        sliding=_always,
-        router_loss=True,
-        sealed=True,
-    ),
-    "qwen3_moe": Mixture(
-        router=QWEN_ROUTER,
-        attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
-        dense=_qwen_dense,
-        sliding=_always,
-        window_switch=True,
-        router_loss=True,
-        sealed=True,
-    ),
-    "qwen2_moe": Mixture(
-        router=QWEN_ROUTER,
-        attention=Variation(output_bias=False),
-        bias_key="qkv_bias",
-        shared_size="shared_expert_intermediate_size",
-        shared_first=True,
-        shared_gate=True,
-        dense=_qwen_dense,
-        sliding=_qwen2_sliding,
-        window_switch=True,
-        mixed_masks=True,
-        spare_window_mask=True,
-        router_loss=True,
-        sealed=True,
-    ),
-    "olmoe": Mixture(
-        router=QWEN_ROUTER,
-        attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
-        query_key_norm_per_head=False,
-        clamps=True,
-        expert_size="intermediate_size",
-        router_loss=True,
-    ),
-    "granitemoe": Mixture(
-        router=RouterSpec(
-            score=RouterScore.SOFTMAX_SELECTED, returns_fp32_logits=True, cast_weights=True
-        ),
-        normalizes=False,
-        expert_size="intermediate_size",
-        residual_scaled=True,
-        router_loss=True,
-    ),
-    "phimoe": Mixture(
-        router=RouterSpec(score=RouterScore.SPARSE_MIXER, fp32_logits=False),
-        norm=NormSpec(kind=NormKind.LAYER, bias=True),
-        normalizes=False,
-        expert_size="intermediate_size",
-        jitter=("input_jitter_noise", 2),
-        sliding=_always,
-        router_loss=True,
-    ),
     "dots1": Mixture(
         router=DEEPSEEK_ROUTER,
         attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
@@ -313,7 +231,7 @@ MIXTURES: dict[str, Mixture] = {
         partial_rotary=1.0,
         normalizes=True,
         expert_size="intermediate_size",
-        jitter=("router_jitter_noise", 1),
+        jitter="router_jitter_noise",
         router_loss=True,
     ),
     "hy_v3": Mixture(

@@ -35,9 +35,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         runs=join_runs(_layers(reader, kind, hidden_size)),
         embedding=EmbeddingSpec(
             embedding_size=hidden_size,
-            scaled=_scales_embedding(reader, kind),
+            scaled=kind.embedding_flag is not None and reader.flag(kind.embedding_flag),
             unscaled_held=kind.embedding_flag is not None,
-            mask_first=kind.embedding_flag is None and _scales_embedding(reader, kind),
         ),
         final_norm=kind.norm,
         mixed_masks=kind.mixed_masks,
@@ -47,16 +46,9 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     head = HeadSpec(
         router_loss=kind.router_loss and reader.flag("output_router_logits"),
         bias=reader.flag("lm_head_bias", "use_bias"),
-        scaled=reader.raw("logits_scaling") is not None,
     )
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
     return replace(model, eager_attention_only=kind.own_eager)
-
-
-def _scales_embedding(reader: ConfigReader, kind: Mixture) -> bool:
-    if kind.embedding_flag is not None:
-        return reader.flag(kind.embedding_flag)
-    return reader.raw("embedding_multiplier") is not None
 
 
 def _layers(reader: ConfigReader, kind: Mixture, hidden_size: int) -> list[LayerSpec]:
@@ -85,14 +77,13 @@ def _layers(reader: ConfigReader, kind: Mixture, hidden_size: int) -> list[Layer
                 feed_forward=_dense(reader) if dense else mixture,
                 norm=kind.norm,
                 placement=kind.placement,
-                residual_scaled=kind.residual_scaled,
             )
         layers.append(made[key])
     return layers
 
 
 def _window(reader: ConfigReader, kind: Mixture) -> int | None:
-    if kind.sliding is None or (kind.window_switch and not reader.flag("use_sliding_window")):
+    if kind.sliding is None:
         return None
     return reader.optional_integer("sliding_window")
 
@@ -126,7 +117,6 @@ def mixture_attention(
         rotary=rotary,
         sliding_window=window,
         output_gate=_output_gate(reader, kind),
-        projection_clamped=kind.clamps and reader.raw("clip_qkv") is not None,
         own_eager=kind.own_eager,
         sinks=kind.sinks or (kind.local_sinks and local),
         value_head_dim=reader.optional_integer("v_head_dim") if kind.value_head else None,
@@ -224,7 +214,6 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
         shared_between=kind.shared_between,
         shared_first=kind.shared_first,
         shared_gate=kind.shared_gate,
-        sealed=kind.sealed,
         clamped_gate=kind.clamped_gate,
         routed_scaled=kind.routed_scaled,
         fp32_sum=reader.flag("enable_moe_fp32_combine"),
@@ -255,8 +244,6 @@ def _router(reader: ConfigReader, kind: Mixture) -> RouterSpec:
         router = replace(router, one_group=reader.integer("n_group", default=1) == 1)
     if kind.softcap_key is not None and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0:
         router = replace(router, softcap=True)
-    if kind.jitter is not None:
-        key, times = kind.jitter
-        if reader.number(key) > 0:
-            router = replace(router, jitter=times)
+    if kind.jitter is not None and reader.number(kind.jitter) > 0:
+        router = replace(router, jitter=True)
     return router

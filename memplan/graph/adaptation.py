@@ -182,7 +182,7 @@ class Adaptation:
         ranks, saved = self.ranks.get(name, ()), self.saved.get(name, ())
         return {
             number
-            for number in range(1, max(len(ranks), len(saved)))
+            for number in range(1, max(len(ranks), len(saved)) + 1)
             if self.at(name, number) != self.at(name, number - 1)
             or saved[number : number + 1] != saved[number - 1 : number]
         }
@@ -262,7 +262,13 @@ def _chosen(
             raise _unknown(model, absent[0], modules, "targets")
         wanted = [each for each in modules if any(_ends(each.name, name) for name in targets)]
     wanted = [each for each in wanted if not _is_left_alone(model, each, adapter)]
-    if adapter.layers and not isinstance(adapter.targets, str):
+    if adapter.layers:
+        if isinstance(adapter.targets, str) and adapter.targets != LINEAR_NAMES:
+            msg = (
+                "adapter: layers: peft takes them beside a list of targets, not beside "
+                f"{adapter.targets!r} (LoraConfig's layers_to_transform): name the modules"
+            )
+            raise SetupError(msg)
         wanted = [each for each in wanted if _layer_of(each.name) in adapter.layers]
     for each in wanted:
         _check_kind(model, each)

@@ -12,12 +12,15 @@ from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
-from memplan.model.heads import DECODER_CLASSIFIER, ClassifierSpec, HeadSpec, Pooling
+from memplan.model.heads import (
+    DECODER_CLASSIFIER,
+    WHOLE_SEQUENCES,
+    ClassifierSpec,
+    HeadSpec,
+    Pooling,
+)
 from memplan.model.networks import Activation
 from memplan.model.spec import ModelSpec, Task
-
-WHOLE_SEQUENCES = frozenset({Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE})
-"""Tasks whose logits are one row for each sequence."""
 
 
 def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:

@@ -50,8 +50,6 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     if layer.entry_norm:
         x = norm(t, x, layer.norm, "pre_ln", hidden)
     normed = norm(t, x, layer.norm, "input_layernorm", hidden) if layer.attention_norm else x
-    if layer.names_normed:
-        t.linger(normed)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)
     if layer.residual_vectors:
@@ -64,7 +62,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     context.attention_frame = ()
     if layer.names_attended:
         t.linger(attended)
-    named = layer.names_attended and not (layer.unnamed_norms or layer.names_normed)
+    named = layer.names_attended and not layer.unnamed_norms
     if named:
         t.touch(normed)
     first = normed
@@ -213,20 +211,16 @@ def _scaled_in_place(t: Tape, x: Tensor) -> Tensor:
 
 
 def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
-    """Attention and feed-forward side by side on the same input (GPT-NeoX, Phi, Cohere)."""
+    """Attention and feed-forward side by side on the same input (GPT-J, CodeGen)."""
     hidden = context.hidden_size
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)
-    if layer.placement is NormPlacement.PARALLEL:
-        normed = norm(t, x, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
     fed = feed_forward_dropout(t, fed, layer)
-    first, second = (x, fed) if layer.residual_first else (fed, x)
-    out = t.add(t.add(first, attended), second)
+    out = t.add(t.add(fed, attended), x)
     t.touch(attended, fed)
-    if layer.placement is NormPlacement.PARALLEL_SHARED:
-        t.touch(normed)
+    t.touch(normed)
     return out
 
 

@@ -147,7 +147,6 @@ class OperationKind(StrEnum):
     SOFTPLUS = "softplus"
     SOLVE_TRIANGULAR = "solve_triangular"
     SORT = "sort"
-    SPARSITY_MASK = "sparsity_mask"
     SPLIT = "split"
     SQRT = "sqrt"
     STATE_SPACE_SCAN = "state_space_scan"

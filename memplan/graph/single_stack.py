@@ -7,7 +7,6 @@ from memplan.dtypes import DType
 from memplan.graph.attention.masks import attention_masks, attentions
 from memplan.graph.embeddings import module_embeddings
 from memplan.graph.heads import (
-    WHOLE_SEQUENCES,
     base_parts,
     classification,
     masked_lm,
@@ -16,6 +15,7 @@ from memplan.graph.heads import (
 )
 from memplan.graph.layers import DIRECT_FORMS, decoder_layer
 from memplan.graph.losses import language_model_loss, takes_matrix
+from memplan.graph.modules.batch import ids_bytes, input_bytes
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding, embedding_lookup
@@ -44,12 +44,11 @@ from memplan.model.attention import (
     PositionBias,
     RotarySpec,
 )
-from memplan.model.heads import FEATURES
+from memplan.model.heads import FEATURES, WHOLE_SEQUENCES
 from memplan.model.layers import TOKENS_PER_STEP, CrossedSpec, NormPlacement, StackSpec
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.joining import Joining
-from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.kernels import Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 from memplan.units import round_up
@@ -156,28 +155,14 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     return t
 
 
-def input_bytes(t: Tape, model: ModelSpec) -> int:
-    """Token ids and labels [bytes].
-
-    Where ranks share sequences, shifted labels and positions too. Of a ring a rank's share of each lies
-    in a storage of the whole (``resize_``); DeepSpeed's loader hands out shares, in place of the labels.
-    """
-    group = t.options.context_parallel
-    if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
-        return 3 * _ids(t, t.options.batch_size * t.options.seq_len)
-    if group is not None:
-        return 4 * _ids(t, t.options.batch_size * t.options.seq_len * group.degree)
-    return _ids(t, t.options.batch_size * t.options.seq_len) + _label_bytes(t, model)
-
-
 def _beside_tokens(t: Tape, regions: int) -> int:
     """What a batch with a picture's regions holds beside their features [bytes]: masks of tokens and
     regions, labels of regions too, and whether picture and text belong together."""
     batch = t.options.batch_size
     tokens, beside = batch * t.options.seq_len, batch * regions
-    labels = _ids(t, tokens) - _ids(t, tokens - beside)
-    masks = _ids(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
-    return labels + masks + _ids(t, batch)
+    labels = ids_bytes(t, tokens) - ids_bytes(t, tokens - beside)
+    masks = ids_bytes(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
+    return labels + masks + ids_bytes(t, batch)
 
 
 def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
@@ -185,23 +170,9 @@ def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
     batch = t.options.batch_size
     rows = batch * crossed.regions.count
     losses = model.head.regions.losses if model.head.regions is not None else ()
-    labels = sum(_ids(t, rows) for name, _ in losses if name != FEATURES)
+    labels = sum(ids_bytes(t, rows) for name, _ in losses if name != FEATURES)
     sure = len(losses) * t.tensor(rows, t.compute).storage.num_bytes
-    return labels + sure + 2 * _ids(t, batch)
-
-
-def _label_bytes(t: Tape, model: ModelSpec) -> int:
-    """Labels of the batch: one a token, one a sequence, or a span's two ends [bytes]."""
-    batch = t.options.batch_size
-    if model.task in WHOLE_SEQUENCES:
-        return _ids(t, batch)
-    if model.task is Task.QUESTION_ANSWERING:
-        return 2 * _ids(t, batch)
-    return _ids(t, batch * t.options.seq_len)
-
-
-def _ids(t: Tape, count: int) -> int:
-    return t.tensor(count, DType.INT64).storage.num_bytes
+    return labels + sure + 2 * ids_bytes(t, batch)
 
 
 def embed(
@@ -257,8 +228,6 @@ def embed(
     if spec.unscaled_held:
         t.embedded(x, table)
         t.hold(x)
-    if spec.mask_first:
-        _make_masks(t, model, stack, context)
     if spec.scaled:
         x = t.scale(x)
     if not spec.unscaled_held:

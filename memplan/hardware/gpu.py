@@ -213,6 +213,11 @@ class GpuSpec:
         return int(self.memory_nominal_gb * GIB) * NOMINAL_USABLE_PER_MILLE // 1000
 
     @property
+    def is_capacity_derived(self) -> bool:
+        """Whether no reading of its memory as torch sees it is known."""
+        return bool(self._whole_note)
+
+    @property
     def capacity_note(self) -> str:
         """How ``capacity_bytes`` was derived; empty where it is torch's own figure."""
         taken = f"less {format_gib(self.taken_bytes)} that others have" if self.taken_bytes else ""

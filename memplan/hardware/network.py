@@ -30,6 +30,9 @@ HOP_S = 3.4e-6
 """From one GPU of a node to the next one of a ring [2]."""
 NODE_HOP_S = 14e-6
 """From one node to the next [2]."""
+FIFTH_BASE_S, FIFTH_HOP_S = 23e-6, 8.6e-6
+"""The same of a node with NVLink 5, measured in training: gathers 23.1 and 9.2 microseconds, scatters 25.6 and 8.0, all-reduces 22.2 and
+5.5 each way (SimuMax 1.2, configs/system/b200_bf16_ceperm.json, ``fixed_latency_us`` and ``latency_us``)."""
 HOST_MEMORY_BYTES_PER_S = 80_000_000_000
 """What a node's CPUs reach in their memory with an optimizer's step, a fifth of two sockets' data sheet: threads are bound to no cores
 and lines are read before they are written. A node of eight A100 steps 18 billion parameters in 10 s (DeepSpeed #6834, 32 GPUs and 72
@@ -74,6 +77,10 @@ class Network:
     """The GPUs of a node have a link beside PCIe."""
     oversubscription: float = 1.0
     """How many times as much the nodes on a switch send as it passes on to others."""
+    base_s: float = BASE_S
+    """What a collective takes whatever its size [s]."""
+    hop_s: float = HOP_S
+    """From one GPU of a node to the next one of a ring [s]."""
     is_pinned: bool = True
     """What goes to the host goes to pages that stay where they are: beside computing."""
 
@@ -128,7 +135,8 @@ def network_of(
     pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
     link = gpu.link if gpu is not None else None
     capability = gpu.compute_capability if gpu is not None else None
-    reached = FIFTH_NVLINK if capability is not None and capability >= (10, 0) else ACHIEVED
+    is_fifth = link is not None and capability is not None and capability >= (10, 0)
+    reached = FIFTH_NVLINK if is_fifth else ACHIEVED
     within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
     return Network(
         within_node=within,
@@ -136,6 +144,8 @@ def network_of(
         to_host=_host_share(gpu, gpus_per_node) * pcie * (1 if is_pinned else PAGEABLE_SHARE),
         oversubscription=oversubscription,
         is_pinned=is_pinned,
+        base_s=FIFTH_BASE_S if is_fifth else BASE_S,
+        hop_s=FIFTH_HOP_S if is_fifth else HOP_S,
         gpus_per_node=gpus_per_node,
         is_switched=link is not None,
     )

@@ -13,12 +13,13 @@ from memplan.live.checked import Checked
 from memplan.live.data import batch_shape, longest
 from memplan.live.engine import engine_fields
 from memplan.live.lightning import is_lightning, lightning_run
-from memplan.live.model import LiveModel, plain, read_model
+from memplan.live.model import LiveModel, read_model
 from memplan.live.optimizer import optimizer_fields
 from memplan.model.spec import ModelSpec
 from memplan.sources.adapter_config import adapter_from_mapping
 from memplan.sources.gpus import load_gpu, load_gpus
 from memplan.sources.models import load_model
+from memplan.sources.plain import plain
 from memplan.sources.training_arguments import EngineFile, Loading, arguments_file
 from memplan.training.choices import Recomputation
 from memplan.training.kernels import LossKernel, Packing

@@ -6,13 +6,12 @@ Names are those of transformers 5.23 (``PreTrainedModel.config``, ``_attn_implem
 (``FSDPLlamaForCausalLM``: torch 2.13, ``distributed/fsdp/_fully_shard``).
 """
 
-import json
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass
+from memplan.sources.plain import plain
 
 _INSIDE = ("_fsdp_wrapped_module", "_orig_mod", "module")
 """Attributes in which wrappers keep what they wrap."""
@@ -119,26 +118,6 @@ def _active(model: Any, adapters: Mapping[str, Any]) -> Mapping[str, object]:
     if not isinstance(chosen, str) or chosen not in adapters:
         chosen = next(iter(adapters))
     return plain(adapters[chosen].to_dict())
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, object]:
-    """Settings as a file would have them: enums by their values, sets as lists, everything else as text.
-
-    >>> plain({"r": 8, "target_modules": {"v_proj", "q_proj"}, "dtype": object})["target_modules"]
-    ['q_proj', 'v_proj']
-    """
-    found: dict[str, object] = json.loads(json.dumps(values, default=_plain))
-    return found
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    return str(value).removeprefix("torch.")
 
 
 def _weights(parameters: list[Any]) -> str:

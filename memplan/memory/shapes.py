@@ -1,7 +1,7 @@
 """The shape of a run: in which order a model's blocks come and go, however large they are.
 
-Micro-batches of other sizes, and cards that split a sum otherwise, mostly ask for the same blocks in the
-same order. Such runs are played out once, with numbers in the place of the model's own sizes; each has
+Micro-batches of other sizes, other lengths, and cards that split a sum otherwise, mostly ask for the same blocks in
+the same order. Such runs are played out once, with numbers in the place of the model's own sizes; each has
 its own sizes put in when it is replayed.
 """
 
@@ -32,7 +32,8 @@ def shape_of(given: RankInput, *, workspace_bytes: int) -> tuple[Hashable, list[
         pattern += _backward_pattern(backward.profile, seen, sizes)
     buffers = given.tape.buffers_in_use
     sizes += (*_others(given), *buffers, workspace_bytes)
-    return (tuple(pattern), seen.kinds(), len(buffers), workspace_bytes > 0), sizes
+    loaded = tuple([each.num_bytes for each in given.tape.buffers])
+    return (tuple(pattern), seen.kinds(), loaded, len(buffers), workspace_bytes > 0), sizes
 
 
 def numbered(given: RankInput) -> RankInput:

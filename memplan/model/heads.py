@@ -47,6 +47,10 @@ class Task(Enum):
     """What the class that ``architectures`` names is for, where it is none of these."""
 
 
+WHOLE_SEQUENCES = frozenset({Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE})
+"""Tasks whose logits are one row for each sequence."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassifierSpec:
     """A classification head: a dense layer or none, then a linear layer to the classes."""

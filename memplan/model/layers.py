@@ -148,15 +148,10 @@ class LayerSpec:
     """The stream is multiplied by a trained vector before each sum (Doge)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
-    names_normed: bool = False
-    """A variable of the layer holds the first norm's output until the layer ends, none the second's
-    (StableLM)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
     sums_inside: bool = False
     """The feed-forward network adds the residual itself (BLOOM, MPT)."""
-    residual_first: bool = False
-    """Side by side, attention's output is the first to be added to the residual (StableLM)."""
     residual_normed: bool = False
     """The residual is the norm's output, not its input (an option of BLOOM)."""
     streams: StreamsSpec | None = None
@@ -291,8 +286,6 @@ class EmbeddingSpec:
     """Set for older decoders, which embed in the model's own ``forward``."""
     masked_last: bool = False
     """The attention mask is made once positions are added, not before (GPT-2)."""
-    mask_first: bool = False
-    """The attention mask is made before token vectors are scaled (GraniteMoE)."""
     mask_buffer: bool = False
     """The model owns a boolean matrix over all positions (GPT-BigCode)."""
     scaled_in_table: bool = False

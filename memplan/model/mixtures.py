@@ -74,8 +74,8 @@ class RouterSpec:
     """The weights are multiplied by a constant."""
     cast_weights: bool = False
     """The weights are cast back to the hidden states' dtype."""
-    jitter: int = 0
-    """How many times the hidden states are multiplied by noise, in place."""
+    jitter: bool = False
+    """The hidden states are multiplied by noise, in place."""
     input_norm: NormSpec | None = None
     """The hidden states are normed, and multiplied by a vector and by a constant (Gemma 4)."""
     expert_scales: bool = False
@@ -144,9 +144,6 @@ class MixtureSpec:
     """The shared expert's output is scaled by a learned gate (Qwen2-MoE)."""
     routed_scaled: bool = False
     """The routed experts' sum is multiplied by a constant (Laguna)."""
-    sealed: bool = False
-    """One of the blocks that DeepSpeed takes as a whole (``DEFAULT_LEAF_MODULE_CLASSES`` of its
-    zero/leaf_module_config.py): their parameters are gathered and reduced together."""
     latent: int = 0
     """Width of the routed experts' inputs and outputs, behind and before projections of their own
     (Nemotron-H's ``moe_latent_size``); 0: the hidden size."""

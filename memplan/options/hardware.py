@@ -24,14 +24,14 @@ def chosen_gpus(
 
     Names may be joined by commas. ``remark`` is given what should be said of them.
     """
-    from memplan.sources.gpus import load_gpus
+    from memplan.sources.gpus import is_local, load_gpus
 
     parts = gpu_names(names)
     chosen = [
         gpu for each in parts for gpu in (load_gpus(each) if isinstance(each, str) else (each,))
     ]
     for gpu in chosen:
-        if gpu.taken_bytes:
+        if gpu.taken_bytes and any(is_local(each) for each in parts if isinstance(each, str)):
             from memplan.sources.machine.local_gpu import taken_note
 
             remark(taken_note(gpu))

@@ -62,7 +62,8 @@ def plan_question(asked: Asked, *, remark: Callable[[str], None]) -> PlanQuestio
 
     values = asked.values
     wanted = _objective(asked)
-    times = time_question(values)
+    priced = ("price",) if wanted is Objective.COST else ()
+    times = time_question(values, without_length=priced)
     shows_times = times is not None or wanted is Objective.COST
     if times is None and wanted in (Objective.SPEED, Objective.COST, Objective.GPUS):
         times = TimeQuestion()

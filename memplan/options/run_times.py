@@ -6,7 +6,7 @@ from memplan.options.numbers import read_amount, read_rate, read_seconds, read_s
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from memplan.compute.host import HostSpeed
     from memplan.estimator import Estimate
@@ -52,8 +52,8 @@ TIME_OPTIONS: tuple[Option, ...] = (
     _row("--examples", int | None, "N", "Sequences of the whole run, in place of tokens.",
          parser=read_amount),
     _row("--epochs", float, "N", "How often they are gone through.", default=1.0),
-    _row("--price", str | None, "PRICE", "Of one GPU's hour, 2.50, or a YAML file of prices by GPU: "
-         "what the run costs."),
+    _row("--price", str | None, "PRICE", "Of one GPU's hour: 2.50, l4=0.80,a100=1.90, or a YAML file of prices "
+         "by GPU: what the run costs."),
     _row("--mfu", float | None, "SHARE", "Utilisation that is known from elsewhere, 0.45: used in "
          "place of the model.", parser=read_share),
     _row("--network", float | None, "GBIT", "What one GPU sends to other nodes, in Gbit/s one way. "
@@ -123,8 +123,10 @@ def with_measured_step(
     return replace(asked, site=replace(asked.site, calibration=found))
 
 
-def time_question(times: Values) -> "TimeQuestion | None":
-    """What is asked of time; None: nothing is.
+def time_question(
+    times: Values, *, without_length: "Collection[str]" = ()
+) -> "TimeQuestion | None":
+    """What is asked of time; None: nothing is. ``without_length``: what means something without a run's length.
 
     Raises ``UsageError`` for what means nothing by itself, and ``ConfigError`` for a file of prices that
     cannot be read.
@@ -141,7 +143,7 @@ def time_question(times: Values) -> "TimeQuestion | None":
 
     has_length = any(times[name] is not None for name in _OF_A_RUN)
     for name in ("price", "epochs"):
-        if name in given and not has_length:
+        if name in given and not has_length and name not in without_length:
             msg = f"--{name}: says nothing without the length of a run: add --tokens or --examples"
             raise UsageError(msg)
     if times["epochs"] <= 0:

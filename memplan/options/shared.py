@@ -97,7 +97,8 @@ CARDS = (
     Option(
         flag="--gpu", kind=list[str] | None, metavar="NAMES", panel=HARDWARE_PANEL, show_default=False,
         completes="gpus",
-        help_text="GPUs to judge by, as `memplan gpus` lists them, 46GiB, local (those here), or a YAML file: a100,h100. "
+        help_text="GPUs to judge by, as `memplan gpus` lists them: a100,h100; a100@60GiB where others leave so much of it, 46GiB, "
+        "local (those here), or a YAML file. "
         "[default: v100-32gb, a100-80gb, h100-80gb]",
     ),
     Option(
@@ -176,7 +177,8 @@ FILES = (
     Option(
         flag="--preset", kind=str | None, panel=FILES_PANEL,
         help_text="What a training stack does by default: axolotl, hf-trainer, lightning, litgpt-full, "
-        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, nanogpt, nanotron, "
+        "litgpt-lora, litgpt-pretrain, llama-factory, llama-factory-v1, "
+        "megatron-lm, nanogpt, nanotron, "
         "nemo, prime-rl, torchtitan, torchtune, trl-distillation, trl-dpo, trl-grpo, trl-kto, "
         "trl-orpo, trl-reward, trl-rloo, trl-sft, unsloth, unsloth-cli, verl.",
     ),
@@ -215,8 +217,8 @@ LEGEND = Option(
 PICTURES = (
     Option(
         flag="--report", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
-        help_text="Write a page with pictures too: report.html, one file that needs no network; explain and "
-        "plan also write the drawing alone: step.svg.",
+        help_text="Write a page with pictures too: report.html, one file that needs no network; or the "
+        "drawing alone: picture.svg.",
     ),
     Option(
         flag="--chart", kind=bool, default=False, metavar=None, panel=OUTPUT_PANEL,

@@ -14,11 +14,13 @@ from memplan.report.changes import (
 )
 from memplan.search.advice import nearest
 from memplan.training.choices import Offload
+from memplan.training.jobs import ROLES, JobKind, OtherModel
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
+    from memplan.estimator.run_cost import TimeQuestion
     from memplan.memory.runtime import ByteRange
     from memplan.report.console import Console, Text
     from memplan.search.advice import Hints
@@ -148,7 +150,7 @@ def needed_text(needed: "ByteRange") -> str:
 
 def capacity_text(gpu: GpuSpec) -> str:
     """``31.7 GiB``, with a mark where no reading is known."""
-    return f"{'~' if gpu.capacity_note else ''}{gpu.capacity_bytes / GIB:,.1f} GiB"
+    return f"{'~' if gpu.is_capacity_derived else ''}{gpu.capacity_bytes / GIB:,.1f} GiB"
 
 
 def params_text(answer: Estimate, word: str = "") -> str:
@@ -157,6 +159,19 @@ def params_text(answer: Estimate, word: str = "") -> str:
     own = answer.num_params - (trained if answer.setup.adapter is not None else 0)
     told = format_count(own) + word
     return told if trained == answer.num_params else f"{told}, {format_count(trained)} trained"
+
+
+def _job_text(setup: TrainingSetup) -> str:
+    """``dpo with a reference model``: whatever holds a model of its own."""
+    job, has_adapter = setup.job, setup.adapter is not None
+    held = [
+        role
+        for role in ROLES
+        if not isinstance(other := job.other(role, has_adapter=has_adapter), OtherModel)
+        or other is OtherModel.SAME
+    ]
+    words = " and ".join(f"a {role} model" for role in held)
+    return f"{job.kind.value} with {words}" if held else job.kind.value
 
 
 def head_parts(rows: Rows) -> list[str]:
@@ -172,6 +187,8 @@ def head_parts(rows: Rows) -> list[str]:
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
     parts = [f"{first.model.name} ({first.model.task.value})", count, f"{gpus_label(setup)}{nodes}"]
+    if setup.job.kind is not JobKind.SFT:
+        parts.insert(2, _job_text(setup))
     if len(rows) == 1:
         names = dict.fromkeys(each.setup.chosen_precision.value for each in rows[0])
         own = f", {setup_label(setup)}" if setup.num_gpus > 1 or machinery(setup) > (0, 0) else ""
@@ -182,11 +199,29 @@ def head_parts(rows: Rows) -> list[str]:
     return [*parts, tokens, batch, f"{setup.optimizer.value}, {checkpointing}"]
 
 
-def print_answer(console: "Console", rows: Rows, hints: "Hints | None" = None) -> None:
-    """Print the answer for each GPU, and the job."""
+def print_answer(
+    console: "Console",
+    rows: Rows,
+    hints: "Hints | None" = None,
+    question: "TimeQuestion | None" = None,
+) -> None:
+    """Print the answer for each GPU, what the run takes there where its length is asked for, and the job."""
     answers = gpu_answers(rows, hints)
     print_verdicts(console, answers, [each.gpu.short_name for each in answers])
+    if question is not None and question.has_length:
+        _print_runs(console, [each.chosen for each in answers], question)
     print_job(console, head_parts(rows))
+
+
+def _print_runs(console: "Console", chosen: Sequence[Estimate], question: "TimeQuestion") -> None:
+    """Print what the whole run takes with the setup that each GPU's line is about."""
+    from memplan.report.times import run_text, timed  # which most are not asked for
+
+    for each in chosen:
+        run = timed(each, question).run
+        if run is not None:
+            name = f"{each.gpu.short_name}: " if each.gpu is not None and len(chosen) > 1 else ""
+            _print_indented(console, f"{name}{run_text(run, question)}")
 
 
 def print_verdicts(

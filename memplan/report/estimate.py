@@ -57,7 +57,7 @@ def print_comparison(
 
     Each row holds the same setup on every GPU asked for; ``hints`` count the rows as they stand.
     """
-    print_answer(console, rows, hints)
+    print_answer(console, rows, hints, shown.question)
     console.print()
     label, *others = comparison_columns(
         rows, hints, everywhere=shown.everywhere, reserved=shown.reserved
@@ -91,7 +91,7 @@ def print_account(
     shown: Shown = USUALLY_SHOWN,
 ) -> None:
     """Print the verdict on every GPU, then one setup's bytes by component and phase."""
-    print_answer(console, [estimates], hints)
+    print_answer(console, [estimates], hints, shown.question)
     from memplan.report.times import speed_lines, time_lines  # which tables do without
 
     if shown.question is not None:

@@ -8,7 +8,7 @@ from memplan.hardware.gpu import GpuSpec, LinkSpec, TflopsByDtype
 from memplan.report.narrow import print_table
 from memplan.report.rows import csv_cell, json_text
 from memplan.text import in_markdown
-from memplan.units import GB, GIB, MIB, format_gib
+from memplan.units import GB, GIB, MIB, format_gib, is_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,11 +94,15 @@ def gpus_markdown(gpus: Sequence[GpuSpec]) -> str:
     return _markdown(_MARKDOWN_KEYS, [[row[key] for key in _MARKDOWN_KEYS] for row in rows])
 
 
-def print_gpus(console: "Console", gpus: Sequence[GpuSpec]) -> None:
-    """Print the list, with more columns where the console is wide enough for them."""
+def print_gpus(console: "Console", gpus: Sequence[GpuSpec], *, of: str = "") -> None:
+    """Print the list, with more columns where the console is wide enough for them.
+
+    ``of``: what picked them.
+    """
     from rich.text import Text
 
-    console.print(f"{len(gpus)} cards; `memplan gpus NAME` shows one with its sources")
+    picked = f" with {of} or more" if is_size(of) else f" with {of!r} in their ids" if of else ""
+    console.print(f"{len(gpus)} cards{picked}; `memplan gpus NAME` shows one with its sources")
     wide = console.width >= WIDE_TABLE_COLUMNS
     print_table(console, _wide_table(gpus) if wide else _narrow_table(gpus))
     for line in _legend(gpus):
@@ -121,7 +125,7 @@ def print_gpu(console: "Console", gpu: GpuSpec) -> None:
 
 
 def _narrow_table(gpus: Sequence[GpuSpec]) -> "Table":
-    table = _table("GPU", "usable", "GB/s", "fp16", "bf16", "link GB/s")
+    table = _table("GPU", "GiB", "GB/s", "fp16", "bf16", "link GB/s")
     for gpu in gpus:
         table.add_row(
             _marked_id(gpu),
@@ -136,7 +140,7 @@ def _narrow_table(gpus: Sequence[GpuSpec]) -> "Table":
 
 def _wide_table(gpus: Sequence[GpuSpec]) -> "Table":
     table = _table(
-        "GPU", "usable", "GB/s", "fp16", "bf16", "link GB/s",
+        "GPU", "GiB", "GB/s", "fp16", "bf16", "link GB/s",
         "name", "also", "GB", "smi MiB", "fp32", "tf32", "fp8", "CUDA", "PCIe", "year",
         texts=("GPU", "link GB/s", "name", "also"),
     )  # fmt: skip
@@ -158,7 +162,7 @@ def _wide_table(gpus: Sequence[GpuSpec]) -> "Table":
             _number(gpu.dense_tflops.fp8),
             _capability(gpu) or _UNKNOWN,
             _number(gpu.pcie.generation if gpu.pcie else None),
-            _number(gpu.year),
+            str(gpu.year or _UNKNOWN),
         )
     return table
 
@@ -182,7 +186,7 @@ def _table(*headers: str, texts: Sequence[str] = ("GPU", "link GB/s")) -> "Table
 
 
 def _legend(gpus: Sequence[GpuSpec]) -> list[str]:
-    lines = ["usable: GiB that torch reports; fp16, bf16: dense TFLOP/s; link: one way."]
+    lines = ["GiB: what torch reports as usable; fp16, bf16: dense TFLOP/s; link: one way."]
     if any(gpu.capacity_note for gpu in gpus):
         lines.append("~ derived, as torch's total is not known.")
     if any(gpu.unverified for gpu in gpus):
@@ -282,7 +286,7 @@ def _marked_id(gpu: GpuSpec) -> str:
 
 
 def _usable(gpu: GpuSpec) -> str:
-    return f"{'~' if gpu.capacity_note else ''}{gpu.capacity_bytes / GIB:.2f}"
+    return f"{'~' if gpu.is_capacity_derived else ''}{gpu.capacity_bytes / GIB:.2f}"
 
 
 def _bf16(gpu: GpuSpec) -> str:
@@ -299,7 +303,7 @@ def _rate(bytes_per_s: int | None) -> str:
 
 
 def _per_second(bytes_per_s: int | None) -> str:
-    return _UNKNOWN if bytes_per_s is None else f"{bytes_per_s / GB:g}"
+    return _UNKNOWN if bytes_per_s is None else f"{bytes_per_s / GB:,g}"
 
 
 def _mebibytes(num_bytes: int | None) -> str:
@@ -307,7 +311,7 @@ def _mebibytes(num_bytes: int | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.7g}"
+    return _UNKNOWN if value is None else f"{round(value, 1 if value < 1000 else 0):,.7g}"
 
 
 def _cell(value: _Value) -> str:

@@ -167,7 +167,7 @@ def _verdicts(found: Sequence[Estimate]) -> str:
             continue
         total = each.total_bytes
         needed = f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB"
-        capacity = ("~" if each.gpu.capacity_note else "") + gib(each.gpu.capacity_bytes)
+        capacity = ("~" if each.gpu.is_capacity_derived else "") + gib(each.gpu.capacity_bytes)
         rows.append([escape(each.gpu.short_name), capacity, needed, _badge(each)])
     if not rows:
         return "<p>No GPU was named, so there is no verdict.</p>"

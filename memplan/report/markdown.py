@@ -75,14 +75,16 @@ def _lines(
 
 
 def _time_lines(rows: Rows, question: "TimeQuestion") -> Iterator[str]:
-    from memplan.report.times import time_lines  # which most are not asked for
+    from memplan.report.times import run_text, time_lines, timed  # which most are not asked for
 
     yield "### Time"
     yield ""
     for each in (each for row in rows for each in row):
         first, *others = time_lines(each, question)
         yield f"* {in_markdown(setup_label(each.setup))}: {in_markdown(first)}"
-        yield from (f"  * {in_markdown(text)}" for text in others)
+        run = timed(each, question).run
+        runs = [] if run is None else [run_text(run, question)]
+        yield from (f"  * {in_markdown(text)}" for text in (*runs, *others))
     yield ""
 
 

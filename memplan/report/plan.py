@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.config import MAX_LAYERS
 from memplan.report.answer import capacity_text, needed_text, params_text
@@ -93,12 +94,16 @@ def print_plans(
     """Print the answer for each card, then the setups of each, and once what the figures mean."""
     from memplan.report.console import Text
 
-    for plan in plans:
+    ordered = in_order(plans, question)
+    for place, plan in enumerate(ordered.plans):
         style = "green" if plan.setups else "bold red"
-        for text in (_lead(plan, among=len(plans)), *run_lines(plan, question)):
+        for text in (_lead(plan, place, ordered), *run_lines(plan, question)):
             for line in hanging(text, console.width):
                 console.print(Text(line, style=style))
-    for plan in plans:
+    if not ordered.is_ranked:
+        for line in hanging(_unpriced_text(plans), console.width):
+            console.print(Text(line))
+    for plan in ordered.plans:
         if len(plans) > 1:
             console.print()
         _print_setups(console, plan, question)
@@ -106,12 +111,45 @@ def print_plans(
         console.print(Text(line, style="dim"))
 
 
-def _lead(plan: Plan, *, among: int) -> str:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ordered:
+    """Plans as they are told."""
+
+    plans: Sequence[Plan]
+    question: "TimeQuestion"
+    is_ranked: bool
+    """The best card comes first; else they stand as the cards were named."""
+
+
+def in_order(plans: Sequence[Plan], question: "TimeQuestion | None") -> Ordered:
+    """The best card first, where what is wanted can be compared among cards."""
+    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.search.among_cards import best_card_first, is_comparable
+
+    asked = question or TimeQuestion()
+    is_ranked = len(plans) == 1 or is_comparable(plans, asked)
+    told = best_card_first(plans, asked) if is_ranked else plans
+    return Ordered(plans=told, question=asked, is_ranked=is_ranked)
+
+
+def _unpriced_text(plans: Sequence[Plan]) -> str:
+    """What it takes to say which card is cheapest."""
+    names = (next(iter(plan.gpu.aliases), plan.gpu.gpu_id) for plan in plans)
+    prices = ",".join(f"{name}=..." for name in names)
+    return f"Which card is cheapest? --price {prices} (of one GPU's hour) puts it first"
+
+
+def _lead(plan: Plan, place: int, ordered: Ordered) -> str:
     """The answer in a line, with the card's name where there are several."""
     name = plan.gpu.short_name
     if not plan.setups:
         return f"Nothing fits {name}."
-    return f"{name}  {answer_text(plan)}" if among > 1 else answer_text(plan)
+    text = answer_text(plan, ordered.question)
+    if len(ordered.plans) == 1:
+        return text
+    if place and ordered.is_ranked:
+        text = text.partition(": ")[2]
+    return f"{name}  {text}"
 
 
 def _print_setups(console: "Console", plan: Plan, question: "TimeQuestion | None") -> None:
@@ -166,15 +204,15 @@ def job_text(plan: Plan) -> str:
     return size if looked_for is Objective.SEQ_LEN else size + length
 
 
-def answer_text(plan: Plan) -> str:
+def answer_text(plan: Plan, question: "TimeQuestion | None" = None) -> str:
     """The first setup in words, what was looked for before it."""
     best = plan.setups[0]
-    setup, answer = best.setup, best.estimate
+    setup = best.setup
     way = _way_text(best)
     found = {
         Objective.GPUS: f"{setup.num_gpus} with {way}",
         Objective.SEQ_LEN: f"{setup.seq_len:,} tokens with {way}",
-        Objective.LAYERS: f"{_layers_text(answer)} with {way}",
+        Objective.LAYERS: f"{_layers_text(best.estimate)} with {way}",
     }.get(plan.goal.objective, f"{way} on {gpus_label(setup)}")
     batch = f"micro-batch {setup.micro_batch_size}"
     if setup.gradient_accumulation_steps > 1:
@@ -188,15 +226,26 @@ def answer_text(plan: Plan) -> str:
     if _has_own_kernels(best, plan):
         parts.append(f"kernels {kernels_label(setup)}")
     lead = _OBJECTIVES[plan.goal.objective].removesuffix(" first")
-    needs = f"needs {needed_text(answer.total_bytes)} of {capacity_text(plan.gpu)}"
-    if best.offloads:
-        needs += f", CPU RAM {format_gib(answer.host_bytes, digits=1)}"
-    step = ""
-    if best.time is not None:
-        from memplan.report.times import seconds_text  # which most are not asked for
+    return f"{lead}: {', '.join(parts)}: {', '.join(_figures(best, plan, question))}"
 
-        step = f", a step takes {seconds_text(best.time.expected_s)}"
-    return f"{lead}: {', '.join(parts)}: {needs}{step}"
+
+def _figures(best: PlannedSetup, plan: Plan, question: "TimeQuestion | None") -> list[str]:
+    """What a setup needs and takes; where money is what is wanted, its hours and what they cost."""
+    answer = best.estimate
+    told = [f"needs {needed_text(answer.total_bytes)} of {capacity_text(plan.gpu)}"]
+    if best.offloads:
+        told.append(f"CPU RAM {format_gib(answer.host_bytes, digits=1)}")
+    if best.time is None:
+        return told
+    from memplan.report.times import SOME_TOKENS, gpu_hours, money_text, seconds_text
+
+    told.append(f"a step takes {seconds_text(best.time.expected_s)}")
+    if plan.goal.objective is Objective.COST:
+        hours = gpu_hours(best.time)
+        told.append(f"{hours:,.0f} GPU-hours for {SOME_TOKENS}")
+        price = None if question is None else question.price_of(plan.gpu)
+        told += [] if price is None else [f"cost {money_text(hours * price)}"]
+    return told
 
 
 def _way_text(best: PlannedSetup) -> str:

@@ -112,6 +112,33 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+def hours_text(hours: float) -> str:
+    """Whole ones, where there are many.
+
+    >>> hours_text(4.5312), hours_text(244_123)
+    ('4.53', '244,123')
+    """
+    return _digits(hours) if hours < 100 else f"{hours:,.0f}"
+
+
+RUN_TOKENS, SOME_TOKENS = 10**9, "1B tokens"
+"""Of which GPU-hours are told where no run's length is given."""
+
+
+def gpu_hours(time: StepTime) -> float:
+    """All GPUs' hours for ``RUN_TOKENS``."""
+    return RUN_TOKENS / time.tokens_per_s_per_gpu / 3600
+
+
+def money_text(cost: float) -> str:
+    """Cents where there is little of it.
+
+    >>> money_text(11.349), money_text(597_990)
+    ('11.35', '597,990')
+    """
+    return f"{cost:,.2f}" if cost < 100 else f"{cost:,.0f}"
+
+
 def seconds_text(seconds: float) -> str:
     """Three digits, in the unit at hand.
 
@@ -132,17 +159,19 @@ def _digits(value: float) -> str:
 
 
 def days_text(seconds: float) -> str:
-    """Days; hours below two of them.
+    """Days; hours below two of them, and minutes below one.
 
-    >>> days_text(86400 * 12.3), days_text(5400)
-    ('12.3 days', '1.50 hours')
+    >>> days_text(86400 * 12.3), days_text(5400), days_text(2040)
+    ('12.3 days', '1.50 hours', '34.0 minutes')
     """
+    if seconds < 3600:
+        return f"{_digits(seconds / 60)} minutes"
     days = seconds / 86_400
     return f"{_digits(days)} days" if days >= 2 else f"{_digits(seconds / 3600)} hours"
 
 
 def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
-    """What a step takes on one GPU's card, why, and the whole run; for people."""
+    """What a step takes on one GPU's card, why, and a whole run with failures; for people."""
     found = timed(answer, question)
     time = found.time
     if time is None:
@@ -156,10 +185,8 @@ def time_lines(answer: "Estimate", question: TimeQuestion) -> list[str]:
     if parts and question.mfu is None:
         lines.append(f"  of it {', '.join(parts)}")
     lines += [f"  {note}" for note in time.notes]
-    if found.run is not None:
-        lines.append(f"  {run_text(found.run, question)}")
-        if found.goodput is not None:
-            lines.append(f"  {goodput_text(found.run, found.goodput)}")
+    if found.run is not None and found.goodput is not None:
+        lines.append(f"  {goodput_text(found.run, found.goodput)}")
     return lines
 
 
@@ -229,6 +256,12 @@ def _span(low: float, high: float) -> str:
     return f"{first.removesuffix(' ' + unit)}-{second}"
 
 
+def _days_span(low_s: float, high_s: float) -> str:
+    """``10.7 to 22.9 hours``: the unit once, where it is one."""
+    low, high = days_text(low_s), days_text(high_s)
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
+
+
 def run_text(run: RunCost, question: TimeQuestion) -> str:
     """``1T tokens: 159 days (143-185), 244,000 GPU-hours, 171 MWh, 611,000``."""
     asked = (
@@ -238,16 +271,16 @@ def run_text(run: RunCost, question: TimeQuestion) -> str:
     )
     if question.epochs != 1:
         asked += f" x {question.epochs:g}"
-    span = f" ({days_text(run.low_s)} to {days_text(run.high_s)})" if run.low_s < run.high_s else ""
+    span = f" ({_days_span(run.low_s, run.high_s)})" if run.low_s < run.high_s else ""
     parts = [
         f"{asked}: {days_text(run.expected_s)}{span}, {run.num_steps:,.0f} steps",
-        f"{run.gpu_hours:,.0f} GPU-hours",
+        f"{hours_text(run.gpu_hours)} GPU-hours",
     ]
     if run.energy_kwh is not None:
         energy = run.energy_kwh
         parts.append(f"{energy / 1000:,.0f} MWh" if energy >= 10_000 else f"{energy:,.0f} kWh")
     if run.cost is not None:
-        parts.append(f"cost {run.cost:,.0f}")
+        parts.append(f"cost {money_text(run.cost)}")
     return ", ".join(parts)
 
 
@@ -255,7 +288,7 @@ def goodput_text(run: RunCost, kept: Goodput) -> str:
     """``with failures: 164 days (160 to 170), one each 11.2 hours; a checkpoint each 34 minutes, of 25.0 s``."""
     low, high = (run.expected_s / share for share in (kept.high_share, kept.low_share))
     return (
-        f"with failures: {days_text(run.expected_s / kept.share)} ({days_text(low)} to {days_text(high)}), one each "
+        f"with failures: {days_text(run.expected_s / kept.share)} ({_days_span(low, high)}), one each "
         f"{days_text(kept.failure_every_s)}; best a checkpoint each {_digits(kept.save_every_s / 60)} minutes, of {seconds_text(kept.save_s)}"
     )
 
@@ -309,21 +342,23 @@ def time_columns(answers: "Sequence[Estimate]", question: TimeQuestion) -> list[
         ]
     runs = [each.run for each in found]
     if question.has_length:
+        columns += _run_columns(runs)
+    return columns
+
+
+def _run_columns(runs: "Sequence[RunCost | None]") -> list[Column]:
+    """A whole run in days, or in hours where all are short; what it takes of GPUs and of money."""
+    longest = max((each.days for each in runs if each is not None), default=0.0)
+    unit, size = ("days", 1.0) if longest >= 2 else ("hours", 1 / 24)
+    columns = [
+        _column(("run", unit), [None if each is None else _digits(each.days / size) for each in runs]),
+        _column(("GPU-", "hours"), [None if each is None else hours_text(each.gpu_hours) for each in runs]),
+    ]  # fmt: skip
+    costs = [each.cost if each is not None else None for each in runs]
+    if any(cost is not None for cost in costs):
         columns.append(
-            _column(
-                ("run", "days"), [None if each is None else _digits(each.days) for each in runs]
-            )
+            _column(("cost", ""), [None if cost is None else money_text(cost) for cost in costs])
         )
-        columns.append(
-            _column(
-                ("GPU-", "hours"),
-                [None if each is None else f"{each.gpu_hours:,.0f}" for each in runs],
-            )
-        )
-        costs = [each.cost if each is not None else None for each in runs]
-        if any(cost is not None for cost in costs):
-            texts = [None if cost is None else f"{cost:,.0f}" for cost in costs]
-            columns.append(_column(("cost", ""), texts))
     return columns
 
 

@@ -14,12 +14,21 @@ from memplan.report.answer import (
     print_verdicts,
 )
 from memplan.report.blocks import Column, hanging, print_blocks
-from memplan.report.times import factor_text, seconds_text, time_factor, timed
+from memplan.report.times import (
+    SOME_TOKENS,
+    days_text,
+    factor_text,
+    gpu_hours,
+    hours_text,
+    money_text,
+    seconds_text,
+    time_factor,
+    timed,
+)
 from memplan.units import GIB
 
 if TYPE_CHECKING:
     from memplan.estimator.run_cost import TimeQuestion
-    from memplan.estimator.step_time import StepTime
     from memplan.report.console import Console
     from memplan.report.times import Timed
     from memplan.search.advice import Hints
@@ -30,8 +39,6 @@ TOLD_SHARE = 0.05
 """Of the difference, below which a component is not named in the sentence."""
 HUNDREDTH = GIB // 200
 """Bytes that are rounded to nothing where two decimals of a GiB are shown."""
-RUN_TOKENS = 10**9
-"""Tokens of which GPU-hours are told where no run's length is given."""
 MISSING = "-"
 
 Kind = TypeVar("Kind")
@@ -148,7 +155,7 @@ def _time_values(found: Sequence["Timed"]) -> list[tuple[str, str, Sequence[obje
     values: list[tuple[str, str, Sequence[object]]] = [
         ("step_s", "s", _values(times, lambda each: float(f"{each.expected_s:.5g}"))),
         ("tokens_per_s", "tokens/s", _values(times, lambda each: round(each.tokens_per_s))),
-        ("gpu_hours_per_1b_tokens", "h", _values(times, lambda each: round(_gpu_hours(each), 2))),
+        ("gpu_hours_per_1b_tokens", "h", _values(times, lambda each: round(gpu_hours(each), 2))),
     ]
     if any(runs):
         values += [
@@ -157,11 +164,6 @@ def _time_values(found: Sequence["Timed"]) -> list[tuple[str, str, Sequence[obje
             ("cost", "price", _values(runs, lambda each: each.cost)),
         ]
     return values
-
-
-def _gpu_hours(time: "StepTime") -> float:
-    """Of ``RUN_TOKENS``."""
-    return RUN_TOKENS / time.tokens_per_s_per_gpu / 3600
 
 
 def print_versus(console: "Console", sides: Sides, question: "TimeQuestion") -> None:
@@ -231,14 +233,14 @@ def _answer_columns(sides: Sides, question: "TimeQuestion") -> tuple[Column, lis
         "largest micro-batch": [str(side.largest or MISSING) for side in sides],
         "a step": _texts(times, lambda each: seconds_text(each.expected_s)),
         "tokens/s of all GPUs": _texts(times, lambda each: f"{each.tokens_per_s:,.0f}"),
-        "GPU-hours for 1B tokens": _texts(times, lambda each: f"{_gpu_hours(each):,.1f}"),
+        f"GPU-hours for {SOME_TOKENS}": _texts(times, lambda each: f"{gpu_hours(each):,.1f}"),
     }
     if any(runs):
-        rows["days of the run"] = _texts(runs, lambda each: f"{each.days:,.1f}")
-        rows["its GPU-hours"] = _texts(runs, lambda each: f"{each.gpu_hours:,.0f}")
+        rows["the run"] = _texts(runs, lambda each: days_text(each.expected_s))
+        rows["its GPU-hours"] = _texts(runs, lambda each: hours_text(each.gpu_hours))
         costs = [None if each is None else each.cost for each in runs]
         if any(cost is not None for cost in costs):
-            rows["its cost"] = _texts(costs, lambda cost: f"{cost:,.0f}")
+            rows["its cost"] = _texts(costs, money_text)
     label = Column(header=("",), cells=tuple(rows))
     return label, [
         Column(

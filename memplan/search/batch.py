@@ -63,10 +63,13 @@ class SizeSearch:
         *,
         looks_beyond: bool = False,
         ask_fullest: Callable[[int], Estimate] | None = None,
+        ram_room: Callable[[Estimate], int | None] = lambda _: None,
     ) -> None:
         self._ask = ask
         self._ask_fullest = ask_fullest or (lambda size: ask(size).fullest)
         """Of a range of assumptions, its high end alone: what allocates most."""
+        self._ram_room = ram_room
+        """What is left of a node's CPU RAM [bytes]; None: that is not looked at."""
         self._capacity_bytes = capacity_bytes
         self._looks_beyond = looks_beyond
         """Larger sizes are looked at too, should what is needed not grow with each step."""
@@ -141,13 +144,14 @@ class SizeSearch:
         """The largest that fits if of every ``of_bytes`` that are allocated so many are required."""
         capacity = self._capacity_bytes
 
-        def room(answer: Estimate) -> int:
+        def rooms(answer: Estimate) -> tuple[int, ...]:
             if answer.unmodelled:
-                return -1
+                return (-1,)
             required = answer.fullest.worst_bytes * required_bytes // of_bytes
-            return capacity - required - answer.overhead_bytes.high
+            room, ram = capacity - required - answer.overhead_bytes.high, self._ram_room(answer)
+            return (room,) if ram is None else (room, ram)
 
-        search = LargestFit(self._ask_fullest, room=room, limit=limit, first=first)
+        search = LargestFit(self._ask_fullest, rooms=rooms, limit=limit, first=first)
         if known is not None:
             search.tell(known.setup.micro_batch_size, known)
         return search.run_checked() if self._looks_beyond else search.run()
@@ -177,26 +181,27 @@ class LargestFit:
         self,
         ask: Callable[[int], Estimate],
         *,
-        room: Callable[[Estimate], int],
+        rooms: Callable[[Estimate], tuple[int, ...]],
         limit: int = MAX_MICRO_BATCH,
         first: int = 1,
     ) -> None:
         self._ask = ask
-        self._room = room
+        self._rooms_of = rooms
+        """What is left, of everything that there is so much of: below 0 where that is too little."""
         self._limit = limit
         self._first = first
-        self._rooms: dict[int, int] = {}
+        self._rooms: dict[int, tuple[int, ...]] = {}
         self._low, self._high = 0, limit + 1
 
     def tell(self, size: int, answer: Estimate) -> None:
         """Take an answer that is known already into account."""
-        self._note(size, self._room(answer))
+        self._note(size, self._rooms_of(answer))
 
     def run(self) -> int:
         """The size; 0 where not even 1 fits."""
         while self._high - self._low > 1:
             size = self._next()
-            self._note(size, self._room(self._ask(size)))
+            self._note(size, self._rooms_of(self._ask(size)))
         return self._low
 
     def run_checked(self) -> int:
@@ -206,17 +211,19 @@ class LargestFit:
             size = best * eighths // 8
             if not best < size <= self._limit or size in self._rooms:
                 continue
-            room = self._room(self._ask(size))
-            self._note(size, room)
-            if room >= 0:
-                failed = [each for each, left in self._rooms.items() if left < 0 and each > size]
+            rooms = self._rooms_of(self._ask(size))
+            self._note(size, rooms)
+            if min(rooms) >= 0:
+                failed = [
+                    each for each, left in self._rooms.items() if min(left) < 0 and each > size
+                ]
                 self._high = min(failed, default=self._limit + 1)
                 return self.run_checked()
         return best
 
-    def _note(self, size: int, room: int) -> None:
-        self._rooms[size] = room
-        if room >= 0:
+    def _note(self, size: int, rooms: tuple[int, ...]) -> None:
+        self._rooms[size] = rooms
+        if min(rooms) >= 0:
             self._low = max(self._low, size)
         else:
             self._high = min(self._high, size)
@@ -239,15 +246,17 @@ class LargestFit:
         return min(max(guess, low + 1), high - 1)
 
     def _aim(self) -> int:
-        """Where the line through the two answers nearest to the border meets it."""
-        sizes = sorted(self._rooms, key=lambda size: abs(self._rooms[size]))
-        first, second = sorted(sizes[:2])
-        slope = (self._rooms[first] - self._rooms[second]) / (second - first)
-        if slope <= 0:
-            return 2 * self._low
-        guess = int(first + self._rooms[first] / slope)
+        """Where the first of these meets its border."""
+        guess = min(map(self._aim_at, range(min(map(len, self._rooms.values())))))
         # The border is beside the guess, mostly: the size before tells as much as the size itself.
         return guess + 1 if guess == self._low else guess
+
+    def _aim_at(self, place: int) -> int:
+        """Where the line through the two answers nearest to one border meets it."""
+        rooms = {size: left[place] for size, left in self._rooms.items()}
+        first, second = sorted(sorted(rooms, key=lambda size: abs(rooms[size]))[:2])
+        slope = (rooms[first] - rooms[second]) / (second - first)
+        return int(first + rooms[first] / slope) if slope > 0 else 2 * self._low
 
 
 _LOOKED_BEYOND = (9, 10, 12, 16)

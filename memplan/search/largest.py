@@ -54,7 +54,7 @@ def largest(
             answers[size] = asked(size * step)
         return answers[size]
 
-    search = SizeSearch(ask, gpu.capacity_bytes, looks_beyond=quantity is not Quantity.MICRO_BATCH)
+    search = SizeSearch(ask, gpu.capacity_bytes, looks_beyond=quantity is Quantity.SEQ_LEN)
     limit = most(model, quantity) // step
     likely = max(1, _likely(model, setup, quantity) // step)
     best = search.run(first=min(likely, limit), limit=limit)

@@ -30,7 +30,7 @@ def ranked_by_time(
     """
     timed = [replace(each, time=_time(each, question)) for each in _first(found)]
     places = {id(each): place for place, each in enumerate(timed)}
-    return sorted(timed, key=lambda each: (*_rank(each, goal, question), places[id(each)]))
+    return sorted(timed, key=lambda each: (*rank_by_time(each, goal, question), places[id(each)]))
 
 
 def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
@@ -56,7 +56,8 @@ def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
     return time if question.mfu is None else time.with_mfu(question.mfu)
 
 
-def _rank(each: "PlannedSetup", goal: "Goal", question: TimeQuestion) -> tuple[float, ...]:
+def rank_by_time(each: "PlannedSetup", goal: "Goal", question: TimeQuestion) -> tuple[float, ...]:
+    """Its place among those of a plan by its time, the smallest first."""
     lost, time, objective = lost_of(goal, each), each.time, goal.objective
     if time is None:
         return (*lost, 1, 0.0)

@@ -601,13 +601,21 @@ class Planner:
 
     def _overfills_node(self, answer: Estimate) -> bool:
         """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
-        node = self.goal.node_memory_bytes
-        if node is None:
-            node = usual_node_bytes(answer.setup, self.gpu)
+        node = self._node_bytes(answer)
         if node is None or answer.host_bytes <= node:
             return False
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
+
+    def _node_bytes(self, answer: Estimate) -> int | None:
+        """CPU RAM of a node, a usual one's where nobody says; None: nobody knows [bytes]."""
+        node = self.goal.node_memory_bytes
+        return node if node is not None else usual_node_bytes(answer.setup, self.gpu)
+
+    def _ram_room(self, answer: Estimate) -> int | None:
+        """What is left of it [bytes]."""
+        node = self._node_bytes(answer)
+        return None if node is None else node - answer.host_bytes
 
     def _largest(self, candidate: Candidate, first: int | None) -> int | None:
         setup = candidate.setup
@@ -629,7 +637,8 @@ class Planner:
         return SizeSearch(
             lambda size: self._known(self._estimate(setup, size)),
             self.limit_bytes,
-            looks_beyond=self.stretches,
+            looks_beyond=self.goal.objective is Objective.SEQ_LEN,
+            ram_room=self._ram_room,
         )
 
     def _likely_key(self, candidate: Candidate) -> tuple[object, ...]:

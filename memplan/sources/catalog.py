@@ -83,6 +83,23 @@ def all_gpus() -> tuple[GpuSpec, ...]:
     return tuple(_catalog_entry(gpu_id) for gpu_id in _catalog()["gpus"])
 
 
+def gpus_like(text: str) -> tuple[GpuSpec, ...]:
+    """The GPUs that a text picks: with as much memory on the box or more, or with it as a part of their ids.
+
+    None where it is a GPU's own name, or picks nothing.
+
+    >>> [each.gpu_id for each in gpus_like("rtx40")], gpus_like("h100"), len(gpus_like("256GB")) > 1
+    (['rtx4090-24gb', 'rtx4080-16gb', 'rtx4070ti-12gb'], (), True)
+    """
+    named = text.strip().lower()
+    if _find_id(named) is not None:
+        return ()
+    if is_size(named):
+        least_gb = round(parse_bytes(named) / (GB if named.endswith("gb") else GIB), 2)
+        return tuple(each for each in all_gpus() if each.memory_nominal_gb >= least_gb)
+    return tuple(each for each in all_gpus() if named and named in each.gpu_id)
+
+
 def gpu_names() -> tuple[str, ...]:
     """Every id and alias of the catalog, in order.
 

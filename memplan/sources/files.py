@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
+from memplan.sources.shell_flags import SHELL_SUFFIXES, flags_of
 from memplan.text import shortened, shown
 from memplan.units import MIB
 
@@ -65,16 +66,20 @@ def confined_to(*folders: Path) -> "Iterator[None]":
 
 
 def read_mapping(path: str | Path) -> dict[str, object]:
-    """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``) or a JSON file (any other suffix).
+    """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``), a shell script's flags (``.sh``) or a JSON
+    file (any other suffix).
 
     Raises ``ConfigError`` when the file cannot be read, is too large, is not what its suffix says,
     or holds anything but a mapping with text as keys, each given once, and finite numbers.
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX):
+    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX, *SHELL_SUFFIXES):
         return read_json_mapping(path)
     label = str(path)
     text = _read_text(Path(path), label=label, max_bytes=MAX_YAML_BYTES)
+    if suffix in SHELL_SUFFIXES:
+        found = flags_of(text, source=label)
+        return {name.replace("-", "_"): value for name, value in found.items()}
     if suffix == TOML_SUFFIX:
         return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
     return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import (
     ConfigError,
@@ -13,6 +14,7 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.fast_dataclass import dataclass
+from memplan.model.named import ConfigObject
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model_index.json"
@@ -52,9 +54,13 @@ def find_config(model: object, *, revision: str | None, token: str | None) -> Fo
         raise UsageError(msg)
     if isinstance(model, Mapping):
         return _from_mapping(model)
+    if isinstance(model, ConfigObject) and not isinstance(model, type | os.PathLike):
+        from memplan.sources.plain import plain  # json is for those who have such an object
+
+        return _from_mapping(plain(model.to_dict()))
     if isinstance(model, os.PathLike):
         return _from_path(Path(model))
-    msg = f"a model is a name, a path, a config dict or a ModelSpec, not a {type(model).__name__}"
+    msg = f"a model is a name, a path, a config (a dict or transformers') or a ModelSpec; this is of type {type(model).__name__}"
     raise UsageError(msg)
 
 
@@ -130,7 +136,7 @@ def _is_path(text: str, *, is_builtin: bool) -> bool:
         return False
 
 
-def _from_mapping(config: Mapping[object, object]) -> FoundConfig:
+def _from_mapping(config: Mapping[Any, object]) -> FoundConfig:
     from memplan.sources.files import check_tree
 
     texts = {key: value for key, value in config.items() if isinstance(key, str)}

@@ -1,15 +1,14 @@
 """From whatever a user calls a model to its ``ModelSpec``.
 
 A model is a built-in name (``t5-3b``) or its hub id, a path (a ``config.json``, a folder that holds
-one, a YAML spec), a hub id or a page's address, whose config is fetched, a config as a dict, or a
-``ModelSpec``.
+one, a YAML spec), a hub id or a page's address, whose config is fetched, a config as a dict or as
+transformers' own object, or a ``ModelSpec``.
 
 A YAML spec has the keys of a ``config.json``, and ``name``. Other people's configs may hold any
 keys but misspelt ones; a spec is written by hand, so a key that nothing reads is refused as a slip.
 What a config leaves to its class is in ``ModelSpec.assumptions``. ``configs/models`` has examples.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from memplan.errors import (
     did_you_mean,
 )
 from memplan.fast_dataclass import dataclass
+from memplan.model.named import Model
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.found_config import FoundConfig, find_config
 from memplan.text import one_line
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def load_model(
-    model: str | os.PathLike[str] | Mapping[str, object] | ModelSpec,
+    model: Model,
     task: Task | str | None = None,
     *,
     family: str | None = None,
@@ -43,8 +43,8 @@ def load_model(
 ) -> ModelSpec:
     """Return the shape of a model.
 
-    ``model`` is taken for the first of these that it is: a ``ModelSpec`` or a config dict; a path
-    that exists or is written as one; a built-in name or its hub id; a hub id. Only the last uses
+    ``model`` is taken for the first of these that it is: a ``ModelSpec``, a config dict or transformers'
+    own config; a path that exists or is written as one; a built-in name or its hub id; a hub id. Only the last uses
     the network. ``task`` says which class is meant (default: as ``architectures`` says),
     ``num_labels`` the classes of a classification head. ``family`` overrules the config's
     ``model_type``; with ``allow_guess`` an unknown one is read as the family whose keys are most

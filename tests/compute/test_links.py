@@ -4,7 +4,15 @@ import pytest
 
 from memplan.compute.links import collective_seconds
 from memplan.errors import InputError
-from memplan.hardware.network import BASE_S, HOP_S, NODE_HOP_S, Network, network_of
+from memplan.hardware.network import (
+    BASE_S,
+    FIFTH_BASE_S,
+    FIFTH_HOP_S,
+    HOP_S,
+    NODE_HOP_S,
+    Network,
+    network_of,
+)
 from memplan.sources.catalog import load_gpu
 from memplan.training.exchange import ExchangeKind, Ranks
 
@@ -116,3 +124,15 @@ def test_a_narrow_upper_network_slows_what_crosses_it() -> None:
     kind = ExchangeKind.ALL_GATHER
     there, here = (collective_seconds(kind, 10**10, Ranks(64, 8), each) for each in (narrow, wide))
     assert there > 3 * here
+
+
+def test_fifth_nvlink_has_latencies_of_its_own() -> None:
+    """Small gathers of a B200's node take 87 microseconds, of an H100's 32."""
+    small = {
+        name: collective_seconds(
+            ExchangeKind.ALL_GATHER, 8, Ranks(8), network_of(load_gpu(name), gpus_per_node=8)
+        )
+        for name in ("h100", "b200")
+    }
+    assert small["h100"] == pytest.approx(BASE_S + 7 * HOP_S, rel=1e-3)
+    assert small["b200"] == pytest.approx(FIFTH_BASE_S + 7 * FIFTH_HOP_S, rel=1e-3)

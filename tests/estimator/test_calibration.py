@@ -89,14 +89,18 @@ def test_a_measured_step_is_what_is_said_then(name: str, ratio: float) -> None:
 
 
 def test_what_a_measured_step_explains() -> None:
-    """A short one the host, a long one computing; and other setups are as much slower there."""
+    """A short one the host, an offloaded one the CPUs, by what little is known of these; and other setups are as much slower there."""
     short = calibrated(job_of("one GPU, short"), 2 * time_of_setup("one GPU, short").expected_s)
-    assert short.host > 1.5
-    assert short.compute == short.links == 1.0
+    assert short.host > 1.9
+    assert 1.0 < short.compute < 1.02
+    assert short.links == short.offload == 1.0
     other = time_of_setup("accumulated", Site(calibration=short)).expected_s
     assert other > 1.3 * time_of_setup("accumulated").expected_s
     by_factor = time_of_setup("accumulated", Site(host=short.host)).expected_s
-    assert other == pytest.approx(by_factor, rel=1e-6)
+    assert other == pytest.approx(by_factor, rel=0.02)
+    name = "ZeRO-3, offloaded"
+    away = calibrated(job_of(name), 1.5 * time_of_setup(name).expected_s)
+    assert away.offload > away.compute > 1.0
 
 
 def test_what_was_measured_elsewhere_is_refused() -> None:
@@ -109,7 +113,9 @@ def test_what_was_measured_elsewhere_is_refused() -> None:
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "machines.yaml"
-    given = Calibration(gpu="h100-sxm-80gb", compute=1.25, links=2.0, date="2026-11-26")
+    given = Calibration(
+        gpu="h100-sxm-80gb", compute=1.25, links=2.0, offload=0.8, date="2026-11-26"
+    )
     path.write_text(calibration_text(given, date=given.date))
     assert read_calibration(path) == given
     for text, error in {

@@ -3,6 +3,10 @@
 import pytest
 
 import memplan
+from memplan.compute.products import Shape, product_seconds
+from memplan.compute.rates import rates_of
+from memplan.compute.roofline import segment_work
+from memplan.dtypes import DType
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.step_time import StepTime, time_of
@@ -114,3 +118,35 @@ def test_tokens_sent_to_experts_take_the_link(engine: str) -> None:
     inside, across = (timed("mixtral-8x7b", num_nodes=nodes, **shape) for nodes in (1, 2))
     assert seconds(inside, "communication") > 0
     assert seconds(across, "communication") > 2 * seconds(inside, "communication")
+
+
+def test_experts_products_are_a_kernel_each() -> None:
+    """As one kernel they would share waves: 8 x 1,536 tokens of as many experts take no less than as many products by themselves."""
+    config = {
+        "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 2,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 4096,
+        "num_local_experts": 64, "num_experts_per_tok": 2, "architectures": ["MixtralForCausalLM"],
+    }  # fmt: skip
+    model = memplan.load_model(config)
+    job = Job.of(
+        model,
+        memplan.TrainingSetup(num_gpus=8, engine="megatron", seq_len=4096, expert_parallel=1),
+        memplan.load_gpu("h100"),
+    )
+    rates = rates_of(memplan.load_gpu("h100"))
+    tape = job.given.tape
+    found = segment_work(tape, job.walked.model, rates)
+    rows = 2 * 4096 / 64
+    first, second = (
+        64
+        * product_seconds(
+            Shape(1, rows, n, k),
+            2,
+            rates.rate_of(DType.BF16),
+            rates.bytes_per_s,
+            rates.num_multiprocessors,
+        )
+        for n, k in ((2 * 3584, 1024), (1024, 3584))
+    )
+    layer = next(each for each in found if each.is_unit)
+    assert first + second < layer.forward.products_s < 1.5 * (first + second)

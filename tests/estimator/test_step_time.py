@@ -7,6 +7,7 @@ import pytest
 
 import memplan
 from memplan.compute.rates import rates_of
+from memplan.compute.slowest import slowest_factor
 from memplan.errors import InputError
 from memplan.estimator.job import Job
 from memplan.estimator.run_cost import TimeQuestion, run_cost
@@ -222,3 +223,28 @@ def test_what_is_sent_goes_by_how_many_ranks_there_are() -> None:
         visits = step_visits(job.given)
         found.append({each.ranks.degree for visit in visits for each, _ in visit.exchanges})
     assert found == [{1, 8}, {1, 512}]
+
+
+def test_a_step_takes_as_long_as_the_slowest_gpu() -> None:
+    """Without a link between them it would compute as long on 64 nodes as on one."""
+    one, many = (
+        sum(
+            each.seconds
+            for each in timed(engine="fsdp", num_gpus=count).shares
+            if each.words in ("products of matrices", "attention")
+        )
+        for count in (8, 512)
+    )
+    assert many / one == pytest.approx(slowest_factor(512) / slowest_factor(8), rel=1e-9)
+    assert 1.02 < many / one < 1.03
+
+
+def test_stage_3_gathers_nothing_on_one_gpu() -> None:
+    """So its Python takes the host less time for each weight."""
+    alone, two = (
+        timed(
+            "qwen2.5-0.5b", engine="deepspeed", zero_stage=3, num_gpus=count, seq_len=128
+        ).expected_s
+        for count in (1, 2)
+    )
+    assert 0.5 < alone / two < 0.8

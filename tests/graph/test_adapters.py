@@ -5,6 +5,7 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.memory.deepspeed.partition import model_weights
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
@@ -31,6 +32,10 @@ def trained(adapter: Lora) -> int:
         pytest.param(Lora(rank=8, targets=("k_proj",)), 4 * 8 * (256 + 128), id="one"),
         pytest.param(Lora(rank=8, targets=r".*\.[13]\.self_attn\.k_proj"), 2 * 8 * 384, id="pattern"),
         pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0,)), 8 * 384, id="one layer"),
+        pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0, 1)), 2 * 8 * 384, id="the first two"),
+        pytest.param(Lora(rank=8, targets=("k_proj",), layers=(1, 2)), 2 * 8 * 384, id="two between"),
+        pytest.param(Lora(rank=8, targets="linear-names", layers=(3,)), 8 * 4096, id="the last"),
+        pytest.param(Lora(rank=8, targets=("k_proj",), layers=(0, 2)), 2 * 8 * 384, id="every second"),
         pytest.param(
             Lora(rank=8, targets=("k_proj",), rank_pattern={r"layers\.0\.self_attn\.k_proj": 2}),
             (3 * 8 + 2) * 384, id="a rank of its own",
@@ -57,6 +62,7 @@ def test_what_is_trained(adapter: Lora, count: int) -> None:
         (Lora(modules_to_save=("lm_heads",)), "Did you mean 'lm_head'?"),
         (Lora(targets="("), "is no pattern"),
         (Lora(layers=(7,)), "nothing of"),
+        (Lora(targets="all-linear", layers=(0,)), "beside a list of targets"),
     ],
 )
 def test_modules_that_are_not_there(adapter: Lora, words: str) -> None:
@@ -256,3 +262,17 @@ def test_making_dora_layers_takes_each_weight_three_times() -> None:
         weight, workspace, weight, weight, ~scaled, ~total, ~product
     ]  # fmt: skip
     assert events[product + 7 : product + 10] == [weight] * 3, "the next layer's"
+
+
+@pytest.mark.parametrize("layers", [(0,), (0, 1), (1, 2)])
+def test_a_pass_without_gradients_has_the_same_weights(layers: tuple[int, ...]) -> None:
+    """ZeRO-3 gathers an evaluation's weights by their numbers in the trained model."""
+    setup = TrainingSetup(
+        num_gpus=8, engine="deepspeed", zero_stage=3, seq_len=64,  # type: ignore[arg-type]
+        adapter=Lora(rank=8, targets=("k_proj",), layers=layers), evaluation=4,  # type: ignore[arg-type]
+    )  # fmt: skip
+    source = estimate(load_model(LLAMA), setup).run_source
+    given = source.record()
+    (evaluation,) = given.beside.models
+    weights, evaluated = (model_weights(each) for each in (given.tape, evaluation.tape))
+    assert evaluated.numels == weights.numels

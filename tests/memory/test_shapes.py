@@ -39,7 +39,10 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
         {"engine": "megatron", "num_gpus": 4, "tensor_parallel": 4, "sequence_parallel": True},
     ),
 ]
-PLACES = [(1, "h100"), (2, "h100"), (2, "a100"), (3, "a100"), (8, "v100")]
+PLACES = [
+    (1, "h100", 128), (2, "h100", 128), (2, "a100", 96), (3, "a100", 128), (5, "a100", 96), (8, "v100", 256),
+]  # fmt: skip
+"""Sequences, a card, tokens of each."""
 
 
 def played(source: RunSource, *, with_numbers: bool) -> Ledger:
@@ -57,11 +60,11 @@ def played(source: RunSource, *, with_numbers: bool) -> Ledger:
 
 @pytest.mark.parametrize(("name", "fields"), JOBS, ids=lambda each: str(each)[:60])
 def test_each_has_its_own_sizes(name: str, fields: dict[str, Any]) -> None:
-    fields = {"seq_len": 128, **fields} if name != "vit-base" else fields
     model, num_shared = load_model(name), 0
     known: dict[object, Ledger] = {}
-    for size, gpu in PLACES:
-        setup = TrainingSetup(micro_batch_size=size, **fields)
+    for size, gpu, length in PLACES:
+        lengths = {} if name == "vit-base" else {"seq_len": length}
+        setup = TrainingSetup(micro_batch_size=size, **lengths, **fields)
         source = estimate(model, setup, load_gpu(gpu)).run_source
         assert isinstance(source, RunSource)
         assert source.likeness is not None
@@ -73,8 +76,8 @@ def test_each_has_its_own_sizes(name: str, fields: dict[str, Any]) -> None:
             known[key] = played(source, with_numbers=True)
         own = played(source, with_numbers=False)
         shared = known[key]
-        assert with_sizes(shared.events, sizes) == own.events, (size, gpu)
-        assert (shared.streams, shared.cycle) == (own.streams, own.cycle), (size, gpu)
+        assert with_sizes(shared.events, sizes) == own.events, (size, gpu, length)
+        assert (shared.streams, shared.cycle) == (own.streams, own.cycle), (size, gpu, length)
         asked = Replayer(shared.events, shared.streams, shared.cycle, sizes=sizes)
         alone = Replayer(own.events, own.streams, own.cycle)
         room = alone.on_card(None)
@@ -111,11 +114,14 @@ def forget_everything() -> None:
 @pytest.mark.parametrize("fields", WAYS, ids=lambda each: each["engine"])
 def test_no_figure_depends_on_what_was_asked_before(fields: dict[str, Any]) -> None:
     dice, model = random.Random(str(fields)), load_model(SMALL)
-    places = [(dice.randint(1, 40), dice.choice(("h100", "a100"))) for _ in range(6)]
+    places = [
+        (dice.randint(1, 40), dice.choice((384, 512)), dice.choice(("h100", "a100")))
+        for _ in range(6)
+    ]
 
-    def figures(size: int, gpu: str) -> tuple[int, ...]:
+    def figures(size: int, length: int, gpu: str) -> tuple[int, ...]:
         answer = estimate(
-            model, TrainingSetup(micro_batch_size=size, seq_len=512, **fields), load_gpu(gpu)
+            model, TrainingSetup(micro_batch_size=size, seq_len=length, **fields), load_gpu(gpu)
         )
         return answer.peak_bytes, answer.reserved_bytes, answer.required_bytes
 

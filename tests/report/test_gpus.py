@@ -52,7 +52,7 @@ def test_the_list_says_no_where_there_is_no_bf16() -> None:
     text = _printed(print_gpus, [load_gpu("v100"), load_gpu("a100")], width=80)
     v100, a100 = (line.split() for line in text.splitlines()[4:6])
     assert v100 == ["v100-sxm2-32gb", "31.72", "900", "125", "no", "NVLink2", "150"]
-    assert a100 == ["a100-sxm4-80gb", "79.15", "2039", "312", "312", "NVLink3", "300"]
+    assert a100 == ["a100-sxm4-80gb", "79.15", "2,039", "312", "312", "NVLink3", "300"]
 
 
 def test_marks_are_explained_only_where_they_stand() -> None:

@@ -243,9 +243,24 @@ def test_setups_side_by_side_are_a_page_too(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    ["estimate gpt2 --gpu t4", "sweep gpt2 --gpu t4 --batch-size 1,2 --seq-len 128,256", "explain gpt2 --gpu t4"],
+)  # fmt: skip
+def test_a_drawing_alone(run: Any, tmp_path: Path, command: str) -> None:
+    drawing = tmp_path / "picture.svg"
+    outcome = run(*command.split(), "--report", str(drawing))
+    assert outcome.exit_code == 0, outcome.stderr
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("estimate gpt2 --report page.png", "--report: 'page.png' must end in .html"),
+        (
+            "estimate gpt2 --gpus 8 --zero 2,3 --gpu a100 --report page.svg",
+            "a drawing is one picture",
+        ),
         ("sweep gpt2 --chart --format json", "--format makes no use of --chart"),
         ("plan gpt2 --gpu t4,h100 --report page.html", "--report: a page is of one GPU: name one"),
     ],

@@ -47,17 +47,21 @@ def test_it_is_the_last_that_fits(model: str, gpu: str, setup: dict[str, Any]) -
 
 @given(
     st.integers(0, 3000), st.integers(1, 500), st.integers(0, 500), st.integers(1, 300),
-    st.one_of(st.none(), st.integers(1, 400)),
+    st.one_of(st.none(), st.integers(1, 400)), st.one_of(st.none(), st.integers(1, 500)),
 )  # fmt: skip
 def test_any_rising_need_is_searched_right(
-    capacity: int, slope: int, bend: int, first: int, told: int | None
+    capacity: int, slope: int, bend: int, first: int, told: int | None, ram_slope: int | None
 ) -> None:
-    """A need that is flat at first and then rises, as one of a step and a backward pass is."""
+    """A need that is flat at first and then rises, as one of a step and a backward pass is; of RAM in steps."""
+
+    def rooms(size: Any) -> tuple[int, ...]:
+        card = capacity - max(bend, slope * size // 7)
+        return (card,) if ram_slope is None else (card, 2500 - ram_slope * size // 7 // 300 * 300)
 
     def room(size: Any) -> int:
-        return capacity - max(bend, slope * size // 7)
+        return min(rooms(size))
 
-    search = LargestFit(lambda size: size, room=room, limit=400, first=first)
+    search = LargestFit(lambda size: size, rooms=rooms, limit=400, first=first)
     if told is not None:
         search.tell(told, told)  # type: ignore[arg-type]
     expected = max((size for size in range(1, 401) if room(size) >= 0), default=0)

@@ -18,6 +18,7 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.emitters import Emitted, Framework, emit
 from memplan.sources.emitters.reading_back import read_values
 from memplan.sources.models import load_model
+from memplan.sources.shell_flags import flags_of
 from memplan.training.setup import TrainingSetup
 
 MODEL = load_model("llama-3.2-1b")
@@ -57,6 +58,24 @@ OF_KIND: dict[str, dict[str, list[Any]]] = {
         "engine": ["fsdp"], "num_gpus": [2, 8], "precision": ["bf16", "fp32"], "kernels": ["hf"],
         "compile": [None, "layer"],
     },
+    "megatron": {
+        "engine": ["megatron"], "num_gpus": [1, 2, 8, 16], "precision": ["bf16-master", "fp16-master", "fp32"],
+        "optimizer": ["adamw-fused", "sgd", "sgd-momentum"], "kernels": [None], "packing": [None], "adapter": [None],
+        "freeze": [None], "quantize": [None], "upcast_outputs": [None], "job": [None], "allocator": [None],
+        "attention": [None, "flash", "eager"], "dropout": [None, 0.0, 0.1], "outputs_held": [None],
+        "tensor_parallel": [1, 2], "pipeline_parallel": [1, 2], "context_parallel": [1, 2],
+        "virtual_stages": [1, 1, 2], "gradient_accumulation_steps": [4, 8], "sequence_parallel": [None, True],
+        "seq_len": [256, 1024],
+        "layers_per_stage": [None, None, (7, 9)], "checkpointing": ["none", "full", "selective", "0-3"],
+        "engine_options": [
+            None, {"use_distributed_optimizer": True}, {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+            {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
+            {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"},
+            {"masked_softmax_fusion": False, "apply_rope_fusion": False}, {"make_vocab_size_divisible_by": 1},
+            {"transformer_impl": "local"}, {"grad_reduce_in_bf16": True},
+            {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "layernorm")},
+        ],
+    },
     **{
         name: {"engine": ["fsdp", "ddp"], "precision": ["bf16-mixed", "bf16-amp", "bf16-autocast"]}
         for name in ("axolotl", "trl-sft", "llama-factory")
@@ -86,6 +105,8 @@ def parsed(made: Emitted, kind: str) -> dict[str, Any]:
     """What is written, as a file's text and read again."""
     if kind == "torchtitan":
         return tomllib.loads(made.toml)
+    if kind == "megatron":
+        return flags_of(made.flags, source="run.sh")
     values: dict[str, Any] = (
         json.loads(made.json) if kind == "deepspeed" else yaml.safe_load(made.yaml)
     )

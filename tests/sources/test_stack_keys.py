@@ -4,7 +4,7 @@
 ``tests/data/turned_keys/STACK.yaml``: a whole file (``file``, read with the options ``given`` beside it), and for each key
 that is read the value it is turned ``to``, and the fields of a setup that ``says`` the same. ``with`` are other keys that
 the file has before and after. Fields are laid over those of the file without the turn; ``engine_options`` are merged. ``refused``
-instead of ``says``: the words of the refusal.
+instead of ``says``: the words of the refusal; ``config`` what a model's config that is made of the keys has then.
 """
 
 import json
@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from memplan.errors import ConfigError
+from memplan.errors import ConfigError, SetupError
+from memplan.estimator import Estimate, estimate
+from memplan.sources.catalog import load_gpu
 from memplan.sources.job_models import looked_up
 from memplan.sources.key_tables import Fate, key_table
+from memplan.sources.models import load_model
 from memplan.sources.stacks import StackSetup, read_stack
 from memplan.training.setup import TrainingSetup
 
@@ -54,6 +57,49 @@ def test_turned_keys_say_what_options_say(stack: str) -> None:
             raise
 
 
+STILL = frozenset({
+    "alpha", "rslora", "dropout", "attn_implementation", "flash_attn", "attention",
+    "flex_attention", "sdp_attention", "attn", "bucket", "broadcast_buffers", "static_graph",
+    "prefetch", "all_gathers", "sync_module_states", "sub_group_size", "overlap",
+    "softmax_fusion", "gelu_fusion", "dropout_fusion", "fp32", "loss_fusion", "divisible_by",
+    "glu_activation", "kwargs", "dtype", "bf16", "recompute_modules", "exclude_modules",
+    "audio_tower", "deployment.type", "config_file",
+})  # fmt: skip
+"""Words of keys whose turns move no byte: as many bytes another way, or a peak that lies elsewhere."""
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("stack", TURNED)
+def test_turned_keys_move_the_answer(stack: str) -> None:
+    """The bytes too, not the setup alone: what a setup says and nothing counts is found here."""
+    turned, gpu = TURNED[stack], load_gpu("h100")
+
+    def answer(found: StackSetup) -> Estimate:
+        return estimate(load_model(found.model or "llama-3.2-1b"), found.setup, gpu)
+
+    for key, turn in turned["keys"].items():
+        name = key.partition(" ")[0]
+        values = laid_over(turned["file"], turn.get("with", {}))
+        given = {**turned.get("given", {}), **turn.get("given", {})}
+        if "says" not in turn or any(word in name for word in STILL):
+            continue
+        reader = turned.get("stack", stack)
+        before = read(values, reader, given)
+        after = read(laid_over(values, {name: turn["to"]}), reader, given)
+        if before.model != after.model:
+            continue
+        try:
+            first, second = answer(before), answer(after)
+        except SetupError:
+            continue
+        places = [
+            (each.setup.num_gpus, each.setup.gradient_accumulation_steps)
+            for each in (first, second)
+        ]
+        same = first.account == second.account and first.unmodelled == second.unmodelled
+        assert not same or places[0] != places[1], key
+
+
 def turn_and_compare(stack: str, key: str) -> None:
     """A name may stand several times, with a space and a word behind it."""
     turned = TURNED[stack]
@@ -70,8 +116,11 @@ def turn_and_compare(stack: str, key: str) -> None:
     if "note" in turn:
         assert any(turn["note"] in note for note in after.notes)
         return
-    says = dict(turn["says"])
+    says = dict(turn.get("says", {}))
     model = says.pop("model", before.model)
+    if "config" in turn:
+        model = {**before.model, **turn["config"]}  # type: ignore[dict-item]
+        model = {name: each for name, each in model.items() if name in (after.model or ())}
     assert after.model == model
     assert differing(said(before.setup, says), after.setup) == {}
     assert (after.setup, after.model) != (before.setup, before.model)

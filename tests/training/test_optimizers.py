@@ -315,3 +315,15 @@ def test_targets_that_no_layer_is_called_by_are_refused() -> None:
     )
     with pytest.raises(SetupError, match=r"no linear layer's name has c_atn; there are self_attn"):
         estimate(load_model("gpt2"), setup, None)
+
+
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_states_that_a_tensor_has_are_in_the_account(optimizer: Optimizer) -> None:
+    """A row may make them in its update or before; either way a step plays them."""
+    setup = TrainingSetup(precision="bf16", seq_len=8, optimizer=optimizer)
+    try:
+        found = estimate(load_model("smollm2-135m"), setup)
+    except SetupError:
+        return
+    states = found.phases["step"].components.get("optimizer_states", 0)
+    assert states > 0 or not any(kept(optimizer, MATRIX).values()), optimizer

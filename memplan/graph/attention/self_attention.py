@@ -14,7 +14,6 @@ from memplan.graph.attention.rotary import (
     turns_heads,
 )
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.elementwise import clamp
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary_tables
@@ -41,8 +40,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query, key, value = project(t, x, spec, context, shape)
     if spec.output_gate in (OutputGate.SIGMOID, OutputGate.SIGMOID_PER_HEAD):
         gate = gate_states(t, x, spec, context.hidden_size)
-    if spec.projection_clamped:
-        query, key, value = (clamp(t, part) for part in (query, key, value))
     if spec.is_projected_first and (shape.heads_split or turns_heads(t, spec)):
         if not turned_in_place(t, spec):
             query = as_heads(t, query, spec.num_heads)
@@ -121,19 +118,12 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     if kind is None:
         return query, key
     query_width, key_width = _norm_widths(spec)
-    query_groups, key_groups = (
-        (spec.num_heads, spec.num_kv_heads) if spec.query_key_norm_weight_per_head else (1, 1)
-    )
     # Of every head's columns in one projection a third is taken: no rows, unless autocast copies them.
     strided = spec.projection is Projection.FUSED_SELECTED and t.autocast is None
-    query = norm(
-        t, query, kind, "self_attn.q_norm", query_width, groups=query_groups, strided=strided
-    )
+    query = norm(t, query, kind, "self_attn.q_norm", query_width, strided=strided)
     if spec.query_scaling is QueryScaling.NORMED:
         query = t.scale(query)
-    return query, norm(
-        t, key, kind, "self_attn.k_norm", key_width, groups=key_groups, strided=strided
-    )
+    return query, norm(t, key, kind, "self_attn.k_norm", key_width, strided=strided)
 
 
 def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:

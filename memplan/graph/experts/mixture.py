@@ -27,10 +27,8 @@ from memplan.training.kernels import ExpertKernel
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Tensor:
     """Router, routed experts and, where there is one, the shared expert."""
     hidden_size = context.hidden_size
-    if spec.sealed:
-        t.segment.sealed.add("mlp")
     if spec.router.jitter:
-        x = _jitter(t, x, spec.router.jitter)
+        x = _jitter(t, x)
     if spec.shared_gate:
         x = t.flatten(x)
     shared = None
@@ -134,21 +132,16 @@ def _gate_shared(t: Tape, x: Tensor, shared: Tensor, hidden_size: int) -> Tensor
     return t.mul(gate, shared)
 
 
-def _jitter(t: Tape, x: Tensor, times: int) -> Tensor:
+def _jitter(t: Tape, x: Tensor) -> Tensor:
     """Multiply by uniform noise, in place: the noise is kept."""
-    for _ in range(times):
-        noise = t.tensor(x.numel, x.dtype)
-        t.record(OperationKind.UNIFORM_IN_PLACE, (), (noise,))
-        out = t.view(x, x.numel)
-        t.record(
-            OperationKind.MUL_IN_PLACE,
-            (x, noise),
-            (out,),
-            saves=(noise,),
-            gradients=(Gradient.FRESH, Gradient.NONE),
-        )
-        x = out
-    return x
+    noise = t.tensor(x.numel, x.dtype)
+    t.record(OperationKind.UNIFORM_IN_PLACE, (), (noise,))
+    out = t.view(x, x.numel)
+    t.record(
+        OperationKind.MUL_IN_PLACE, (x, noise), (out,), saves=(noise,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return out
 
 
 def routed_experts(

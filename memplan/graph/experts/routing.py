@@ -27,9 +27,6 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
     if router.input_norm is not None:
         x = _scaled_input(t, x, router.input_norm, hidden_size)
     logits = _router_product(t, x, spec, hidden_size)
-    if router.score is RouterScore.SPARSE_MIXER:
-        weights, chosen = _sparse_mixer(t, logits, tokens, spec.num_experts)
-        return weights, chosen, logits
     scored = t.cast(logits, DType.FP32) if router.fp32_logits else logits
     if router.softcap:
         scored = t.scale(t.elementwise(OperationKind.TANH, t.scale(scored)))
@@ -201,62 +198,6 @@ def divided(t: Tape, x: Tensor, divisor: Tensor, *, in_place: bool) -> Tensor:
         backward_scratch_bytes=2 * kept.storage.num_bytes,
     )  # fmt: skip
     return out
-
-
-def _sparse_mixer(t: Tape, logits: Tensor, tokens: int, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Phi-3.5-MoE's ``sparsemixer``: two draws, the second without the first one's expert."""
-    multipliers: list[Tensor] = []
-    draws: list[Tensor] = []
-    scores = logits
-    for number in range(2):
-        if number:
-            scores = _without_drawn(t, logits, draws[0])
-        multiplier, drawn = _draw(t, logits, scores, tokens, num_experts)
-        multipliers.append(multiplier)
-        draws.append(drawn)
-    weights = t.concatenate(*multipliers)
-    chosen = t.concatenate(*draws)
-    t.touch(scores)
-    return weights, chosen
-
-
-def _without_drawn(t: Tape, logits: Tensor, drawn: Tensor) -> Tensor:
-    out = t.tensor(logits.numel, logits.dtype)
-    t.record(
-        OperationKind.SCATTER, (logits, drawn), (out,), saves=(drawn,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    return out
-
-
-def _draw(
-    t: Tape, logits: Tensor, scores: Tensor, tokens: int, num_experts: int
-) -> tuple[Tensor, Tensor]:
-    """One expert for each token, and ``PhimoeMultiplier``'s estimate of its weight."""
-    mask = t.tensor(logits.numel, DType.BOOL)
-    t.record(
-        OperationKind.SPARSITY_MASK, (scores,), (mask,), gradients=(Gradient.NONE,),
-        forward_scratch_bytes=3 * logits.storage.num_bytes,
-    )  # fmt: skip
-    masked = t.tensor(logits.numel, logits.dtype)
-    t.record(
-        OperationKind.MASKED_FILL, (scores, mask), (masked,), saves=(mask,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    drawn = t.tensor(tokens, DType.INT64)
-    t.record(
-        OperationKind.GUMBEL, (masked,), (drawn,), gradients=(Gradient.NONE,),
-        forward_scratch_bytes=3 * logits.storage.num_bytes,
-    )  # fmt: skip
-    gates = softmax(t, masked)
-    taken = take(t, gates, drawn, tokens)
-    multiplier = t.tensor(tokens, gates.dtype)
-    t.record(
-        OperationKind.MULTIPLIER, (logits, taken), (multiplier,), saves=(taken, drawn, gates),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-        backward_scratch_bytes=2 * tokens * num_experts * logits.dtype.num_bytes,
-    )  # fmt: skip
-    return multiplier, drawn
 
 
 def take(t: Tape, x: Tensor, indices: Tensor, numel: int) -> Tensor:

@@ -11,9 +11,7 @@ from memplan.graph.attention.eager import eager_fused
 from memplan.graph.attention.head_layout import Shape as Sizes
 from memplan.graph.attention.kernels import cudnn, efficient, flash
 from memplan.graph.attention.kernels import math as written_out
-from memplan.graph.attention.ring import ring_attention
 from memplan.graph.modules.basic import dropout
-from memplan.graph.modules.exchange import exchanged
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import always, in_rows
 from memplan.graph.modules.run import Run
@@ -41,6 +39,8 @@ def attention_function(run: Run) -> Attend:
         chosen = fused_attention if run.kernels.fused_elementwise else eager_attention
     group = run.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
+        from memplan.graph.modules.exchange import exchanged  # only where sequences are shared
+
         return exchanged(chosen, group.degree)
     return chosen
 
@@ -201,6 +201,8 @@ def _through(
 ) -> Tensor:
     group = run.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.RING:
+        from memplan.graph.attention.ring import ring_attention  # only where sequences are shared
+
         return ring_attention(run, group, kernel, *given, sizes)
     if kernel is ScoreKernel.FLASH:
         return flash(run, *given, sizes)

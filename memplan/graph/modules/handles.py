@@ -222,7 +222,11 @@ class Handle:
         ]
 
     def unsqueeze(self, dim: int) -> "Handle":
-        """A dimension of one more: no operation."""
+        """A dimension of one more: no operation.
+
+        A negative ``dim`` counts from behind the last one, as torch's does.
+        """
+        dim %= len(self.shape) + 1
         shape, strides = list(self.shape), list(self.strides)
         shape.insert(dim, 1)
         strides.insert(dim, 0)

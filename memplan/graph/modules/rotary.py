@@ -6,7 +6,6 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
-from memplan.graph.attention.rotary import sectioned_tables
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
@@ -57,24 +56,6 @@ class RotaryEmbedding(Module):
         if not run.decomposed and run.options.quantizer is None:
             for _ in range(2):
                 run.buffer(self.width // 2, DType.FP32)
-
-
-class SectionedRotaryEmbedding(RotaryEmbedding):
-    """Tables of time, height and width for each sequence, of which one is put together.
-
-    (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
-    """
-
-    def forward(self, x: Handle, positions: Handle) -> Tables:
-        """Of all positions, in the format of ``x``."""
-        del positions
-        run, (batch, length, _) = self.run, x.shape
-        self.hold_frequencies()
-        cos, sin = sectioned_tables(run, batch * length, self.width, x.dtype)
-        shape = batch, length, self.width
-        for each in (cos, sin):
-            each.storage.held = False  # names hold them
-        return Handle(run, cos, shape), Handle(run, sin, shape)
 
 
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:
@@ -131,11 +112,11 @@ def rotate_half(x: Handle) -> Handle:
     return concatenate(-second, first)
 
 
-def concatenate(*parts: Handle) -> Handle:
-    """``torch.cat`` along the last dimension: it gives rows, whatever its inputs' strides."""
-    run = parts[0].run
-    shape = *parts[0].shape[:-1], sum(each.shape[-1] for each in parts)
-    made = Handle(run, run.concatenate(*(each.record for each in parts)), shape)
+def concatenate(*parts: Handle, dim: int = -1) -> Handle:
+    """``torch.cat``: it gives rows, whatever its inputs' strides."""
+    run, shape = parts[0].run, list(parts[0].shape)
+    shape[dim] = sum(each.shape[dim] for each in parts)
+    made = Handle(run, run.concatenate(*(each.record for each in parts)), tuple(shape))
     for each in parts:
         each.leads_to(made, unchanged)
     return made

@@ -53,7 +53,7 @@ class Framework(Enum):
     @property
     def is_read_back(self) -> bool:
         """Whether what is written can be read here."""
-        return self not in _SHAPED
+        return self is not Framework.DEEPSPEED_MEGATRON
 
     @property
     def takes_flags(self) -> bool:
@@ -109,7 +109,9 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
     if framework.is_read_back:
         from memplan.sources.emitters.reading_back import set_by_hand
 
-        made = replace(made, by_hand=set_by_hand(setup, made.values, framework.value))
+        told = made.setup
+        asked = replace(setup, dropout=told.dropout, layers_per_stage=told.layers_per_stage)
+        made = replace(made, by_hand=set_by_hand(asked, made.values, framework.value))
     return replace(made, notes=(*made.notes, *said)) if said else made
 
 

@@ -6,6 +6,7 @@ kin. Learning rate, data and checkpoints are left to the training script.
 
 from collections.abc import Mapping
 
+from memplan.fast_dataclass import replace
 from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.megatron_shape import shape_arguments
@@ -69,8 +70,9 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
         known = ", ".join(each.value for each in _OPTIMIZERS)
         msg = f"Megatron-LM is not written for {setup.optimizer.value}; it is for {known}"
         raise refuse(msg)
+    shape = shape_arguments(model, setup)
     values = {
-        **shape_arguments(model, setup),
+        **shape,
         **degrees(setup, model),
         **batch_arguments(setup),
         **_PRECISIONS[setup.chosen_precision],
@@ -79,6 +81,10 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
         **recomputation(setup),
         **_attention(setup),
     }
+    share = shape["hidden-dropout"]
+    if isinstance(share, float) and shape["attention-dropout"] == share:
+        setup = replace(setup, dropout=share)
+    setup = replace(setup, layers_per_stage=_laid(setup, model.num_layers))
     return Emitted(values=values, setup=setup, notes=_notes(setup, model))
 
 
@@ -104,16 +110,22 @@ def degrees(setup: TrainingSetup, model: ModelSpec) -> Arguments:
 
 def _stages(setup: TrainingSetup, num_layers: int) -> Arguments:
     """How layers lie on stages, where Megatron would not lay them so by itself."""
+    counts = _laid(setup, num_layers)
+    if counts is not None:
+        return {"pipeline-model-parallel-layout": layout_text(list(counts))}
+    if setup.virtual_stages == 1:
+        return {}
     chunks = setup.pipeline_parallel * setup.virtual_stages
-    if setup.layers_per_stage is not None:
-        return {"pipeline-model-parallel-layout": layout_text(list(setup.layers_per_stage))}
-    if num_layers % chunks == 0:
-        if setup.virtual_stages == 1:
-            return {}
-        return {"num-layers-per-virtual-pipeline-stage": num_layers // chunks}
+    return {"num-layers-per-virtual-pipeline-stage": num_layers // chunks}
+
+
+def _laid(setup: TrainingSetup, num_layers: int) -> tuple[int, ...] | None:
+    """Layers of each stage, as asked or because not all have as many; None: Megatron lays them so by itself."""
+    chunks = setup.pipeline_parallel * setup.virtual_stages
+    if setup.layers_per_stage is not None or num_layers % chunks == 0:
+        return setup.layers_per_stage
     least, more = divmod(num_layers, chunks)
-    counts = [least + (number < more) for number in range(chunks)]
-    return {"pipeline-model-parallel-layout": layout_text(counts)}
+    return tuple(least + (number < more) for number in range(chunks))
 
 
 def layout_text(counts: list[int]) -> str:

@@ -47,6 +47,8 @@ def read_values(
         return _read_engine_file(values, framework, given)
     from memplan.sources.stacks import read_stack
 
+    if framework == "megatron":
+        values = {name.replace("-", "_"): value for name, value in values.items()}
     stack, preset = _STACKS.get(framework, (framework, None))
     return read_stack(_nested(values), stack, source=SOURCE, given=given, preset=preset).setup
 

@@ -32,6 +32,7 @@ STACKS = (
     "verl",
     "litgpt",
     "nanotron",
+    "megatron",
     "unsloth",
     "lightning",
     "hf_trainer",

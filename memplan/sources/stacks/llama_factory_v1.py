@@ -103,6 +103,8 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     )
     checkpointed = keys.flag("enable_activation_checkpointing")
     replicas = keys.count("mp_replicate_size")
+    # core/base_trainer.py, ``compute_log_probs``: logits in fp32, and a copy without the last, under every engine.
+    found.fields["loss"] = "shifted"
     if word == "deepspeed":
         point_at_shipped(keys, config, "llama_factory")
         found.arguments |= {
@@ -117,7 +119,6 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     engine = of_given(given, "engine") or ("fsdp" if word == "fsdp2" else "ddp")
     found.fields |= {
         "engine": engine, "precision": "bf16", "checkpointing": "full" if checkpointed else "none",
-        "loss": "shifted",
     }  # fmt: skip
     if engine != "fsdp":
         return

@@ -177,7 +177,7 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         nodes, on_each = launched
     if on_each is not None:
         nodes = nodes or 1
-    on_each = on_each or GPUS_PER_NODE
+    on_each = on_each or (TRAY if _is_tray(keys.text("ci.cluster_tag")) else GPUS_PER_NODE)
     if given.get("num_gpus") is not None:
         return
     stages = _degree(found, "pipeline_parallel")
@@ -193,6 +193,14 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append(
             f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
         )
+
+
+TRAY = 4
+"""GPUs of a compute tray of NVIDIA's GB200 and GB300 NVL72, which is a node of theirs."""
+
+
+def _is_tray(cluster: str | None) -> bool:
+    return (cluster or "").lower().startswith("gb")
 
 
 def _launched(keys: Keys) -> tuple[int, int] | None:
@@ -369,6 +377,7 @@ def _read_kernels(keys: Keys, found: Found) -> None:
             "has eager alone"
         )
     _read_compilation(keys, found)
+    _read_routing(keys, found)
     loss = (keys.text("loss_fn._target_") or "").rpartition(".")[2]
     if _LOSSES.get(loss):
         found.fields["loss"] = _LOSSES[loss]
@@ -379,6 +388,16 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     if keys.section("model.backend.te_fp8"):
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
         found.fields["fp8"] = "te-delayed"
+
+
+def _read_routing(keys: Keys, found: Found) -> None:
+    """A router of a benchmark's gives each expert as many tokens, unless noise is asked for (``FakeBalancedGate``)."""
+    balanced, noise = (
+        keys.flag("model.backend.fake_balanced_gate"),
+        keys.number("model.backend.fake_gate_noise"),
+    )
+    if balanced and not noise and "expert_parallel" in found.fields:
+        found.fields["expert_imbalance"] = 1
 
 
 def _read_compilation(keys: Keys, found: Found) -> None:

@@ -39,7 +39,7 @@ def widened(script: Script, tensors: Sequence[Stepped]) -> None:
 
 ROWS: dict[Optimizer, OptimizerRow] = {
     Optimizer.TE_ADAMW: OptimizerRow(
-        init=states, update_all=widened, made=Made.EACH,
+        init=states, update_all=widened, made=Made.FIRST,
         words="2 x fp32 and master weights,",
         temporaries="fp32 copies of states that are held in less",
         options={

@@ -1,0 +1,211 @@
+"""Arguments of Megatron-LM's ``pretrain_gpt.py``: a launcher's flags, or what ``--emit megatron`` writes.
+
+Names are written with underscores, as ``megatron/training/arguments.py`` has them after parsing (main d98e8a64). The model is made of its
+sizes where a class of transformers' has the same layers; else it has to be named beside the file.
+"""
+
+from collections.abc import Mapping
+from math import lcm
+
+from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.megatron_model import model_config
+from memplan.training.layer_choice import CheckpointedLayers
+
+NAME = "Megatron-LM"
+
+_MARKS = frozenset({"num_layers", "hidden_size"})
+_SPLITS = frozenset(
+    {"tensor_model_parallel_size", "micro_batch_size", "pipeline_model_parallel_size"}
+)
+_DEGREES = {
+    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
+    "context_parallel_size": "context_parallel", "expert_model_parallel_size": "expert_parallel",
+}  # fmt: skip
+_FLAGS = (
+    "use_distributed_optimizer", "use_precision_aware_optimizer", "grad_reduce_in_bf16",
+    "overlap_grad_reduce", "overlap_param_gather", "distribute_saved_activations",
+    "ddp_pad_buckets_for_high_nccl_busbw", "attention_softmax_in_fp32", "cross_entropy_loss_fusion",
+)  # fmt: skip
+"""Options of the engine that are flags without a value."""
+_SWITCHES = (
+    "no_gradient_accumulation_fusion", "no_masked_softmax_fusion", "no_bias_gelu_fusion",
+    "no_bias_swiglu_fusion", "no_bias_dropout_fusion", "no_rope_fusion",
+)  # fmt: skip
+"""What each switches off is on otherwise."""
+_VALUES = (
+    "ddp_bucket_size", "main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "transformer_impl", "make_vocab_size_divisible_by", "cross_entropy_fusion_impl",
+)  # fmt: skip
+"""Options of the engine of the same name."""
+_USUAL = {"make_vocab_size_divisible_by": 128, "transformer_impl": "transformer_engine"}
+
+
+def looks_like(values: Mapping[str, object]) -> bool:
+    """Whether a model's sizes stand beside how it is split."""
+    has_sizes = values.keys() >= _MARKS and bool(values.keys() & _SPLITS)
+    return has_sizes or "tensor_model_parallel_size" in values
+
+
+def preset_for(_values: Mapping[str, object], _source: str) -> str:
+    """It has one set of defaults."""
+    return "megatron-lm"
+
+
+def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    """Put what the arguments say into ``found``."""
+    found.fields["engine"] = "megatron"
+    found.model = model_config(keys)
+    _read_degrees(keys, found, given)
+    _read_sizes(keys, found, given)
+    _read_states(keys, found)
+    _read_options(keys, found)
+    _read_recomputation(keys, found)
+    _read_dropout(keys, found)
+    backend = keys.text("attention_backend")
+    if backend in ("unfused", "local"):
+        found.left_out.append(f"attention_backend {backend} (scores that it keeps)")
+
+
+def _read_degrees(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    shared = 1
+    for key, field in _DEGREES.items():
+        degree = keys.count(key) or 1
+        if degree > 1:
+            found.fields[field] = degree
+        shared *= 1 if field == "expert_parallel" else degree
+    degrees = {
+        name: keys.count(f"{name}_model_parallel_size") or 1
+        for name in ("tensor", "pipeline", "expert")
+    }
+    fewest = degrees["pipeline"] * lcm(shared // degrees["pipeline"], degrees["expert"])
+    split = keys.count("expert_tensor_parallel_size") or degrees["tensor"]
+    if degrees["expert"] > 1 and split > 1:
+        keys.refuse(
+            "expert_tensor_parallel_size",
+            "experts that are split by tensor parallelism are not modelled: write 1",
+        )
+    if keys.flag("sequence_parallel") and "tensor_parallel" in found.fields:
+        found.fields["sequence_parallel"] = True
+    _read_stages(keys, found)
+    nodes, on_each = keys.count("nnodes") or 1, keys.count("nproc_per_node")
+    if given.get("num_gpus") is not None:
+        return
+    if on_each is not None and not nodes * on_each % fewest:
+        found.fields |= {"num_gpus": nodes * on_each, "num_nodes": nodes}
+    else:
+        found.fields["num_gpus"] = fewest
+        found.notes.append(
+            f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
+        )
+
+
+def _read_stages(keys: Keys, found: Found) -> None:
+    """Chunks of a rank by how many layers each has, or a layout: ``Et*7|t*8|t*8|t*7L``."""
+    stages, layers = keys.count("pipeline_model_parallel_size") or 1, keys.count("num_layers")
+    each, layout = (
+        keys.count("num_layers_per_virtual_pipeline_stage"),
+        keys.text("pipeline_model_parallel_layout"),
+    )
+    chunks = keys.count("num_virtual_stages_per_pipeline_rank")
+    if stages == 1:
+        return
+    if layout is not None:
+        counts = layer_counts(layout.strip("\"'"))
+        if not counts or len(counts) % stages:
+            keys.refuse(
+                "pipeline_model_parallel_layout", "write stages of layers, as 'Et*7|t*8|t*8|t*7L'"
+            )
+        chunks = len(counts) // stages
+        found.fields["layers_per_stage"] = counts
+    elif each is not None and layers is not None:
+        chunks = max(1, layers // (each * stages))
+    if chunks is not None and chunks > 1:
+        found.fields |= {"virtual_stages": chunks, "pipeline_schedule": "interleaved-1f1b"}
+
+
+def layer_counts(layout: str) -> tuple[int, ...]:
+    """Layers of each stage of a layout; empty where it says anything but embedding, layers and loss.
+
+    >>> layer_counts("Ett|t*3|tL")
+    (2, 3, 1)
+    """
+    counts = []
+    for stage in layout.split("|"):
+        plain = stage.removeprefix("E").removesuffix("L").replace(",", "")
+        head, star, number = plain.partition("*")
+        if set(head) - {"t"} or (star and not number.isdecimal()):
+            return ()
+        counts.append(len(head) - 1 + int(number) if star else len(head))
+    return tuple(counts)
+
+
+def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
+    micro, whole = keys.count("micro_batch_size") or 1, keys.count("global_batch_size")
+    gpus = given.get("num_gpus") or found.fields["num_gpus"]
+    assert isinstance(gpus, int)
+    for field in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
+        degree = found.fields.get(field, 1)
+        assert isinstance(degree, int)
+        gpus = max(1, gpus // degree)
+    found.fields |= {"micro_batch_size": micro, "seq_len": keys.count("seq_length")}
+    if whole is not None:
+        found.fields["gradient_accumulation_steps"] = max(1, whole // (micro * gpus))
+
+
+def _read_states(keys: Keys, found: Found) -> None:
+    """The format, and the optimizer: Transformer Engine's or Apex's fused Adam, or SGD."""
+    halves = {"bf16": keys.flag("bf16"), "fp16": keys.flag("fp16")}
+    half = next((name for name, asked in halves.items() if asked), None)
+    found.fields["precision"] = "fp32" if half is None else f"{half}-master"
+    name, momentum = keys.text("optimizer") or "adam", keys.number("sgd_momentum")
+    if name not in ("adam", "sgd"):
+        keys.refuse("optimizer", f"{name!r:.40} is not modelled; adam and sgd are")
+    found.fields["optimizer"] = (
+        "adamw-fused" if name == "adam" else "sgd-momentum" if momentum else "sgd"
+    )
+
+
+def _read_options(keys: Keys, found: Found) -> None:
+    for name in _FLAGS:
+        if keys.flag(name):
+            found.options[name] = True
+    for name in _SWITCHES:
+        if keys.flag(name):
+            own = name.removeprefix("no_")
+            found.options["apply_rope_fusion" if own == "rope_fusion" else own] = False
+    for name in _VALUES:
+        value = keys.take(name)
+        if value is not None and value != _USUAL.get(name):
+            found.options[name] = value
+
+
+def _read_recomputation(keys: Keys, found: Found) -> None:
+    kind, method = keys.text("recompute_granularity"), keys.text("recompute_method")
+    count, modules = keys.count("recompute_num_layers"), keys.text("recompute_modules")
+    if keys.flag("recompute_activations"):
+        kind = kind or "selective"
+    stages = found.fields.get("pipeline_parallel", 1)
+    if kind == "selective" and modules is None:
+        found.fields["checkpointing"] = "selective"
+    elif kind == "full" and (method, count or 1) == ("uniform", 1):
+        found.fields["checkpointing"] = "full"
+    elif kind == "full" and method == "block" and count is not None and stages == 1:
+        found.fields["checkpointing"] = CheckpointedLayers.first(count)
+    elif kind is not None:
+        own = {
+            "recompute_granularity": kind, "recompute_method": method, "recompute_num_layers": count,
+            "recompute_modules": None if modules is None else tuple(modules.split()),
+        }  # fmt: skip
+        found.options |= {name: value for name, value in own.items() if value is not None}
+
+
+def _read_dropout(keys: Keys, found: Found) -> None:
+    """One share of both kinds; where they differ the model's own, said so where it is not made of these arguments."""
+    hidden, weights = keys.number("hidden_dropout"), keys.number("attention_dropout")
+    if hidden == weights:
+        found.fields["dropout"] = hidden
+    elif not isinstance(found.model, Mapping) or found.model["model_type"] != "gpt2":
+        found.notes.append(
+            f"hidden_dropout {hidden:g} and attention_dropout {weights:g}: counted as the model has them"
+        )
