@@ -179,11 +179,13 @@ def network_splits(sharing: Sharing) -> dict[str, Split]:
 
 def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
     """The order of ``named_parameters()``, which is that of the constructors: stretches of names, each
-    behind that of their segment."""
+    behind that of their segment. What a kind of layers has and those before it have not stands behind its
+    neighbour."""
     places = {
         id(parameter): segment.name for segment in run.segments for parameter in segment.parameters
     }
     stretches: list[list[str]] = []
+    at = 0
     for weight in model.parameters():
         parameter = run.parameters.get(weight)
         place = None if parameter is None else places.get(id(parameter))
@@ -192,6 +194,11 @@ def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
         name = parameter.name.replace(".base_layer", "")
         if not stretches or stretches[-1][0] != place:
             stretches.append([place])
-        if name not in stretches[-1]:
-            stretches[-1].append(name)
+            at = 1
+        found = stretches[-1]
+        if name in found:
+            at = found.index(name)
+        else:
+            found.insert(at, name)
+        at += 1
     return tuple(map(tuple, stretches))
