@@ -20,7 +20,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 CODE = memplan tests benchmarks docs conftest.py setup.py
 # Texts with generated blocks.
 GENERATED = README.md docs/accuracy.md docs/calculators.md docs/commands.md docs/data.md docs/diffusion.md docs/engine-options.md docs/estimate.md \
-  docs/fine-tuning.md docs/jobs.md docs/kernels.md docs/on-this-machine.md docs/optimizers.md docs/parallelism.md docs/pools-and-admission.md docs/presets.md docs/schedulers.md docs/scripts.md \
+  docs/fine-tuning.md docs/how-to-*.md docs/jobs.md docs/kernels.md docs/on-this-machine.md docs/optimizers.md docs/parallelism.md docs/pools-and-admission.md docs/presets.md docs/schedulers.md docs/scripts.md \
   docs/stack-keys.md docs/sweep-and-plan.md docs/time.md docs/tutorial.md docs/where-the-bytes-are.md
 
 ifeq ($(PYTHON),$(VENV)/bin/python)

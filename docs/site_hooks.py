@@ -44,7 +44,7 @@ def answer(words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "memplan", *words.split()],
         cwd=ROOT, capture_output=True, text=True, check=True,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
     return escape(done.stdout.rstrip("\n"))
 

@@ -202,23 +202,32 @@ def test_every_key_of_the_stacks_is_documented() -> None:
     assert module("keys_page").document() in text
 
 
-# -- ten jobs --------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 JOBS = module("jobs").JOBS
 
 
 def test_there_are_ten_jobs() -> None:
-    assert len(JOBS) == 10
-    assert len({job.command for job in JOBS}) == 10
+    assert len(JOBS) >= 10
+    assert len({job.command for job in JOBS}) == len({job.page for job in JOBS}) == len(JOBS)
+    assert {path.name for path in DOCS.glob("how-to-*.md")} == {job.file for job in JOBS}
 
 
 def test_every_job_is_on_its_page() -> None:
     """What each answers there is run by cog, in ``make check``."""
-    text = (DOCS / "jobs.md").read_text(encoding="utf-8")
+    listed = (DOCS / "jobs.md").read_text(encoding="utf-8")
     for job in JOBS:
-        assert f"(#{job.anchor}) | `{job.command}` | `{job.line}" in text
-        assert f"## {job.question}?\n\n```console\n$ {job.command}\n" in text
-        assert f"```\n\n{job.words}\n" in text
+        assert f"({job.file}) | `{job.command}` | `{job.line}" in listed
+        text = (DOCS / job.file).read_text(encoding="utf-8")
+        assert text.startswith(f"# {job.question}?\n")
+        assert f"```console\n$ {job.command}\n" in text
+        assert f"```\n\n{job.words}\n\n* {job.more[0]}\n" in text
+
+
+def test_ci_is_shown_as_it_is_copied(checkout: Path) -> None:
+    copied = (checkout / "configs" / "ci" / "github-actions.yml").read_text(encoding="utf-8")
+    shown = "".join(line for line in copied.splitlines(keepends=True) if not line.startswith("#"))
+    assert f"```yaml\n{shown}```" in (DOCS / "how-to-stop-in-ci.md").read_text(encoding="utf-8")
 
 
 # -- the notebook ----------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ const form = document.querySelector("#question");
 const field = form.elements;
 const screen = document.querySelector("#screen");
 const report = document.querySelector("#report");
+const verdict = document.querySelector("#verdict");
 const state = document.querySelector("#state");
 const tabs = [...document.querySelectorAll("[role=tab]")];
-const NARROWEST = 40, WIDEST = 160;
+const NARROWEST = 40, WIDEST = 160, MOST_LEADING = 3;
 const ONLY_ESTIMATE = ["--reserved", "--least", "--check", "--fail-on", "--cpu-memory"];
 
 let files = {};
@@ -45,6 +46,16 @@ async function stay(needed) {
   const imported = modules.map((name) => new URL(name, import.meta.url).href);
   const addresses = [location.href, ...imported, ...own, ...needed];
   active.postMessage({ kind: "keep", addresses }, [channel.port2]);
+}
+
+// What answers stands above the form too: on a phone the rest is a long way down.
+function lead(text) {
+  const lines = plain(text).split("\n");
+  const job = lines.findIndex((line) => line.includes(" · ") || !line.trim());
+  const told = lines.slice(0, Math.min(job < 0 ? 1 : job, MOST_LEADING));
+  // No figure is broken at its dash: where it is narrow, what is needed has a line of its own.
+  const narrow = matchMedia("(max-width: 30rem)").matches;
+  verdict.textContent = told.map((line) => (narrow ? line.replace(/ {3,}/, "\n  ") : line)).join("\n");
 }
 
 export async function ask(args, { columns = 100, colour = false, beside = files } = {}) {
@@ -137,14 +148,15 @@ async function look(name) {
   form.classList.remove("busy");
   if (question !== asked || view !== name) return;
   const found = answers.get(name);
-  const page = Object.entries(found.texts).find(([path]) => path.endsWith(".html"))?.[1];
+  const page = name === "report" && Object.entries(found.texts).find(([path]) => path.endsWith(".html"))?.[1];
   offer(found);
   report.hidden = !page;
   screen.hidden = Boolean(page);
   if (page) report.srcdoc = page;
   show([found.err, found.out].filter(Boolean).join(found.out ? "\n" : ""), screen);
+  if (name === "answer") lead(found.out || found.err);
   screen.classList.toggle("failed", found.code !== 0);
-  state.textContent = `${found.seconds.toFixed(2)} s here${found.code ? `, exit code ${found.code}` : ""}`;
+  state.textContent = `${found.seconds ? `${found.seconds.toFixed(2)} s here` : "ready"}${found.code ? `, exit code ${found.code}` : ""}`;
   document.documentElement.dataset.answered = `${name}:${found.code}`;
 }
 
@@ -171,6 +183,7 @@ function fail(text) {
   report.hidden = true;
   offer({ texts: {}, others: {} });
   screen.textContent = text;
+  lead(text);
   screen.classList.add("failed");
 }
 
@@ -320,7 +333,11 @@ async function take() {
   keep();
   setLine(question.line || composed());
   reflect(split(field.line.value));
-  await run(field.line.value);
+  if (question.line) return run(field.line.value);
+  // The usual question is answered already: it is asked again when a tab wants more of it.
+  asked = split(field.line.value);
+  answers.set("answer", { code: 0, out: screen.textContent, err: "", texts: {}, others: {}, seconds: 0 });
+  state.textContent = "ready";
 }
 
 for (const [id, owner] of [["models", field.model], ["cards", field.gpu]]) {
@@ -329,6 +346,7 @@ for (const [id, owner] of [["models", field.model], ["cards", field.gpu]]) {
 setLine(composed());
 // What stands there beforehand answers the usual question alone.
 if (location.hash.length > 1) screen.parentElement.hidden = true;
+else lead(screen.textContent);
 loaded.then(
   async (needed) => {
     const button = form.querySelector(".ask");

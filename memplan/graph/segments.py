@@ -35,6 +35,9 @@ class Gradient(IntEnum):
     nothing to it in place (torch 2.13, ``as_view`` keeps its base; ``can_accumulate_inplace``)."""
     COLUMNS = -10
     """The same, of columns that lie one after another: what sums it over its rows reads along them."""
+    TURNED = -11
+    """A new tensor whose elements lie in another order than the parameter's, which is given a copy
+    (torch 2.13, autograd/functions/accumulate_grad.h, ``obeys_layout_contract``)."""
     FRESH = 0
     """A new tensor of the input's size."""
 

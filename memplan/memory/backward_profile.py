@@ -15,15 +15,17 @@ from memplan.memory.walk import Event, Level
 class GradientBuffer:
     """A gradient on its way: what autograd's input buffers hold."""
 
-    __slots__ = ("in_columns", "is_view", "num_bytes", "parts", "references")
+    __slots__ = ("in_columns", "is_turned", "is_view", "num_bytes", "parts", "references")
 
     def __init__(self, num_bytes: int, *, is_view: bool = False) -> None:
         self.num_bytes = num_bytes
         self.references = 1
         self.is_view = is_view
+        """It is a view of what a formula returned, so that nothing is added to it in place."""
         self.in_columns = False
         """Its columns lie one after another."""
-        """It is a view of what a formula returned, so that nothing is added to it in place."""
+        self.is_turned = False
+        """It does not lie as its parameter does, which takes a copy."""
         self.parts: tuple[GradientBuffer, ...] = ()
         """In a compiled region: gradients that the kernel that reads them adds up."""
 

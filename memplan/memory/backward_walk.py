@@ -431,6 +431,7 @@ class BackwardWalk(GradientFlow):
                 self._play(stages.pop(0))
             size = _whole_bytes(tensor) if kind == _WHOLE else gradient_bytes_of(tensor)
             buffer = GradientBuffer(size, is_view=kind == _VIEW)
+            buffer.is_turned = kind == _TURNED
             made.append((tensor, buffer))
             if kept is not None:
                 self.handed_over[kept] = buffer
@@ -486,6 +487,7 @@ BIASED = 3
 _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradient.FRESH)
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
 _REUSED, _SEEN, _COLUMNS = int(Gradient.REUSED), int(Gradient.SEEN), int(Gradient.COLUMNS)
+_TURNED = int(Gradient.TURNED)
 
 
 def _flattens(operation: Operation) -> bool:

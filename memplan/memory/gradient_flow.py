@@ -150,7 +150,7 @@ class GradientFlow:
             self._finish(parameter, 0, total)
             return
         self.accumulated[parameter] = buffer.is_view
-        if buffer.references > 1:
+        if buffer.references > 1 or (buffer.is_turned and not self.is_compiled):
             copy = GradientBuffer(gradient_bytes_of(parameter))
             self._allocate(copy, copy.num_bytes)
             self._release(buffer)

@@ -15,6 +15,7 @@ from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.fast_dataclass import dataclass
+from memplan.report.answer import needed_text
 from memplan.report.changes import advice_text, setup_label
 from memplan.report.compare import (
     MethodRow,
@@ -122,7 +123,7 @@ def _head(found: Estimate) -> str:
     total = found.total_bytes
     cards = [
         ("peak of a step", gib(found.peak_bytes), f"in {found.peak_phase}"),
-        ("nvidia-smi would show", f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB",
+        ("needs", f"{needed_text(total)} GiB",
          "with context and fragmentation"),
         ("between steps", gib(found.held_bytes), "held"),
         ("parameters", format_count(found.num_params), f"{format_count(found.trainable_params)} trained"),
@@ -165,8 +166,7 @@ def _verdicts(found: Sequence[Estimate]) -> str:
     for each in found:
         if each.gpu is None:
             continue
-        total = each.total_bytes
-        needed = f"{total.low / GIB:,.1f} - {total.high / GIB:,.1f} GiB"
+        needed = f"{needed_text(each.total_bytes)} GiB"
         capacity = ("~" if each.gpu.is_capacity_derived else "") + gib(each.gpu.capacity_bytes)
         rows.append([escape(each.gpu.short_name), capacity, needed, _badge(each)])
     if not rows:
@@ -182,7 +182,7 @@ def _heat_map(found: Estimate) -> str:
     for batch in sorted({cell.batch for cell in cells}):
         row = "".join(_heat_cell(cell, found) for cell in cells if cell.batch == batch)
         body.append(f'<tr><th scope="row">{batch}</th>{row}</tr>')
-    head = "".join(f'<th scope="col">{length}</th>' for length in lengths)
+    head = "".join(f'<th scope="col">{length:,}</th>' for length in lengths)
     states = ", ? what is counted fits" if found.unmodelled else ""
     judge = f", judged by {found.gpu.short_name}" if found.gpu is not None else ""
     return (

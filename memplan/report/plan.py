@@ -237,12 +237,12 @@ def _figures(best: PlannedSetup, plan: Plan, question: "TimeQuestion | None") ->
         told.append(f"CPU RAM {format_gib(answer.host_bytes, digits=1)}")
     if best.time is None:
         return told
-    from memplan.report.times import SOME_TOKENS, gpu_hours, money_text, seconds_text
+    from memplan.report.times import SOME_TOKENS, gpu_hours, hours_text, money_text, seconds_text
 
     told.append(f"a step takes {seconds_text(best.time.expected_s)}")
     if plan.goal.objective is Objective.COST:
         hours = gpu_hours(best.time)
-        told.append(f"{hours:,.0f} GPU-hours for {SOME_TOKENS}")
+        told.append(f"{hours_text(hours)} GPU-hours for {SOME_TOKENS}")
         price = None if question is None else question.price_of(plan.gpu)
         told += [] if price is None else [f"cost {money_text(hours * price)}"]
     return told

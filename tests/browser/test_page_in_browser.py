@@ -56,6 +56,7 @@ try {
     line: doc.querySelector("[name=line]").value,
     model: doc.querySelector("[name=model]").value,
     screen: doc.querySelector("#screen").innerText,
+    verdict: doc.querySelector("#verdict").innerText,
     coloured: doc.querySelectorAll("#screen .ink-green").length,
     scrollWidth: root.scrollWidth, width: root.clientWidth,
     outside: [...doc.querySelectorAll("#question *, #answer [role=tab]")].filter(wide).map((each) => each.outerHTML.slice(0, 80)),
@@ -256,6 +257,7 @@ def test_the_link_holds_the_question(told: Told) -> None:
     assert "gpt2 (causal-lm)" in seen["screen"]
     assert "fits" in seen["screen"]
     assert seen["coloured"]
+    assert seen["verdict"].startswith("H100-80  fits   needs")
     assert seen["composed"] == "memplan estimate gpt2 --gpu h100 --zero 2"
     assert seen["report"] > 10_000
 
@@ -299,6 +301,6 @@ def test_the_first_answer_is_there_beforehand(told: Told, site: Path) -> None:
     held = html.unescape(page.partition('<pre id="screen" tabindex="0">')[2].partition("</pre>")[0])
     printed = subprocess.run(
         [sys.executable, "-m", "memplan", "estimate", "t5-3b", "--gpus", "8"],
-        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
     ).stdout  # fmt: skip
     assert held == printed.rstrip("\n")

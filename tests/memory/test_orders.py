@@ -28,7 +28,7 @@ MOST_SPARE = 2
 """A bound is at most so many times what is reached."""
 MOST_DIFFERENT = 8
 """Kinds of layers of which anything is known to stand elsewhere."""
-MOST_EVENTS = 104
+MOST_EVENTS = 64
 """Their events in all."""
 DATA: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
 DIFFERENT: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))

@@ -38,8 +38,9 @@ def convnext_tower(
     patches = PatchesBody(
         size=sizes[0], channels=channels, image=pair(reader, "image_size"),
         patch=(patch_size, patch_size), projection="patch_embeddings", casts_pictures=False,
+        by_channel=True,
     )  # fmt: skip
-    stem = ChainBody(parts=(patches, NormBody(module="embed_norm", size=sizes[0])))
+    stem = ChainBody(parts=(patches, NormBody(module="embed_norm", size=sizes[0], turned=True)))
     with table.block(f"{name}.embed", body=stem):
         table.convolution("patch_embeddings", channels, sizes[0], patch_size, patch_size)
         table.norm("embed_norm", sizes[0])
@@ -64,7 +65,7 @@ def _downsampling(
     table: ParameterTable, name: str, before: int, after: int, *, keeps: bool
 ) -> None:
     kept = (LevelBody(),) if keeps else ()
-    norm = NormBody(module="downsampling_norm", size=before)
+    norm = NormBody(module="downsampling_norm", size=before, turned=True)
     fewer = DownsamplingBody(module="downsampling", size=before, side=2)
     with table.block(name, body=ChainBody(parts=(*kept, norm, fewer))):
         table.norm("downsampling_norm", before)

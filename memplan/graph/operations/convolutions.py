@@ -15,6 +15,7 @@ def convolution(
     bias: bool = True,
     reads_rows: bool = False,
     gives_rows: bool = False,
+    channels_last: bool = False,
 ) -> Tensor:
     """``torch.nn.Conv1d``, ``2d`` or ``3d`` whose result has so many ``positions`` over the batch.
 
@@ -24,7 +25,7 @@ def convolution(
     addend = t.parameter(f"{module}.bias") if bias else None
     return convolve(
         t, x, weight, addend, positions, weight.shape[0],
-        reads_rows=reads_rows, gives_rows=gives_rows,
+        reads_rows=reads_rows, gives_rows=gives_rows, channels_last=channels_last,
     )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ def convolve(
     *,
     reads_rows: bool = False,
     gives_rows: bool = False,
+    channels_last: bool = False,
 ) -> Tensor:
     """The same with a weight that may have been computed.
 
@@ -45,6 +47,9 @@ def convolve(
     more. What ``gives_rows`` is read token by token, so that its gradient is copied too; the bias's is
     the sum of its rows as it came (torch 2.13, ATen/native/Convolution.cpp,
     ``convolution_backward``).
+
+    Where the input's channels come last (``channels_last``), the kernels take the weight so, forward and
+    backward, and give its gradient so (ATen/native/cudnn/ConvShared.cpp, ``weight->contiguous``).
     """
     addend = t.cast_weight(bias) if bias is not None else None
     factor, given = weight, x
@@ -63,13 +68,18 @@ def convolve(
         again = (*copied, out.storage.num_bytes)
         if addend is not None:
             gradients[-1] = Gradient.SUMMED
-    if again:
+    turned: tuple[int, ...] = ()
+    if channels_last and not t.decomposed:
+        turned = (RESULT, factor.storage.num_bytes)
+        again = (*turned, ~1, RESULT) if given.requires_grad else ()
+        gradients[1] = Gradient.TURNED
+    elif again:
         results = sum(each.requires_grad for each in (given, factor))
         gone = [~number for number in reversed(range(len(again)))]
         again = (*again, *(RESULT,) * results, *gone)
     t.record(
         OperationKind.CONVOLUTION, inputs, (out,), saves=(given, factor), gradients=gradients,
-        forward_scratch_bytes=(*copied, RESULT) if copied else (), backward_scratch_bytes=again,
+        forward_scratch_bytes=(*copied, RESULT) if copied else turned, backward_scratch_bytes=again,
         flops=2 * positions * weight.numel,
     )  # fmt: skip
     t.touch(x)

@@ -203,6 +203,7 @@ def _read_on(
 def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
     match body:
         case NormBody():
+            x = t.turned(x) if body.turned else x
             out = norm(t, x, body.norm, body.module, body.size)
             t.let_input_go()
             return dropout(t, out, body.dropout)

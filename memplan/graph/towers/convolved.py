@@ -55,7 +55,8 @@ def downsampling(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tens
     """Squares of positions become one each."""
     height, width = flow.grid
     flow.grid = height // body.side, width // body.side
-    return convolution(t, x, body.module, flow.items * flow.grid[0] * flow.grid[1])
+    rows = flow.items * flow.grid[0] * flow.grid[1]
+    return convolution(t, x, body.module, rows, channels_last=True)
 
 
 def write_convolved(t: Tape, x: Tensor, body: ConvolvedBody, flow: Flow) -> Tensor:
