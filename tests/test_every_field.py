@@ -391,6 +391,7 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "replay": ((), ("--replay", "missing.json")),
         "snapshot": ((*MODEL, "--fake"), ("--snapshot", "run.pickle")),
         "within": (MODEL, ("--within", "1%")),
+        "calibrate": ((), ("--calibrate", "node.yaml")),
         "preset": (MODEL, ("--preset", "hf-trainer")),
         # Of what is refused, each by its own name.
         "sequence_parallel": ((*JOB, "--engine", "fsdp"), ("--sequence-parallel",)),

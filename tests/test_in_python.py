@@ -182,7 +182,7 @@ OF_OTHERS = {
     "--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint",
     "--asic", "--vram", "--driver", "--json", "--mem-usage", "--showproductname", "--showmeminfo", "--showdriverversion",
     "--showuniqueid",
-    "--job-name", "--nodes", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--mem", "--time",
+    "--job-name", "--nodes", "--partition", "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--mem", "--time",
 }  # fmt: skip
 """Of torchrun, accelerate, their trainers and nvidia-smi, which ``memplan.verify`` calls or names; of amd-smi, rocm-smi and sbatch."""
 

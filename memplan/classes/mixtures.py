@@ -64,7 +64,7 @@ class MixtureBlock(Network):
             num_experts=router.num_experts,
             num_experts_per_token=router.top_k,
             expert=FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True),
-            router=RouterSpec(score=router.score),
+            router=RouterSpec(score=router.score, correction=router.is_corrected),
             shared=None if shared is None else shared.facts(),
         )
 
@@ -119,9 +119,12 @@ class MixtureLayer(LlamaDecoderLayer):
 class MixtureModel(LlamaModel):
     """What they have in common: which layers are mixtures, which have windows, the loss on routers."""
 
+    adds_router_loss = True
+    """The class has a loss on its routers, for those who ask."""
+
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
-        self.output_router_logits = config.flag("output_router_logits")
+        self.output_router_logits = self.adds_router_loss and config.flag("output_router_logits")
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         return [

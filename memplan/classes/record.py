@@ -73,6 +73,7 @@ def _attached(
     if stage is not None:
         cut(built, stage)
     built.attach(Site())
+    built.ordered = tuple(built.parameters())
     return built
 
 
@@ -177,14 +178,16 @@ def network_splits(sharing: Sharing) -> dict[str, Split]:
     return {**dict.fromkeys(first, sharing.columns), **dict.fromkeys(last, sharing.rows)}
 
 
-def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
+def declared_order(run: Run, model: Task) -> tuple[tuple[str, ...], ...]:
     """The order of ``named_parameters()``, which is that of the constructors: stretches of names, each
-    behind that of their segment."""
+    behind that of their segment. What a kind of layers has and those before it have not stands behind its
+    neighbour."""
     places = {
         id(parameter): segment.name for segment in run.segments for parameter in segment.parameters
     }
     stretches: list[list[str]] = []
-    for weight in model.parameters():
+    at = 0
+    for weight in model.ordered:
         parameter = run.parameters.get(weight)
         place = None if parameter is None else places.get(id(parameter))
         if parameter is None or place is None:
@@ -192,6 +195,11 @@ def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
         name = parameter.name.replace(".base_layer", "")
         if not stretches or stretches[-1][0] != place:
             stretches.append([place])
-        if name not in stretches[-1]:
-            stretches[-1].append(name)
+            at = 1
+        found = stretches[-1]
+        if name in found:
+            at = found.index(name)
+        else:
+            found.insert(at, name)
+        at += 1
     return tuple(map(tuple, stretches))

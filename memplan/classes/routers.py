@@ -46,6 +46,8 @@ class Router(Module):
 
     score = RouterScore.SOFTMAX
     """How its logits become weights."""
+    is_corrected = False
+    """A bias is added to the scores, for choosing only."""
     returns_fp32 = False
     """The logits that it returns, and a loss on them reads, are in fp32 whatever it is given."""
 

@@ -94,7 +94,7 @@ def configuration_here() -> "tuple[tuple[str, str], ...]":
             elif kind == "prices":
                 read_prices(str(path))
             else:
-                (read_card if kind == "--gpu" else read_pools)(path)
+                (read_card if kind == "card" else read_pools)(path)
         except MemplanError as error:
             what = f"{what}: cannot be used: {error}"
         found.append((str(path), what))

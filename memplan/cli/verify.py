@@ -72,6 +72,11 @@ RUN = (
         "run.predicted.pickle.",
     ),
     Option(
+        flag="--calibrate", kind=str | None, metavar="FILE", panel=OUTPUT_PANEL,
+        help_text="Time this node's products, bandwidths, launches, copies and collectives in place of a model, for "
+        "--calibration of every command.",
+    ),
+    Option(
         flag="--within", kind=str | None, metavar="SHARE", panel=OUTPUT_PANEL,
         help_text="Fail (exit 5) where a peak is further off, or a verdict is wrong: 1%.",
     ),
@@ -87,6 +92,12 @@ def verify(
     from memplan.cli.unused import refuse_unused
     from memplan.options.axes import parse_share
 
+    if values["calibrate"] is not None:
+        from memplan.cli.calibrating import calibrate
+
+        refuse_unused(ctx, "--calibrate", {"calibrate"})
+        calibrate(Path(values["calibrate"]))
+        return
     within = values["within"]
     share = None if within is None else parse_share(within, option="--within")
     if values["replay"]:

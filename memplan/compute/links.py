@@ -38,7 +38,7 @@ def collective_seconds(
         return network.base_s + num_bytes / between
     if kind is ExchangeKind.ALL_TO_ALL and network.crosses(degree, stride):
         # Each rank sends to every other by its own card.
-        members = max(1, network.gpus_per_node // stride)
+        members = network.members(stride)
         far = num_bytes * (degree - members) / degree
         return (
             network.base_s

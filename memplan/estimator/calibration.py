@@ -47,6 +47,10 @@ class Calibration:
     offload: float = 1.0
     date: str = ""
     """When, if that was written down."""
+    driver: str = ""
+    """Of that card."""
+    torch: str = ""
+    """Its version."""
 
     def __post_init__(self) -> None:
         for part in Part:

@@ -277,7 +277,7 @@ def _cases(job: Job, site: Site) -> Cases:
         return cases_of(
             site.host_factors,
             compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
-            links=UNNAMED_LINKS if _has_unnamed_network(job.setup, site) else BUSY_LINKS,
+            links=UNNAMED_LINKS if _has_unnamed_network(job, site) else BUSY_LINKS,
             slowest=slowest,
         )
     expected = cases_of(site.host_factors, slowest=slowest).expected
@@ -327,7 +327,7 @@ def _widened(job: Job, site: Site, high: Run) -> Iterator[str]:
     waited = {each.words: each.seconds / high.clock.now_s for each in high.shares()}
     if site.host is HostSpeed.USUAL and waited.get(LAUNCHES, 0.0) >= LEAST_WAITED:
         yield "the high end is on a slow host: nothing says which one it is (host)"
-    if _has_unnamed_network(job.setup, site) and waited.get(LINKS, 0.0) >= LEAST_WAITED:
+    if _has_unnamed_network(job, site) and waited.get(LINKS, 0.0) >= LEAST_WAITED:
         yield "the high end is on a quarter of the usual network: nothing says which one it is (network)"
     if not is_compared(job.gpu):
         yield "no step on this card was ever compared with what is said of it: the range is wider"
@@ -335,9 +335,11 @@ def _widened(job: Job, site: Site, high: Run) -> Iterator[str]:
         yield f"no step on more than {MOST_COMPARED_GPUS:,} GPUs was ever compared with what is said of it"
 
 
-def _has_unnamed_network(setup: TrainingSetup, site: Site) -> bool:
-    """Whether ranks are of several nodes, and nobody said what joins these."""
-    return setup.num_gpus > setup.gpus_per_node and site.between_nodes is None
+def _has_unnamed_network(job: Job, site: Site) -> bool:
+    """Whether ranks are of several nodes that no switch of their own joins, and nobody said what does."""
+    link = job.gpu.link if job.gpu is not None else None
+    joined = max(job.setup.gpus_per_node, link.num_joined if link is not None else 0)
+    return job.setup.num_gpus > joined and site.between_nodes is None
 
 
 _PINNING = ("pin_memory", "offload_optimizer.pin_memory", "offload_param.pin_memory")

@@ -64,6 +64,8 @@ class Hybrid:
     never_tied: bool = False
     """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
+    unscaled_held: bool = False
+    """A name holds the embeddings as they were before."""
     embedding_copied: bool = False
     """Layers read a copy of the embeddings."""
     logits_scaled: bool = False
@@ -116,6 +118,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
             norm=kind.embedding_norm,
             norm_in_table=kind.embedding_norm is not None,
             scaled=kind.embedding_scaled,
+            unscaled_held=kind.unscaled_held,
             copied=kind.embedding_copied,
             extra_rows=kind.extra_rows(reader),
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
@@ -131,6 +134,7 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         router_loss=kind.router_loss and reader.flag("output_router_logits"),
         upcast=kind.upcasts_logits,
         softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
+        capped_at_once=bool(kind.softcap_key),
     )
     request = replace(request, task=reject_task(reader, request, *kind.tasks))
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)

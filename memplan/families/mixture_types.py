@@ -85,8 +85,6 @@ class Mixture:
     silent_partial_rotary: float = 1.0
     """The share where the config has rope parameters, but not this one."""
     output_gate: OutputGate = OutputGate.NONE
-    query_key_norm_flag: bool = False
-    """``use_qk_norm`` switches norms on queries and keys on (GLM-4.5)."""
     own_eager: bool = False
     """The class has an eager attention of its own, and no other."""
     sinks: bool = False
@@ -155,11 +153,6 @@ def _typed_sliding(
     return types[number] == "sliding_attention"
 
 
-def _after_window_layers(reader: ConfigReader, number: int) -> bool:
-    late = reader.integer("max_window_layers", default=0, minimum=0)
-    return _typed_sliding(reader, number, lambda _, each: each >= late)
-
-
 def _afmoe_sliding(reader: ConfigReader, number: int) -> bool:
     every = reader.integer("global_attn_every_n_layers", default=4)
     return _typed_sliding(reader, number, lambda _, each: bool((each + 1) % every))
@@ -182,27 +175,6 @@ def _dense_layers(reader: ConfigReader, number: int) -> bool:
 
 
 MIXTURES: dict[str, Mixture] = {
-    "dots1": Mixture(
-        router=DEEPSEEK_ROUTER,
-        attention=Variation(query_key_norm=NormKind.RMS, norm_at_once=True),
-        shared_count="n_shared_experts",
-        dense=first_dense,
-        sliding=_after_window_layers,
-    ),
-    "glm4_moe": Mixture(
-        router=DEEPSEEK_ROUTER,
-        attention=Variation(output_bias=False),
-        rotary=JOINED_ROTARY,
-        partial_rotary=0.5,
-        query_key_norm_flag=True,
-        shared_count="n_shared_experts",
-        dense=first_dense,
-    ),
-    "solar_open": Mixture(
-        router=DEEPSEEK_ROUTER,
-        attention=Variation(output_bias=False),
-        shared_count="n_shared_experts",
-    ),
     "ernie4_5_moe": Mixture(
         router=RouterSpec(
             fp32_product=True,
@@ -218,34 +190,6 @@ MIXTURES: dict[str, Mixture] = {
         shared_first=True,
         dense=_ernie_dense,
         router_loss=True,
-    ),
-    "minimax_m2": Mixture(
-        router=RouterSpec(
-            score=RouterScore.SIGMOID, correction=True, normalization=Normalization.IN_PLACE
-        ),
-        attention=Variation(
-            qkv_bias=False, output_bias=False, query_key_norm=NormKind.RMS, norm_at_once=True
-        ),
-        query_key_norm_per_head=False,
-        rotary=JOINED_ROTARY,
-        partial_rotary=1.0,
-        normalizes=True,
-        expert_size="intermediate_size",
-        jitter="router_jitter_noise",
-        router_loss=True,
-    ),
-    "hy_v3": Mixture(
-        router=RouterSpec(
-            score=RouterScore.SIGMOID,
-            fp32_product=True,
-            correction=True,
-            normalization=Normalization.COPY,
-            scaled=True,
-        ),
-        attention=Variation(query_key_norm=NormKind.RMS),
-        normalizes=True,
-        shared_count="num_shared_experts",
-        dense=typed_dense,
     ),
     "afmoe": Mixture(
         router=RouterSpec(

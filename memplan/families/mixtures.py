@@ -12,7 +12,7 @@ from memplan.families.llama import (
     read_activation,
     read_attention,
 )
-from memplan.families.mixture_types import MAX_SOFTCAP, MIXTURES, RMS_NORM, Mixture
+from memplan.families.mixture_types import MAX_SOFTCAP, MIXTURES, Mixture
 from memplan.families.request import ReadRequest
 from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.config import ConfigReader
@@ -111,7 +111,7 @@ def mixture_attention(
     if local or not kind.rotates_local_only:
         rotated = _rotated(reader, kind, attention.head_dim, local=local)
         rotary = replace(kind.rotary, dim=rotated)
-    attention = replace(
+    return replace(
         attention,
         query_key_norm_per_head=kind.query_key_norm_per_head,
         rotary=rotary,
@@ -122,9 +122,6 @@ def mixture_attention(
         value_head_dim=reader.optional_integer("v_head_dim") if kind.value_head else None,
         value_scaled=kind.value_head,
     )
-    if kind.query_key_norm_flag and reader.flag("use_qk_norm"):
-        attention = replace(attention, query_key_norm=RMS_NORM)
-    return attention
 
 
 def _output_gate(reader: ConfigReader, kind: Mixture) -> OutputGate:
@@ -216,7 +213,6 @@ def read_mixture(reader: ConfigReader, kind: Mixture) -> MixtureSpec:
         shared_gate=kind.shared_gate,
         clamped_gate=kind.clamped_gate,
         routed_scaled=kind.routed_scaled,
-        fp32_sum=reader.flag("enable_moe_fp32_combine"),
     )
 
 

@@ -268,6 +268,7 @@ RECURRENT: dict[str, Hybrid] = {
         kinds=_griffin_kinds,
         layer=_griffin_layer,
         embedding_scaled=True,
+        unscaled_held=True,
         softcap_key="logits_soft_cap",
         final_norm=GEMMA_NORM,
     ),

@@ -23,6 +23,7 @@ from memplan.graph.counted import record_tables
 from memplan.graph.heads import classification
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.layers import add_residual
+from memplan.graph.losses import copy_outputs
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding_lookup
@@ -531,6 +532,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
             logits = biased_logits(t, logits, model.vocab_size)
         loss = cross_entropy(t, t.cast(logits, DType.FP32) if model.head.loss_upcast else logits)
         t.returned.append(logits)
+        copy_outputs(t, logits)
         t.touch(scaled, logits)
     t.touch(x)
     t.leave(WHOLE_MODEL)

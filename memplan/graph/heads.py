@@ -2,6 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.counted import idle_linear
+from memplan.graph.losses import copy_outputs
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
@@ -37,7 +38,8 @@ def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     logits = _decoder(t, model, spec, x, table, width)
     loss = cross_entropy(t, t.cast(logits, DType.FP32) if spec.loss_upcast else logits)
     t.returned.append(logits)
-    t.give_out(logits)
+    if not copy_outputs(t, logits):
+        t.give_out(logits)
     return loss
 
 

@@ -73,6 +73,14 @@ def keep_outputs(t: Tape, logits: Tensor) -> None:
         t.give_out(outputs)
 
 
+def copy_outputs(t: Tape, logits: Tensor) -> bool:
+    """The same of a model whose loss is no decoder's, where the loop does more than take the loss; whether it does."""
+    if not (t.options.upcast_outputs or t.options.outputs_held):
+        return False
+    keep_outputs(t, logits)
+    return True
+
+
 def softmax_in_place(t: Tape, logits: Tensor) -> Tensor:
     """Megatron's: fp32 logits become their softmax, and later their gradient, in one storage."""
     full = t.cast(logits, DType.FP32)

@@ -121,7 +121,9 @@ def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: P
             role=WeightRole.OUTPUT,
         )  # fmt: skip
     if spec.softcap:
-        logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(logits)))
+        whole = logits
+        logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(whole)))
+        t.touch(*(whole,) * spec.capped_at_once)
     if spec.scaled:
         logits = t.scale(logits)
     return t.cast(logits, DType.FP32) if spec.upcast else logits

@@ -87,6 +87,16 @@ class LinkSpec:
     """One direction between two GPUs, where that is less than all links together."""
     topology: str = ""
 
+    @property
+    def num_joined(self) -> int:
+        """GPUs on one switch, where that joins several nodes; 0: those of a node.
+
+        >>> LinkSpec(kind="NVLink5", bytes_per_s=900_000_000_000, topology="NVL72").num_joined
+        72
+        """
+        digits = self.topology.removeprefix("NVL").partition(";")[0]
+        return int(digits) if self.topology.startswith("NVL") and digits.isdecimal() else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PcieSpec:

@@ -71,6 +71,8 @@ class Network:
     """Its share of what its node sends to others, as collectives reach it."""
     to_host: float
     gpus_per_node: int
+    num_joined: int = 0
+    """GPUs on one switch of their own links, where these are of several nodes; 0: those of a node."""
     host_memory: float = HOST_MEMORY_BYTES_PER_S
     """Of a node."""
     is_switched: bool = True
@@ -84,6 +86,15 @@ class Network:
     is_pinned: bool = True
     """What goes to the host goes to pages that stay where they are: beside computing."""
 
+    @property
+    def island(self) -> int:
+        """GPUs that reach one another by their own links."""
+        return max(self.num_joined, self.gpus_per_node)
+
+    def members(self, stride: int) -> int:
+        """Of ranks so far apart, those on one island."""
+        return max(1, self.island // stride)
+
     def rate(self, degree: int, stride: int) -> float:
         """What a ring over these ranks moves at each of them [bytes/s].
 
@@ -91,7 +102,7 @@ class Network:
         """
         if not self.crosses(degree, stride):
             return self.within_node
-        members = max(1, self.gpus_per_node // stride)
+        members = self.members(stride)
         return min(self.within_node, members * self.between(degree, stride))
 
     def between(self, degree: int, stride: int) -> float:
@@ -101,13 +112,13 @@ class Network:
 
     def crosses(self, degree: int, stride: int) -> bool:
         """Whether these ranks are of several nodes."""
-        return degree * stride > self.gpus_per_node
+        return degree * stride > self.island
 
     def nodes_of(self, degree: int, stride: int) -> int:
         """Of how many nodes they are."""
         if not self.crosses(degree, stride):
             return 1
-        members = max(1, self.gpus_per_node // stride)
+        members = self.members(stride)
         return max(2, -(-degree // members))
 
 
@@ -147,6 +158,7 @@ def network_of(
         base_s=FIFTH_BASE_S if is_fifth else BASE_S,
         hop_s=FIFTH_HOP_S if is_fifth else HOP_S,
         gpus_per_node=gpus_per_node,
+        num_joined=link.num_joined if link is not None else 0,
         is_switched=link is not None,
     )
 

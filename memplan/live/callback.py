@@ -111,7 +111,7 @@ class MemplanCallback:
             return
         measured, foreseen = (
             int(torch.cuda.max_memory_allocated()),
-            self.checked.estimate.worst_bytes,
+            self.checked.allocated_bytes,
         )
         share = (foreseen - measured) / measured if measured else 0.0
         self.say(

@@ -37,6 +37,11 @@ class Checked:
         return self.estimate.verdict
 
     @property
+    def allocated_bytes(self) -> int:
+        """The run's peak as ``torch.cuda.max_memory_allocated`` counts it: whole blocks, with what is left of each [bytes]."""
+        return self.estimate.run.peaks.allocated_bytes
+
+    @property
     def is_out_of_memory(self) -> bool:
         """Whether it would die."""
         return self.verdict is not None and self.verdict.value == "OOM"
@@ -67,7 +72,7 @@ class Checked:
     def __str__(self) -> str:
         answer = self.estimate
         lines = [
-            f"memplan: {self.headline}; peak allocated {answer.peak_bytes / GIB:.2f} GiB in {answer.peak_phase}",
+            f"memplan: {self.headline}; peak allocated {self.allocated_bytes / GIB:.2f} GiB in {answer.peak_phase}",
             *(f"memplan: {each}" for each in self.remarks),
         ]
         if self.is_out_of_memory:

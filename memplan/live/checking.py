@@ -11,6 +11,8 @@ from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.live.checked import Checked
 from memplan.live.data import batch_shape, longest
+from memplan.live.engine import engine_fields
+from memplan.live.lightning import is_lightning, lightning_run
 from memplan.live.model import LiveModel, read_model
 from memplan.live.optimizer import optimizer_fields
 from memplan.model.spec import ModelSpec
@@ -20,14 +22,19 @@ from memplan.sources.models import load_model
 from memplan.sources.plain import plain
 from memplan.sources.training_arguments import EngineFile, Loading, arguments_file
 from memplan.training.choices import Recomputation
-from memplan.training.kernels import Packing
-from memplan.training.precision import Precision
+from memplan.training.kernels import LossKernel, Packing
+from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SOURCE = "the Trainer's arguments"
+LIGHTNING_REMARK = (
+    "Lightning lets a step's gradients go behind the next forward pass, not before it: a peak in forward, or where backward begins, is "
+    "higher by up to all of them, which is not counted"
+)
+"""lightning 2.6, ``optim/closure``: forward, ``zero_grad`` and backward are one closure."""
 _NOT_ASKED = ("use_cpu", "no_cuda", "use_mps_device")
 """Arguments that say where this process trains; the question is what it would take on a card."""
 _PURE = {
@@ -67,6 +74,8 @@ def check(
     asked = Question(
         seq_len=seq_len, precision=precision, gpu=card_meant(gpu), num_gpus=gpus or world_size()
     )
+    if is_lightning(trained):
+        return _check_lightning(trained, asked)
     if hasattr(trained, "args") and hasattr(trained, "model"):
         state = getattr(getattr(trained, "accelerator", None), "state", None)
         dataset = getattr(trained, "train_dataset", None)
@@ -131,6 +140,11 @@ def check_arguments(
     )
     seq_len, remark = _length(read.setup, asked, dataset)
     setup = replace(read.setup, adapter=given["adapter"] or read.setup.adapter, seq_len=seq_len)
+    if live.is_checkpointed and setup.checkpointing is Recomputation.NONE:
+        # The model's own switch, which the Trainer leaves as it is (peft: prepare_model_for_kbit_training).
+        setup = replace(setup, checkpointing=Recomputation.FULL)
+    if _has_fused_head(arguments) and setup.loss is None:
+        setup = replace(setup, loss=LossKernel.TRL)
     setup = _with(setup, asked, live)
     return _checked(spec, setup, asked, live, (*read.notes, *remark), is_trainer=True)
 
@@ -139,6 +153,17 @@ def _trl_name(arguments: Any) -> str | None:
     """TRL's class of arguments; None: transformers' own."""
     names = [each.__name__ for each in type(arguments).__mro__ if each.__module__.startswith("trl")]
     return names[0] if names else None
+
+
+def _has_fused_head(arguments: Any) -> bool:
+    """Whether TRL's trainer computes its loss tile by tile (trl 1.16, ``sft_trainer.py`` and ``dpo_trainer.py``: ``add_fused_lm_head``)."""
+    if getattr(arguments, "label_smoothing_factor", 0) or _trl_name(arguments) is None:
+        return False
+    configs = [
+        each.__module__ for each in type(arguments).__mro__ if each.__module__.startswith("trl")
+    ]
+    trainer = sys.modules.get(configs[0].replace("_config", "_trainer"))
+    return hasattr(trainer, "add_fused_lm_head")
 
 
 def _fsdp(state: Any) -> EngineFile | None:
@@ -173,8 +198,27 @@ def _fsdp(state: Any) -> EngineFile | None:
     return EngineFile(values=values, source="accelerate's state")
 
 
-def _check_loop(trained: Any, optimizer: Any, batch: Any, asked: Question) -> Checked:
-    """A loop of one's own."""
+def _check_lightning(trainer: Any, asked: Question) -> Checked:
+    """Lightning's Trainer, once its strategy is set up."""
+    run = lightning_run(trainer)
+    if run.tokens is None and asked.seq_len is None:
+        msg = "seq_len: the data does not say how long sequences are: give seq_len"
+        raise UsageError(msg)
+    asked = replace(
+        asked,
+        precision=asked.precision or run.precision,
+        num_gpus=run.num_gpus,
+        seq_len=asked.seq_len or run.tokens,
+    )
+    more = {"micro_batch_size": run.sequences, "gradient_accumulation_steps": run.accumulation}
+    found = _check_loop(run.model, run.optimizer, None, asked, **more)
+    return replace(found, remarks=(*found.remarks, LIGHTNING_REMARK))
+
+
+def _check_loop(
+    trained: Any, optimizer: Any, batch: Any, asked: Question, **more: object
+) -> Checked:
+    """A loop of one's own; ``more`` are fields that are known besides."""
     shape = batch_shape(batch) if batch is not None else None
     if shape is None and asked.seq_len is None:
         msg = "batch: give the batch that the loop hands to the model (a mapping with input_ids), or seq_len"
@@ -182,27 +226,35 @@ def _check_loop(trained: Any, optimizer: Any, batch: Any, asked: Question) -> Ch
     sequences, tokens = shape or (1, asked.seq_len or 1)
     live = None if isinstance(trained, ModelSpec) else read_model(trained)
     spec = trained if live is None else load_model(live.config)
-    setup = TrainingSetup(
-        num_gpus=asked.num_gpus,
-        micro_batch_size=sequences,
-        seq_len=asked.seq_len or tokens,
-        adapter=None if live is None else _adapter(live),
-        precision=None if asked.precision or live is None else _PURE.get(live.weights),
-        checkpointing=_checkpointing(trained),
+    known = {
+        "micro_batch_size": sequences,
+        "seq_len": asked.seq_len or tokens,
         **optimizer_fields(optimizer),
+        **more,
+    }
+    engine = {} if live is None else engine_fields(trained, num_gpus=asked.num_gpus, given=known)
+    if asked.precision is None and live is not None:
+        engine.setdefault("precision", _PURE.get(live.weights))
+    setup = TrainingSetup(
+        **{
+            "num_gpus": asked.num_gpus,
+            "adapter": None if live is None else _adapter(live),
+            "checkpointing": _checkpointing(live),
+            **known,
+            **engine,
+        }
     )
     remarks: Iterable[str] = ()
-    if asked.precision is None:
+    if asked.precision is None and setup.chosen_engine is Engine.DDP and not setup.upcast_outputs:
         remarks = (
             "no autocast is taken for granted: say precision='bf16-amp' where the loop has it",
         )
     return _checked(spec, _with(setup, asked, live), asked, live, tuple(remarks), is_trainer=False)
 
 
-def _checkpointing(trained: Any) -> Recomputation:
+def _checkpointing(live: LiveModel | None) -> Recomputation:
     """Whether transformers' model runs its layers again."""
-    on = getattr(trained, "is_gradient_checkpointing", False)
-    return Recomputation.FULL if on else Recomputation.NONE
+    return Recomputation.FULL if live is not None and live.is_checkpointed else Recomputation.NONE
 
 
 def _adapter(live: LiveModel) -> Any:

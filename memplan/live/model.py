@@ -34,6 +34,8 @@ class LiveModel:
     """transformers' name for what computes attention; None: not said."""
     num_params: int
     trainable_params: int
+    is_checkpointed: bool = False
+    """Whether its layers are run again in backward."""
 
     @property
     def is_half(self) -> bool:
@@ -43,7 +45,7 @@ class LiveModel:
 
 def read_model(model: Any) -> LiveModel:
     """Look at a model. Raises ``UsageError`` for one without a config of transformers'."""
-    bare = unwrapped(model)
+    bare = _configured(unwrapped(model))
     adapters = getattr(bare, "peft_config", None)
     base = unwrapped(bare.get_base_model()) if adapters else bare
     config = getattr(base, "config", None)
@@ -62,6 +64,7 @@ def read_model(model: Any) -> LiveModel:
         adapter=_active(bare, adapters) if adapters else None,
         weights=_weights(parameters),
         attention=getattr(config, "_attn_implementation", None),
+        is_checkpointed=bool(getattr(base, "is_gradient_checkpointing", False)),
         num_params=sum(_numel(each) for each in parameters),
         trainable_params=sum(_numel(each) for each in parameters if each.requires_grad),
     )
@@ -69,23 +72,39 @@ def read_model(model: Any) -> LiveModel:
 
 def unwrapped(model: Any) -> Any:
     """The module inside of all wrappers."""
+    return wrappers(model)[-1]
+
+
+def wrappers(model: Any) -> list[Any]:
+    """A model with all that wraps it, the outermost first, the bare module last."""
+    found = [model]
     while True:
-        inner = next(
-            (
-                model.__dict__.get(name) or _child(model, name)
-                for name in _INSIDE
-                if _wraps(model, name)
-            ),
-            None,
-        )
+        inner = next((_child(found[-1], name) for name in _INSIDE if _wraps(found[-1], name)), None)
         if inner is None:
-            return model
-        model = inner
+            return found
+        found.append(inner)
 
 
 def _wraps(model: Any, name: str) -> bool:
     """Whether it keeps a whole module under that name; a model of one's own may have a child called ``module`` as well."""
-    return _child(model, name) is not None and not hasattr(model, "config")
+    return _child(model, name) is not None and not _has_config(model)
+
+
+def _has_config(model: Any) -> bool:
+    return hasattr(getattr(model, "config", None), "to_dict")
+
+
+def _configured(bare: Any) -> Any:
+    """The model of transformers' in a module that holds nothing else, such as Lightning's; else the module itself."""
+    if _has_config(bare) or getattr(bare, "peft_config", None):
+        return bare
+    children = [
+        each for each in (getattr(bare, "_modules", None) or {}).values() if each is not None
+    ]
+    held = [each for each in children if any(True for _ in each.parameters())]
+    if len(held) == 1 and (_has_config(held[0]) or getattr(held[0], "peft_config", None)):
+        return held[0]
+    return bare
 
 
 def _child(model: Any, name: str) -> Any:

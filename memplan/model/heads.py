@@ -115,6 +115,8 @@ class HeadSpec:
     transform_bias: bool = True
     transform_norm: NormSpec | None = None
     softcap: bool = False
+    capped_at_once: bool = False
+    """In one expression, whose logits a name holds until they are capped (RecurrentGemma)."""
     router_loss: bool = False
     """A load-balancing loss of all routers is added (``output_router_logits``)."""
     input_scaled: bool = False

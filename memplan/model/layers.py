@@ -356,7 +356,7 @@ class EmbeddingSpec:
     copied: bool = False
     """Layers read a copy of the embeddings too (Zamba)."""
     unscaled_held: bool = False
-    """The class keeps a name for the embeddings as they were before (AFMoE)."""
+    """The class keeps a name for the embeddings as they were before (AFMoE, RecurrentGemma)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -148,8 +148,6 @@ class MixtureSpec:
     """Width of the routed experts' inputs and outputs, behind and before projections of their own
     (Nemotron-H's ``moe_latent_size``); 0: the hidden size."""
     latent_bias: bool = False
-    fp32_sum: bool = False
-    """Routed and shared outputs are added in fp32 (Hunyuan V3)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from memplan.search.admission import (
     kind_of,
     reason_of,
 )
+from memplan.text import shown
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 POOLS_SAY = frozenset({"gpu", "gpu_memory", "cpu_memory"})
 """What a pool says, and a request therefore does not."""
+TEXTS = (
+    "setup",
+    "adapter",
+    "training_args",
+    "deepspeed_config",
+    "accelerate_config",
+    "calibration",
+)
+"""Keys whose value is a file's name; elsewhere some of them may be objects."""
 OWN_KEYS = ("model", "pool")
 """Keys of a request that are no options."""
 
@@ -37,6 +47,10 @@ def admission(
     for key in sorted(POOLS_SAY & options.keys()):
         msg = f"{key}: the pools say it: leave it out of the request, or name a pool"
         raise UsageError(msg)
+    for key in TEXTS:
+        if not isinstance(options.get(key, ""), str):
+            msg = f"{key}: write the name of a file, not {shown(options[key])}"
+            raise UsageError(msg)
     asked = asked_in_python(request.get("model"), options, ESTIMATE)
     with python_words(asked.given):
         return _admission(asked, _meant(request.get("pool"), pools), fails_on_tight=fails_on_tight)

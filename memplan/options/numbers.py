@@ -99,7 +99,7 @@ def read_seconds(text: str | float) -> float:
     return value
 
 
-_SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
+_SHARD = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """peft's ``adapter_config.json`` (0.21): every key is used, said or refused."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def read_adapter_config(path: str | Path) -> AdapterConfig:
     from memplan.sources.files import read_mapping
 
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):  # noqa: PTH112 - which says no of what can be no path
         file = file / FILE_NAME
     return adapter_from_mapping(read_mapping(str(file)), source=str(file))
 

@@ -8,7 +8,7 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.files import read_mapping
 from memplan.text import shown
 
-_WORDS = ("gpu", "date")
+_WORDS = ("gpu", "date", "driver", "torch")
 
 
 def read_calibration(path: str | Path) -> Calibration:
@@ -26,26 +26,28 @@ def read_calibration(path: str | Path) -> Calibration:
         msg = f"{path}: gpu: missing: the card that a step was measured on"
         raise ConfigError(msg)
     factors = {part.value: float(str(found.get(part.value, 1.0))) for part in Part}
-    return Calibration(
-        gpu=load_gpu(str(found["gpu"])).gpu_id, date=str(found.get("date", "")), **factors
-    )
+    date, driver, torch = (str(found.get(each, "")) for each in _WORDS[1:])
+    gpu = load_gpu(str(found["gpu"])).gpu_id
+    return Calibration(gpu=gpu, date=date, driver=driver, torch=torch, **factors)
 
 
 def calibration_text(calibration: Calibration, *, date: str) -> str:
     """One as YAML.
 
     >>> print(calibration_text(Calibration(gpu="h100-sxm-80gb", host=2.0), date="2026-11-26"))
-    # How many times as long as memplan says each part of a step takes, by a step that was measured.
+    # How many times as long as memplan says each part of a step takes, by what was measured.
     gpu: h100-sxm-80gb
     date: "2026-11-26"
     host: 2.0000
     <BLANKLINE>
     """
     lines = [
-        "# How many times as long as memplan says each part of a step takes, by a step that was measured.",
+        "# How many times as long as memplan says each part of a step takes, by what was measured.",
         f"gpu: {calibration.gpu}",
         f'date: "{date}"',
     ]
+    told = {"driver": calibration.driver, "torch": calibration.torch}
+    lines += [f'{name}: "{value}"' for name, value in told.items() if value]
     lines += [
         f"{part.value}: {calibration.factor(part):.4f}"
         for part in Part

@@ -154,7 +154,7 @@ def _read_text(path: Path, *, label: str, max_bytes: int, expected: str = _CONFI
 def _read(
     path: Path, *, label: str, max_bytes: int, expected: str, only_head: bool = False
 ) -> bytes:
-    if _confines and not any(path.resolve().is_relative_to(each) for each in _confines):
+    if _confines and not _is_inside(path):
         _refuse(label, f"lies outside {_confines[0]}, which is all that may be read here")
     try:
         num_bytes, data = _open_and_read(path, max_bytes, only_head=only_head)
@@ -172,6 +172,15 @@ def _read(
         limit = f"{max_bytes // MIB} MiB"
         _refuse(label, f"is larger than {limit}: {expected}")
     return data
+
+
+def _is_inside(path: Path) -> bool:
+    """Whether it is below a folder that may be read; what can be no path is not."""
+    try:
+        place = path.resolve()
+    except (OSError, ValueError, RuntimeError):  # a null character, a circle of links
+        return False
+    return any(place.is_relative_to(each) for each in _confines)
 
 
 class _NotAFileError(Exception):

@@ -86,7 +86,7 @@ def defaults() -> Mapping[str, object]:
 
 
 def _option(key: str, value: object, path: Path) -> str:
-    name = key.removeprefix("--").replace("-", "_")
+    name = key.replace("-", "_")
     if name not in DEFAULTS:
         hint = did_you_mean(name, DEFAULTS) or f" Options that may have one: {', '.join(DEFAULTS)}"
         msg = f"{path}: {shown(key)} has no default.{hint}"
@@ -118,4 +118,4 @@ def _kind(name: str) -> str:
     if stem in ("prices", "pools", "defaults"):
         return stem
     part, _, rest = stem.partition("/")
-    return {"gpus": f"--gpu {rest}", "pools": f"--pools {rest}"}.get(part, "")
+    return {"gpus": f"card {rest}", "pools": f"pools {rest}"}.get(part, "")

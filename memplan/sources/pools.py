@@ -154,7 +154,7 @@ def _memory(values: Mapping[str, object], where: str) -> int | None:
     try:
         return parse_bytes(text)
     except UsageError as error:
-        msg = f"{where}: cpu_memory: {error}"
+        msg = f"{where}: cpu_memory: {shortened(str(error), 300)}"
         raise ConfigError(msg) from None
 
 
@@ -189,4 +189,7 @@ def _queue(values: Mapping[str, object], where: str) -> str:
     if not all(each.isascii() and (each.isalnum() or each in PLAIN) for each in word):
         msg = f"{where}: queue: {shown(word)} has other characters than letters, digits, - _ and ."
         raise ConfigError(msg)
-    return shortened(word, MAX_NAME)
+    if len(word) > MAX_NAME:
+        msg = f"{where}: queue: is longer than {MAX_NAME} characters"
+        raise ConfigError(msg)
+    return word

@@ -54,10 +54,10 @@ def read_written(path: Path, *, num_cards: int) -> Written:
     except FileNotFoundError:
         return Written(size=0, dropped_bytes=0, last=())
     except OSError as error:
-        msg = f"--output: {path} cannot be read: {error.strerror}"
+        msg = f"output: {path} cannot be read: {error.strerror}"
         raise InputError(msg) from None
     except ValueError as error:
-        msg = f"--resume: {path} holds no rows of a sweep ({error}): name another file"
+        msg = f"resume: {path} holds no rows of a sweep ({error}): name another file"
         raise InputError(msg) from None
 
 
@@ -131,4 +131,4 @@ class RowsFile:
         os.close(self._descriptor)
 
     def _refused(self, error: OSError) -> InputError:
-        return InputError(f"--output: {self._path} cannot be written: {error.strerror}")
+        return InputError(f"output: {self._path} cannot be written: {error.strerror}")

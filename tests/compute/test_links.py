@@ -136,3 +136,12 @@ def test_fifth_nvlink_has_latencies_of_its_own() -> None:
     }
     assert small["h100"] == pytest.approx(BASE_S + 7 * HOP_S, rel=1e-3)
     assert small["b200"] == pytest.approx(FIFTH_BASE_S + 7 * FIFTH_HOP_S, rel=1e-3)
+
+
+def test_islands_of_several_nodes() -> None:
+    """NVL72: 64 ranks of eight nodes reach one another by NVLink, 144 by the network."""
+    network = network_of(load_gpu("gb200"), gpus_per_node=4)
+    assert network.rate(64, 1) == network.within_node
+    assert not network.crosses(8, 8)
+    assert network.nodes_of(144, 1) == 2
+    assert network.rate(2, 72) == network.between_nodes

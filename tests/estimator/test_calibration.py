@@ -1,16 +1,31 @@
 """A step that was measured, and what it says of other setups; parts of a step that add up to it."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memplan
+from memplan.cli.calibrating import lines_of
+from memplan.compute.rates import rates_of
 from memplan.errors import ConfigError, InputError
-from memplan.estimator.calibration import Calibration
+from memplan.estimator.calibration import Calibration, Part
 from memplan.estimator.job import Job
 from memplan.estimator.site import USUAL_SITE, Site
 from memplan.estimator.step_time import StepTime, calibrated, time_of
+from memplan.hardware.network import network_of
 from memplan.sources.calibration_file import calibration_text, read_calibration
+from memplan.training.exchange import ExchangeKind
+from memplan.verify.node_timing import (
+    Timed,
+    adam_said,
+    calibration_of,
+    collective_said,
+    copied_said,
+    moved_said,
+    product_said,
+)
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
@@ -135,3 +150,47 @@ def test_what_widens_a_range_is_named() -> None:
     assert named.high_s < short.high_s
     unmeasured = time_of(job_of("split", "b200"))
     assert any("no step on this card" in note for note in unmeasured.notes)
+
+
+def test_a_node_that_was_timed(run: Any, tmp_path: Path) -> None:
+    """A part is as much slower as all of its measurements together; and every command reads what was written."""
+    timed = [
+        Timed(Part.COMPUTE, "products of a layer", 0.9, 0.6),
+        Timed(Part.COMPUTE, "passes over a layer's tensors", 0.3, 0.4),
+        Timed(Part.HOST, "asking for a small model's kernels", 0.0126, 0.0063),
+    ]
+    found = calibration_of(timed, gpu="h100-sxm-80gb", driver="580.95", torch="2.13.0+cu130")
+    assert (found.compute, found.host, found.links) == (pytest.approx(1.2), 2.0, 1.0)
+    assert lines_of(timed)[0].endswith("x 1.50 (compute)")
+    path = tmp_path / "node.yaml"
+    path.write_text(calibration_text(found, date="2026-11-26"))
+    assert read_calibration(path) == replace(found, date="2026-11-26")
+    asked = (
+        "estimate",
+        "gpt2",
+        "--gpus",
+        "1",
+        "--engine",
+        "ddp",
+        "--time",
+        "--calibration",
+        str(path),
+    )
+    assert "compute x 1.20, host x 2.00" in run(*asked, "--gpu", "h100").stdout.replace("\n", " ")
+    refused = run(*asked, "--gpu", "a100-80gb")
+    assert refused.exit_code == 3
+    assert "was measured on h100-sxm-80gb, and says nothing of a100-sxm4-80gb" in refused.stderr
+    with pytest.raises(InputError, match="see whether the GPU is busy"):
+        calibration_of([Timed(Part.HOST, "", 1.0, 0.001)], gpu="h100-sxm-80gb")
+
+
+def test_what_a_node_is_timed_by() -> None:
+    """Figures of the step's own formulas: of large things, bytes over rates."""
+    card = memplan.load_gpu("h100")
+    rates, network = rates_of(card), network_of(card, gpus_per_node=8)
+    assert product_said(8192, 8192, 8192, rates) == pytest.approx(2 * 8192**3 / 700e12, rel=0.05)
+    assert moved_said(10**9, rates) == pytest.approx(1e9 / rates.bytes_per_s, rel=0.01)
+    assert copied_said(10**9, network) == 1e9 / network.to_host
+    assert adam_said(10**9, network) == 8 * 28e9 / network.host_memory
+    ring = collective_said(ExchangeKind.ALL_REDUCE, 10**9, 8, network)
+    assert ring == pytest.approx(1.75e9 / network.within_node, rel=0.02)

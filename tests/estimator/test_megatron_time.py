@@ -150,3 +150,21 @@ def test_experts_products_are_a_kernel_each() -> None:
     )
     layer = next(each for each in found if each.is_unit)
     assert first + second < layer.forward.products_s < 1.5 * (first + second)
+
+
+def test_a_squared_relu_keeps_what_a_gelu_does() -> None:
+    """Compiled for itself it keeps its input (``squared_relu`` of Megatron's core/activations.py), as torch's GELU without a bias; Nemotron's
+    norms have a bias and a weight to which one is added in the kernel."""
+    config = {
+        "model_type": "nemotron", "architectures": ["NemotronForCausalLM"], "vocab_size": 4096, "hidden_size": 512,
+        "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 64, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    setup = memplan.TrainingSetup(
+        num_gpus=2, engine="megatron", tensor_parallel=2, sequence_parallel=True, seq_len=512
+    )
+    squared, gelu = (
+        memplan.estimate(memplan.load_model({**config, "hidden_act": each}), setup, gpu="h100")
+        for each in ("relu2", "gelu")
+    )
+    assert squared.peak_bytes == gelu.peak_bytes

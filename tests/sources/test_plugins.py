@@ -234,10 +234,10 @@ def test_an_earlier_folder_goes_first_and_doctor_says_so(
     monkeypatch.setenv("MEMPLAN_CONFIG", f"{first}:{organisation}")
     assert memplan.load_gpu("slice").capacity_bytes == 10 * 2**30
     found = json.loads(run("doctor", "--format", "json").stdout)["configuration"]
-    assert found[str(first / "gpus" / "slice.yaml")] == "--gpu slice"
+    assert found[str(first / "gpus" / "slice.yaml")] == "card slice"
     assert (
         found[str(organisation / "gpus" / "slice.yaml")]
-        == "--gpu slice, hidden by an earlier folder's"
+        == "card slice, hidden by an earlier folder's"
     )
     assert "cannot be used: " in found[str(first / "gpus" / "odd.yaml")]
     assert found[str(first / "defaults.yaml")] == "defaults: --gpu slice"

@@ -50,8 +50,6 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Ten
         shared = _shared(t, x, spec, hidden_size)
     if spec.shared_gate:
         shared = _gate_shared(t, x, shared, hidden_size)
-    if spec.fp32_sum:
-        routed, shared = t.cast(routed, DType.FP32), t.cast(shared, DType.FP32)
     out = t.cast(t.add(routed, shared), x.dtype)
     t.touch(x, routed, shared, logits, weights, chosen)
     return out

@@ -8,11 +8,6 @@ from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.networks import Activation
 
-GELUS = frozenset(
-    {Activation.GELU, Activation.GELU_NEW, Activation.GELU_TANH, Activation.GELU_FAST, Activation.GELU_PYTHON}
-)  # fmt: skip
-"""All run as Megatron's GELU: one kernel with its bias, of the tanh form."""
-
 
 def bias_dropout_add(
     c: MegatronContext, x: Tensor, bias: Parameter | None, residual: Tensor, probability: float
@@ -49,17 +44,24 @@ def bias_dropout_add(
     return out
 
 
-def bias_gelu(c: MegatronContext, x: Tensor, bias: Parameter | None) -> Tensor:
-    """GELU of ``x + bias``: keeps x (core/fusions/fused_bias_gelu.py); without a bias, torch's own."""
+def activated(
+    c: MegatronContext, x: Tensor, bias: Parameter | None, activation: Activation
+) -> Tensor:
+    """A plain network's activation of ``x + bias``.
+
+    GELU keeps x in one kernel with its bias (core/fusions/fused_bias_gelu.py), without a bias torch's own runs. A squared ReLU is
+    compiled for itself and keeps its input, to which a bias is added before (``squared_relu`` of core/activations.py, mlp.py).
+    """
     t = c.tape
+    kind = OperationKind.RELU2 if activation is Activation.RELU_SQUARED else OperationKind.GELU
     if bias is None:
-        return t.elementwise(OperationKind.GELU, x)
-    if not c.settings.bias_gelu_fusion:
+        return t.elementwise(kind, x)
+    if kind is not OperationKind.GELU or not c.settings.bias_gelu_fusion:
         shifted = t.tensor(x.numel, x.dtype)
         t.record(
             OperationKind.ADD, (x, bias), (shifted,), gradients=(Gradient.ALIAS, Gradient.SUMMED)
         )
-        out = t.elementwise(OperationKind.GELU, shifted)
+        out = t.elementwise(kind, shifted)
         t.touch(x)
         return out
     out = t.tensor(x.numel, x.dtype)

@@ -17,12 +17,21 @@ from memplan.training.megatron import MegatronLayers, TransformerImpl
 from memplan.units import round_up
 
 NORMS = frozenset(
-    {NormKind.LAYER, NormKind.RMS, NormKind.RMS_GEMMA, NormKind.RMS_UPCAST, NormKind.RMS_T5}
+    {
+        NormKind.LAYER,
+        NormKind.LAYER_ONE_PLUS,
+        NormKind.RMS,
+        NormKind.RMS_GEMMA,
+        NormKind.RMS_UPCAST,
+        NormKind.RMS_T5,
+    }
 )
 """Those that LayerNorm or RMSNorm of apex and TransformerEngine compute."""
 UNGATED = frozenset(
-    {Activation.GELU, Activation.GELU_NEW, Activation.GELU_TANH, Activation.GELU_FAST, Activation.GELU_PYTHON}
+    {Activation.GELU, Activation.GELU_NEW, Activation.GELU_TANH, Activation.GELU_FAST, Activation.GELU_PYTHON,
+     Activation.RELU_SQUARED}
 )  # fmt: skip
+"""GELUs all run as Megatron's: one kernel with its bias, of the tanh form."""
 
 
 def padded_vocabulary(model: ModelSpec, settings: MegatronLayers, degree: int) -> int:
@@ -144,7 +153,11 @@ def _check_network(model: ModelSpec, spec: object, options: TapeOptions) -> None
     assert isinstance(spec, FeedForwardSpec)
     known = spec.activation is Activation.SILU if spec.gated else spec.activation in UNGATED
     if not known:
-        words = "gated networks are of silu" if spec.gated else "plain networks are of gelu"
+        words = (
+            "gated networks are of silu"
+            if spec.gated
+            else "plain networks are of gelu or squared relu"
+        )
         _refuse(model, f"its networks are of {spec.activation.value}, and modelled {words}")
 
 

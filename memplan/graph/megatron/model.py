@@ -10,7 +10,7 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.graph.megatron.attention import core_attention, rotary, split_heads
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.megatron.elementwise import bias_dropout_add, bias_gelu, swiglu
+from memplan.graph.megatron.elementwise import activated, bias_dropout_add, swiglu
 from memplan.graph.megatron.local_sizes import check_model, local_layer, padded_vocabulary
 from memplan.graph.megatron.loss import vocab_parallel_loss
 from memplan.graph.megatron.norms import norm
@@ -426,7 +426,7 @@ def _network(
     start = first + (not _by_engine(c))
     if c.settings.transformer_impl is TransformerImpl.KWAI:
         return _kwai_down(c, wide, down, pair), down_bias, normed
-    active = swiglu(c, wide) if spec.gated else bias_gelu(c, wide, up_bias)
+    active = swiglu(c, wide) if spec.gated else activated(c, wide, up_bias, spec.activation)
     fed = linear(c, active, down) if _by_engine(c) else row_linear(c, active, down)
     t.touch(wide, active)
     if c.settings.recomputes(RecomputeModule.MLP):

@@ -7,7 +7,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.norms import NormKind, NormSpec
 
-LAYER_NORMS = frozenset({NormKind.LAYER})
+LAYER_NORMS = frozenset({NormKind.LAYER, NormKind.LAYER_ONE_PLUS})
 
 
 def is_layer_norm(spec: NormSpec) -> bool:

@@ -12,7 +12,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
@@ -41,16 +41,24 @@ def recurrent_block(t: Tape, x: Tensor, spec: GatedRecurrenceSpec, context: Stac
 def _convolved(
     t: Tape, x: Tensor, name: str, spec: GatedRecurrenceSpec, context: StackContext
 ) -> Tensor:
-    """A padded convolution, cut to the tokens that there are."""
+    """A padded convolution, cut to the tokens that there are.
+
+    Its input lies token by token: the kernels copy it, forward and backward.
+    """
     weight = t.parameter(f"{name}.weight", spec.width, 1, spec.kernel)
     bias = t.parameter(f"{name}.bias", spec.width)
     addend, factor = t.cast_weight(bias), t.cast_weight(weight)
     read = x if t.autocast is None else t.cast(x, t.autocast)
     longer = x.numel + context.batch * spec.width * (spec.kernel - 1)
     out = t.tensor(longer, read.dtype)
+    is_copied = context.seq_len > 1 and not t.decomposed
+    copy = allocated_bytes(read.numel, read.dtype)
+    again = (copy, *(RESULT,) * sum(each.requires_grad for each in (read, factor, addend)))
     t.record(
         OperationKind.CONVOLUTION, (read, factor, addend), (out,), saves=(read, factor),
         gradients=(Gradient.FRESH,) * 3, flops=2 * longer * spec.kernel,
+        forward_scratch_bytes=(copy, RESULT) if is_copied else (),
+        backward_scratch_bytes=again if is_copied else (),
     )  # fmt: skip
     return t.slice(out, x.numel)
 
@@ -110,11 +118,12 @@ def _softplus(t: Tape, x: Tensor) -> Tensor:
 
 
 def _bounded_root(t: Tape, x: Tensor) -> Tensor:
-    """``SqrtBoundDerivative``: keeps what it is given."""
+    """``SqrtBoundDerivative``: keeps what it is given; in backward a name holds it fourfold and clipped."""
     out = t.tensor(x.numel, x.dtype)
+    size = out.storage.num_bytes
     t.record(
         OperationKind.SQRT, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,), in_python=True,
-        backward_scratch_bytes=3 * out.storage.num_bytes,
+        backward_scratch_bytes=(size, size, ~0, size, RESULT),
     )  # fmt: skip
     return out
 

@@ -10,9 +10,9 @@ from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import softmax as softmax_of
-from memplan.graph.operations.products import matmul_weight
+from memplan.graph.operations.products import matmul_weight, trained_weight
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Parameter, Tensor
 
 
 def linear(x: Handle, module: Module, weight: Weight, bias: Weight | None = None) -> Handle:
@@ -38,6 +38,45 @@ def topk(x: Handle, count: int) -> tuple[Handle, Handle]:
 def total(x: Handle) -> Handle:
     """``x.sum(dim=-1, keepdim=True)``."""
     return Handle(x.run, summed_rows(x.run, x.record, prod(x.shape[:-1])), (*x.shape[:-1], 1))
+
+
+def row_sums(x: Handle) -> Handle:
+    """``x.sum(dim=-1)`` that no gradient passes."""
+    made = empty(x.run, x.shape[:-1], x.dtype)
+    x.run.record(OperationKind.SUM, (x.record,), (made.record,))
+    return made
+
+
+def best(x: Handle, count: int) -> tuple[Handle, Handle]:
+    """``x.topk(count)`` that no gradient passes."""
+    shape = *x.shape[:-1], min(count, x.shape[-1])
+    values, indices = empty(x.run, shape, x.dtype), empty(x.run, shape, DType.INT64)
+    x.run.record(OperationKind.TOPK, (x.record,), (values.record, indices.record))
+    return values, indices
+
+
+def fp32_linear(x: Handle, module: Module, weight: Weight) -> Handle:
+    """``F.linear(x.float(), weight.float())``; autocast casts both again, the second one first."""
+    run = x.run
+    rows, x = x.shape[0], x.float()
+    factor = run.cast(trained_weight(run, module.parameter(weight)), DType.FP32)
+    if run.autocast is not None:
+        if isinstance(factor, Parameter):
+            factor = run.cast_weight(factor)
+        else:
+            factor = run.cast(factor, run.autocast)
+        x = x.to(run.autocast)
+    made = empty(run, (rows, weight.shape[0]), x.dtype)
+    run.record(
+        OperationKind.LINEAR, (x.record, factor), (made.record,), saves=(x.record, factor),
+        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * rows * prod(weight.shape),
+    )  # fmt: skip
+    return made
+
+
+def divide(x: Handle, divisor: Handle) -> Handle:
+    """``x / divisor``: both are kept."""
+    return Handle(x.run, divided(x.run, x.record, divisor.record, in_place=False), x.shape)
 
 
 def divide_in_place(x: Handle, divisor: Handle) -> Handle:

@@ -25,6 +25,8 @@ def _named(optimizer: Optimizer, *, in_backward: bool = False, **options: object
     return Spelling(optimizer=optimizer, options=tuple(options.items()), in_backward=in_backward)
 
 
+# The Trainer has bitsandbytes keep the states of every ``nn.Embedding`` in fp32 (trainer.py, ``create_optimizer``:
+# ``GlobalOptimManager.register_module_override``).
 TRANSFORMERS: Mapping[str, Spelling] = {
     "adamw_torch": _named(Optimizer.ADAMW_FOREACH),
     "adamw_torch_fused": _named(Optimizer.ADAMW_FUSED),
@@ -33,23 +35,23 @@ TRANSFORMERS: Mapping[str, Spelling] = {
     "adamw_torch_4bit": _named(Optimizer.TORCHAO_ADAMW_4BIT, block_size=256),
     "adamw_torch_8bit": _named(Optimizer.TORCHAO_ADAMW_8BIT),
     "ademamix": _named(Optimizer.BNB_ADEMAMIX),
-    "ademamix_8bit": _named(Optimizer.BNB_ADEMAMIX_8BIT),
+    "ademamix_8bit": _named(Optimizer.BNB_ADEMAMIX_8BIT, embeddings_32bit=True),
     "paged_ademamix_32bit": _named(Optimizer.BNB_PAGED_ADEMAMIX),
-    "paged_ademamix_8bit": _named(Optimizer.BNB_PAGED_ADEMAMIX_8BIT),
+    "paged_ademamix_8bit": _named(Optimizer.BNB_PAGED_ADEMAMIX_8BIT, embeddings_32bit=True),
     "sgd": _named(Optimizer.SGD),
     "adagrad": _named(Optimizer.ADAGRAD),
-    "adamw_bnb_8bit": _named(Optimizer.BNB_ADAMW_8BIT),
-    "adamw_8bit": _named(Optimizer.BNB_ADAMW_8BIT),
+    "adamw_bnb_8bit": _named(Optimizer.BNB_ADAMW_8BIT, embeddings_32bit=True),
+    "adamw_8bit": _named(Optimizer.BNB_ADAMW_8BIT, embeddings_32bit=True),
     "paged_adamw_32bit": _named(Optimizer.BNB_PAGED_ADAMW),
-    "paged_adamw_8bit": _named(Optimizer.BNB_PAGED_ADAMW_8BIT),
+    "paged_adamw_8bit": _named(Optimizer.BNB_PAGED_ADAMW_8BIT, embeddings_32bit=True),
     "lion_32bit": _named(Optimizer.BNB_LION),
-    "lion_8bit": _named(Optimizer.BNB_LION_8BIT),
+    "lion_8bit": _named(Optimizer.BNB_LION_8BIT, embeddings_32bit=True),
     "paged_lion_32bit": _named(Optimizer.BNB_PAGED_LION),
-    "paged_lion_8bit": _named(Optimizer.BNB_PAGED_LION_8BIT),
+    "paged_lion_8bit": _named(Optimizer.BNB_PAGED_LION_8BIT, embeddings_32bit=True),
     "rmsprop": _named(Optimizer.RMSPROP),
     # ``optim_bits`` is 8 only where the name says 8bit.
     "rmsprop_bnb": _named(Optimizer.BNB_RMSPROP),
-    "rmsprop_bnb_8bit": _named(Optimizer.BNB_RMSPROP_8BIT),
+    "rmsprop_bnb_8bit": _named(Optimizer.BNB_RMSPROP_8BIT, embeddings_32bit=True),
     "rmsprop_bnb_32bit": _named(Optimizer.BNB_RMSPROP),
     "galore_adamw": _named(Optimizer.GALORE_ADAMW),
     "galore_adamw_8bit": _named(Optimizer.GALORE_ADAMW_8BIT),
