@@ -11,6 +11,7 @@ from memplan.classes.registry import TASKS, base_class
 from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
 from memplan.graph.modules.batch import input_bytes
+from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
+    with undisturbed():
+        return _recorded(model, options)
+
+
+def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     run = Run(options, source=model.source)
     if model.eager_attention_only and run.kernels.attention is AttentionKernel.SDPA:
         run.kernels = replace(run.kernels, attention=AttentionKernel.EAGER)

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import threading
 from itertools import product
 
 import pytest
@@ -22,6 +23,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient, Segment
 from memplan.graph.tensors import Storage
 from memplan.model.parameters import ModelPart
+from memplan.sources.models import load_model
 
 
 def opened() -> Run:
@@ -221,3 +223,36 @@ def test_models_of_one_config_are_equal() -> None:
     assert hash(first) == hash(second)
     assert first.blueprint is not None
     assert first.blueprint.with_layers(range(4)) != second.blueprint
+
+
+def test_a_thread_that_looks_at_frames_lengthens_no_life() -> None:
+    """As a profiler's does, which keeps what it has seen until it looks again."""
+    model, stopped = load_model("llama-3.2-1b"), threading.Event()
+
+    def look() -> None:
+        kept: object = None
+        while not stopped.wait(0.0005):
+            kept = sys._current_frames()
+        del kept
+
+    def lives() -> list[list[int]]:
+        tapes = [record_model(model, TapeOptions(seq_len=8 * each)) for each in range(1, 41)]
+        return [
+            [
+                output.storage.touched
+                for segment in tape.segments
+                for operation in segment.operations
+                for output in operation.outputs
+            ]
+            for tape in tapes
+        ]
+
+    alone = lives()
+    profiler = threading.Thread(target=look)
+    profiler.start()
+    try:
+        beside = lives()
+    finally:
+        stopped.set()
+        profiler.join()
+    assert beside == alone

@@ -1,10 +1,32 @@
 """Whether the interpreter lets a value go when the last name for it does, as CPython does."""
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from memplan.errors import InterpreterError
 
 _EXPECTED = ["replaced", "temporary", "argument", "local"]
+
+PATIENCE_S = 3600.0
+"""How long other threads wait while a model is recorded, which takes milliseconds."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No other thread runs meanwhile, unless it has waited since before.
+
+    A profiler's thread that looks at this one's frames (``sys._current_frames``, as Dask's does) holds on to all
+    that they name until it has looked, and tensors would live longer than their names.
+    """
+    time.sleep(0)  # those that wait already have their turn, and wait anew
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(PATIENCE_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class _Probe:
