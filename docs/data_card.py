@@ -39,6 +39,7 @@ LICENCES = {
     },
     "AGPL-3.0-only": {"unsloth_cli": "first line of unsloth_cli/config.py"},
     "BSD-3-Clause": {
+        "megatron-lm": "LICENSE, which adds Apache-2.0 and MIT for files of others",
         "torch": "LICENSE of 2.13.0", "torchao": "LICENSE", "torchtitan": "LICENSE", "torchtune": "LICENSE",
     },
     "MIT": {"nanogpt": "LICENSE"},

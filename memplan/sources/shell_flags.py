@@ -34,7 +34,7 @@ def flags_of(text: str, *, source: str) -> dict[str, object]:
     known: dict[str, str] = {}
     found: dict[str, object] = {}
     name, words = "", list[str]()
-    for word in (*_words(text, known, source=source), "--end"):
+    for word in _words(text, known, source=source):
         match = _FLAG.fullmatch(word)
         if match is None:
             if name and not _ends(word) and not word.startswith("${"):
@@ -45,6 +45,7 @@ def flags_of(text: str, *, source: str) -> dict[str, object]:
             continue
         _keep(found, name, words)
         name, words = match[1], [] if match[2] is None else [match[2]]
+    _keep(found, name, words)
     return found
 
 

@@ -195,7 +195,7 @@ def node_times(date: str) -> NodeTimes | None:
     Raises ``UsageError`` without a card, and ``GpuNotFoundError`` for one that the catalog lacks.
     """
     if not has_card():
-        msg = "--calibrate: there is no GPU here: run it on the node that is to be measured"
+        msg = "calibrate: there is no GPU here: run it on the node that is to be measured"
         raise UsageError(msg)
     rank, ranks = rank_and_size() or (0, 1)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
