@@ -55,7 +55,7 @@ function lead(text) {
   const told = lines.slice(0, Math.min(job < 0 ? 1 : job, MOST_LEADING));
   // No figure is broken at its dash: where it is narrow, what is needed has a line of its own.
   const narrow = matchMedia("(max-width: 30rem)").matches;
-  verdict.textContent = told.map((line) => (narrow ? line.replace(/ {3,}/, "\n  ") : line)).join("\n");
+  verdict.textContent = told.map((line) => (narrow ? line.replace(/(\S) {3,}/, "$1\n  ") : line)).join("\n");
 }
 
 export async function ask(args, { columns = 100, colour = false, beside = files } = {}) {

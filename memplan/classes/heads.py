@@ -10,7 +10,7 @@ from memplan.classes.base import Base
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.tensors import Parameter, Tensor
@@ -27,6 +27,9 @@ MakeBase = Callable[[ConfigReader], Base]
 
 class Task(Module):
     """A base model, and what a task does with its hidden states."""
+
+    ordered: tuple[Weight, ...] = ()
+    """All weights in the order of ``named_parameters()``, once the model stands as it runs."""
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         self.spec = model

@@ -73,6 +73,7 @@ def _attached(
     if stage is not None:
         cut(built, stage)
     built.attach(Site())
+    built.ordered = tuple(built.parameters())
     return built
 
 
@@ -177,7 +178,7 @@ def network_splits(sharing: Sharing) -> dict[str, Split]:
     return {**dict.fromkeys(first, sharing.columns), **dict.fromkeys(last, sharing.rows)}
 
 
-def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
+def declared_order(run: Run, model: Task) -> tuple[tuple[str, ...], ...]:
     """The order of ``named_parameters()``, which is that of the constructors: stretches of names, each
     behind that of their segment. What a kind of layers has and those before it have not stands behind its
     neighbour."""
@@ -186,7 +187,7 @@ def declared_order(run: Run, model: Module) -> tuple[tuple[str, ...], ...]:
     }
     stretches: list[list[str]] = []
     at = 0
-    for weight in model.parameters():
+    for weight in model.ordered:
         parameter = run.parameters.get(weight)
         place = None if parameter is None else places.get(id(parameter))
         if parameter is None or place is None:

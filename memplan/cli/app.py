@@ -88,10 +88,12 @@ class MemplanCommand(TyperCommand):
 
 def machine_defaults(command: Any, args: Sequence[str]) -> dict[str, Any]:
     """Values that the user's own configuration has of options that are not typed."""
+    if {"--help", "-h"}.intersection(args) or not _may_be_configured():
+        return {}
     from memplan.sources.organisation import DEFAULTS, defaults, folders
 
     takes_one = any(each.name in DEFAULTS for each in command.params)
-    if {"--help", "-h"}.intersection(args) or not takes_one or not folders():
+    if not takes_one or not folders():
         return {}
     typed = {word.partition("=")[0] for word in args}
     names = {each.name: each for each in command.params if not typed.intersection(each.opts)}
@@ -106,6 +108,15 @@ def machine_defaults(command: Any, args: Sequence[str]) -> dict[str, Any]:
         prices = find("prices.yaml")
         found |= {} if prices is None else {"price": str(prices)}
     return {name: [value] if names[name].multiple else value for name, value in found.items()}
+
+
+def _may_be_configured() -> bool:
+    """Whether there may be a folder of ``memplan.sources.organisation``, whose import most commands do without."""
+    named = os.environ.get("MEMPLAN_CONFIG")
+    if named is not None:
+        return bool(named)
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return os.path.isdir(os.path.join(home, "memplan"))  # noqa: PTH112, PTH118
 
 
 OPTIONAL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {

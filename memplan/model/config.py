@@ -119,7 +119,7 @@ class ConfigReader:
 
     def _note_decided(self, key: str, value: object) -> None:
         """Note what a class decides without a number in its defaults, where that makes another model."""
-        if key in _DECIDED:
+        if key == "num_key_value_heads" or (key == TYING and self.model_type in TIED_OR_NOT):
             self._note_default(key, value)
 
     def has(self, key: str) -> bool:
@@ -176,7 +176,7 @@ class ConfigReader:
     def flag(self, *keys: str, default: bool = False) -> bool:
         """A true-or-false value."""
         value = self.raw(*keys)
-        if keys[0] in _DECIDED and not self.has(keys[0]):
+        if keys[0] == TYING and not self.has(TYING):
             self._note_decided(keys[0], default if value is None else value)
         if value is None:
             return default
@@ -267,8 +267,20 @@ class ConfigReader:
         return value // divisor
 
 
-_DECIDED = frozenset({"num_key_value_heads", "tie_word_embeddings"})
-"""Keys that published configs leave out, and whose classes then go by another key or by none."""
+TYING = "tie_word_embeddings"
+
+TIED_OR_NOT = frozenset({
+    "bitnet", "diffllama", "doge", "ernie4_5_moe", "falcon", "falcon_mamba", "fsmt", "granite",
+    "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "kimi_k25", "llama", "longt5",
+    "minicpmv4_6", "ministral3", "mistral3", "mt5", "nemotron_h", "olmo", "paddleocr_vl", "phi3",
+    "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text", "qwen3",
+    "qwen3_5_text", "qwen3_vl", "qwen3_vl_text", "starcoder2", "t5", "vilt",
+})  # fmt: skip
+"""Types of which some published models tie the output matrix and some, or the class, do not.
+
+With all others the class says what every model does, so a config that leaves the key out says
+nothing less.
+"""
 
 
 def _is_size(value: object) -> bool:

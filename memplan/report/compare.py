@@ -246,55 +246,80 @@ def _states_row(method: str, setting: str, num_bytes: int, formula: str, source:
 
 
 def _activation_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
-    layers, p = case.model.num_layers, case.precision
-    elements = layer_elements_bytes(
-        shape.hidden_size, num_heads=shape.num_heads, seq_len=case.seq_len,
-        batch_size=case.batch_size, precision=p,
-    )  # fmt: skip
+    """The textbook's layer, whole, in the forms that go around, and part by part."""
+    p = case.precision
     sixteen = layer_activation_bytes(
-        shape.hidden_size, num_heads=shape.num_heads, seq_len=case.seq_len,
+        shape.hidden_size,
+        num_heads=shape.num_heads,
+        seq_len=case.seq_len,
         batch_size=case.batch_size,
-    )  # fmt: skip
-    parts = layer_parts(
-        shape.hidden_size, num_heads=shape.num_heads, seq_len=case.seq_len,
-        batch_size=case.batch_size, precision=p,
-    )  # fmt: skip
-    masked = masked_scores_bytes(
-        num_heads=shape.num_heads, seq_len=case.seq_len, batch_size=case.batch_size
+    )
+    elements = layer_elements_bytes(
+        shape.hidden_size,
+        num_heads=shape.num_heads,
+        seq_len=case.seq_len,
+        batch_size=case.batch_size,
+        precision=p,
     )
     return [
-        _activations_row(
-            "textbook layer", "16-bit", layers * sixteen, "L·sbh(34 + 5as/h)",
-            "arXiv:2205.05198, equation 2", TEXTBOOK_LAYER,
+        _layer_row(case, "16-bit", sixteen, "sbh(34 + 5as/h)", "arXiv:2205.05198, equation 2"),
+        _layer_row(
+            case, f"p = {p}", case.layer_bytes(shape), "psbh(16 + 2/p + 2as/h + as/(ph))",
+            "arXiv:2205.05198 with p bytes a number",
         ),
         _activations_row(
-            "textbook layer", f"p = {p}", layers * case.layer_bytes(shape),
-            "L·psbh(16 + 2/p + 2as/h + as/(ph))",
-            "arXiv:2205.05198 with p bytes a number", TEXTBOOK_LAYER,
-        ),
-        _activations_row(
-            "textbook layer", "as printed", elements // p, "(2sa + 16h)·sb",
+            TEXTBOOK, "as printed", elements // p, "(2sa + 16h)·sb",
             "a form that calculators use: for each GPU, without L and p",
             f"all layers but one, bytes of a number, dropout masks, {TEXTBOOK_LAYER}",
         ),
-        _activations_row(
-            "textbook layer", "no masks", layers * elements,
-            "L·p(2sa + 16h)·sb",
-            "the same for all layers, in bytes", f"dropout masks, {TEXTBOOK_LAYER}",
+        _layer_row(
+            case, "no masks", elements, "p(2sa + 16h)·sb", "the same for all layers, in bytes",
+            f"dropout masks, {TEXTBOOK_LAYER}",
         ),
+        *_part_rows(case, shape),
+    ]  # fmt: skip
+
+
+def _part_rows(case: _Case, shape: FormulaShape) -> list[MethodRow]:
+    """The textbook's layer part by part, and a form of its scores that calculators have."""
+    parts = layer_parts(
+        shape.hidden_size,
+        num_heads=shape.num_heads,
+        seq_len=case.seq_len,
+        batch_size=case.batch_size,
+        precision=case.precision,
+    )
+    masked = masked_scores_bytes(
+        num_heads=shape.num_heads, seq_len=case.seq_len, batch_size=case.batch_size
+    )
+    source = "arXiv:2205.05198, section 4.1, with p bytes a number"
+    return [
         *(
-            _activations_row(
-                "textbook layer", part.name, layers * part.num_bytes, f"L·({part.equation})",
-                "arXiv:2205.05198, section 4.1, with p bytes a number", "the layer's other parts",
+            _layer_row(
+                case, part.name, part.num_bytes, f"({part.equation})", source, "the layer's other parts"
             )
             for part in parts
         ),
-        _activations_row(
-            "textbook layer", "masked scores", layers * masked, "L·6abs²",
+        _layer_row(
+            case, "masked scores", masked, "6abs²",
             "its s x s parts with a mask before the softmax: one byte more for each score",
             "all that is not s x s",
         ),
     ]  # fmt: skip
+
+
+TEXTBOOK = "textbook layer"
+
+
+def _layer_row(
+    case: _Case, setting: str, num_bytes: int, formula: str, source: str,
+    leaves_out: str = TEXTBOOK_LAYER,
+) -> MethodRow:  # fmt: skip
+    """All layers, each with so many bytes."""
+    layers = case.model.num_layers
+    return _activations_row(
+        TEXTBOOK, setting, layers * num_bytes, f"L·{formula}", source, leaves_out
+    )
 
 
 def _square_root_row(case: _Case, shape: FormulaShape) -> MethodRow:

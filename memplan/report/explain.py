@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.report.account import host_formulas
 from memplan.report.answer import print_answer
-from memplan.report.estimate import host_formulas, print_assumptions
+from memplan.report.assumed import print_assumptions
 from memplan.report.explanation import Explanation, LayerKind, Node, states_line
 from memplan.report.narrow import print_table
 from memplan.report.timeline import timeline_lines

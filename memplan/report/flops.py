@@ -20,7 +20,7 @@ from memplan.graph.counts import active_parameters, component_parameters, total_
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
-from memplan.report.estimate import print_assumptions
+from memplan.report.assumed import print_assumptions
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import formula_shape, shape_notes
@@ -122,13 +122,19 @@ def _by_parameters(
             name="llm-foundry", flops=foundry, equation="3T(2N + 4Lhs)", scores="all",
             source="scripts/train/benchmarking",
         ),
+        *_without_scores(params, active - embeddings, tokens),
+    )  # fmt: skip
+
+
+def _without_scores(params: int, active: int, tokens: int) -> tuple[FlopsMethod, ...]:
+    """Six FLOPs for each parameter and token: of all, and of those that a token meets without the embeddings."""
+    return (
         FlopsMethod(
             name="6N, all parameters", flops=kaplan_flops(params, tokens=tokens), equation="6NT",
             scores="none", source="arXiv:2001.08361",
         ),
         FlopsMethod(
-            name="6N, no embeddings, active",
-            flops=kaplan_flops(active - embeddings, tokens=tokens),
+            name="6N, no embeddings, active", flops=kaplan_flops(active, tokens=tokens),
             equation="6(N_active - N_emb)T", scores="none", source="arXiv:2001.08361, table 1",
         ),
     )  # fmt: skip

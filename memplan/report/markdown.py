@@ -4,19 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
+from memplan.report.account import account_columns, host_lines
 from memplan.report.answer import GpuAnswer, Rows, gpu_answers, head_parts, needed_text
+from memplan.report.assumed import common_assumptions, notes, precision_lines
 from memplan.report.blocks import Column
 from memplan.report.changes import setup_label
 from memplan.report.columns import kernel_groups
-from memplan.report.estimate import (
-    account_columns,
-    common_assumptions,
-    comparison_columns,
-    host_lines,
-    meaning_lines,
-    notes,
-    precision_lines,
-)
+from memplan.report.estimate import comparison_columns, meaning_lines
 from memplan.search.advice import Hints
 from memplan.text import in_markdown
 from memplan.units import format_gib

@@ -8,9 +8,9 @@ from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind
 from memplan.report.answer import needed_text, print_answer
+from memplan.report.assumed import model_lines
 from memplan.report.blocks import hanging
 from memplan.report.columns import plain_gib
-from memplan.report.estimate import model_lines
 from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
 from memplan.report.palette import COMPONENTS
 from memplan.units import GIB, format_count

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.fast_dataclass import dataclass
+from memplan.report.account import deciding_text
 from memplan.report.blocks import Column, print_blocks
-from memplan.report.estimate import deciding_text
 from memplan.report.sweep import (
     COLUMNS,
     footnotes,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.config import MAX_LAYERS
+from memplan.report.account import deciding_text
 from memplan.report.answer import capacity_text, needed_text, params_text
 from memplan.report.blocks import Column, hanging, print_blocks
 from memplan.report.changes import (
@@ -19,7 +20,7 @@ from memplan.report.changes import (
     saving_text,
     setup_label,
 )
-from memplan.report.estimate import ZERO_INIT_LINE, deciding_text
+from memplan.report.estimate import ZERO_INIT_LINE
 from memplan.search.concessions import CONCESSIONS, Concession
 from memplan.search.goal import Objective, Plan, PlannedSetup, Shortfall
 from memplan.search.planner import SEQ_LEN_STEP

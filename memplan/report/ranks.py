@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.memory.account import RankAccount
+from memplan.report.assumed import common_assumptions, print_assumptions
 from memplan.report.changes import setup_label
 from memplan.report.columns import kernel_groups, plain_gib
-from memplan.report.estimate import (
-    common_assumptions,
-    print_assumptions,
-)
 from memplan.report.narrow import print_table
 
 if TYPE_CHECKING:

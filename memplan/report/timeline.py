@@ -150,9 +150,51 @@ def timeline_lines(found: Estimate, *, width: int = AXIS + NUM_COLUMNS + NAMES) 
     """
     has_room = width - AXIS - NAMES >= LEAST_DRAWN
     drawn = min(NUM_COLUMNS, width - AXIS - (NAMES if has_room else 0))
-    named: list[str] = []
     columns = stretched(columns_of(step_moments(found), drawn), drawn)
     peak = max(columns, key=lambda moment: moment.total_bytes)
+    scale = _scale_of(found, columns, peak)
+    named: list[str] = []
+    lines = [_peak_line(columns, peak, width)]
+    for row in reversed(range(NUM_ROWS)):
+        names = _row_names(found, scale, row, has_room=has_room)
+        beside = " " + ", ".join(names) if names and has_room else ""
+        named += names if not has_room else []
+        lines.append(_row_cells(columns, scale, row).rstrip() + beside)
+    lines.append(f"{0:7.1f} ┼" + "─" * len(columns))
+    lines.append(" " * 9 + _phase_labels(columns))
+    words = [*(f"{FILLS[each]} {LIFETIME_WORDS[each]}" for each in Lifetime), *named]
+    lines += _legend_lines(words, width)
+    if found.gpu is not None and not scale.is_line_shown:
+        text = f"{found.gpu.short_name} holds {scale.capacity / GIB:,.1f} GiB, beyond this drawing"
+        lines += _legend_lines(text.split(), width, gap=" ")
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scale:
+    """What the drawing's height stands for [bytes]."""
+
+    top: float
+    capacity: int
+    """Of the card; 0: none is named."""
+    is_line_shown: bool
+    """The card's line lies within the drawing."""
+    reserved: int
+    added: int
+    """What lies above what is reserved; at least one line of the drawing."""
+
+    def row(self, row: int) -> tuple[float, float]:
+        """From where to where a line of the drawing goes."""
+        return self.top * row / NUM_ROWS, self.top * (row + 1) / NUM_ROWS
+
+    def has_line(self, row: int) -> bool:
+        """Whether the card's line lies there."""
+        low, high = self.row(row)
+        return self.is_line_shown and low <= self.capacity < high
+
+
+def _scale_of(found: Estimate, columns: Sequence[Moment], peak: Moment) -> _Scale:
+    """As high as what is drawn, with the card's line where that is not far above."""
     capacity = found.gpu.capacity_bytes if found.gpu is not None else 0
     shown = 0 < capacity <= 2 * peak.total_bytes
     reserved = max(moment.reserved_bytes for moment in columns)
@@ -160,39 +202,31 @@ def timeline_lines(found: Estimate, *, width: int = AXIS + NUM_COLUMNS + NAMES) 
     least = reserved * NUM_ROWS // (NUM_ROWS - 1)
     top = max(peak.total_bytes, reserved + added, least, capacity if shown else 0) * 1.02
     added = max(added, int(top / NUM_ROWS)) if reserved else 0
-    lines = []
-    for row in reversed(range(NUM_ROWS)):
-        low, high = top * row / NUM_ROWS, top * (row + 1) / NUM_ROWS
-        line = shown and low <= capacity < high
-        cells = "".join(
-            _cell(moment, (low + high) / 2)
-            or _above(moment, low, high, added)
-            or ("╌" if line else " ")
-            for moment in columns
-        )
-        label = f"{high / GIB:7.1f} ┤" if row % 3 == (NUM_ROWS - 1) % 3 else " " * 8 + "│"
-        gpu = found.gpu.short_name if found.gpu is not None else ""
-        names = [gpu if has_room else f"╌ {gpu}"] if line else []
-        if reserved and low <= reserved < high:
-            names.append(f"{RESERVED} reserved")
-        if added and low <= reserved + added * 0.5 < high:
-            overhead = found.overhead_bytes
-            names.append(
-                f"{ADDED} {overhead.low / GIB:.1f}-{overhead.high / GIB:.1f} {_beside(found)}"
-            )
-        beside = " " + ", ".join(names) if names and has_room else ""
-        named += names if not has_room else []
-        lines.append((label + cells).rstrip() + beside)
-    lines.append(f"{0:7.1f} ┼" + "─" * len(columns))
-    lines.append(" " * 9 + _phase_labels(columns))
-    lines.insert(0, _peak_line(columns, peak, width))
-    words = [*(f"{FILLS[each]} {LIFETIME_WORDS[each]}" for each in Lifetime), *named]
-    lines += _legend_lines(words, width)
-    if capacity and not shown:
-        assert found.gpu is not None
-        text = f"{found.gpu.short_name} holds {capacity / GIB:,.1f} GiB, beyond this drawing"
-        lines += _legend_lines(text.split(), width, gap=" ")
-    return lines
+    return _Scale(top=top, capacity=capacity, is_line_shown=shown, reserved=reserved, added=added)
+
+
+def _row_cells(columns: Sequence[Moment], scale: _Scale, row: int) -> str:
+    """A line of the drawing, its axis before it."""
+    low, high = scale.row(row)
+    empty = "╌" if scale.has_line(row) else " "
+    label = f"{high / GIB:7.1f} ┤" if row % 3 == (NUM_ROWS - 1) % 3 else " " * 8 + "│"
+    return label + "".join(
+        _cell(moment, (low + high) / 2) or _above(moment, low, high, scale.added) or empty
+        for moment in columns
+    )
+
+
+def _row_names(found: Estimate, scale: _Scale, row: int, *, has_room: bool) -> list[str]:
+    """What lies on a line of the drawing, in words."""
+    low, high = scale.row(row)
+    gpu = found.gpu.short_name if found.gpu is not None else ""
+    names = [gpu if has_room else f"╌ {gpu}"] if scale.has_line(row) else []
+    if scale.reserved and low <= scale.reserved < high:
+        names.append(f"{RESERVED} reserved")
+    if scale.added and low <= scale.reserved + scale.added * 0.5 < high:
+        overhead = found.overhead_bytes
+        names.append(f"{ADDED} {overhead.low / GIB:.1f}-{overhead.high / GIB:.1f} {_beside(found)}")
+    return names
 
 
 def _legend_lines(words: Sequence[str], width: int, *, gap: str = "  ") -> list[str]:

@@ -284,6 +284,17 @@ def _nearest_changes(
     for given_up in sorted(allow, key=order_of):
         for base in (setup, least):
             yield from possible(conceded, base, given_up)
+    yield from _furthest_changes(model, setup, single, least, gpu)
+
+
+def _furthest_changes(
+    model: ModelSpec,
+    setup: TrainingSetup,
+    single: TrainingSetup,
+    least: TrainingSetup,
+    gpu: GpuSpec,
+) -> Iterator[TrainingSetup]:
+    """Splits, offloading and more GPUs; ``single`` has the smallest micro-batch, ``least`` is checkpointed too."""
     split = (
         each for sharded in possible(under_fsdp, least) for each in split_further(least, sharded)
     )
@@ -294,7 +305,8 @@ def _nearest_changes(
     if setup.num_gpus > 1:
         yield from split
     yield from more_gpus(setup)
-    yield from more_gpus(shardings[-1] if shardings else setup)
+    *_, sharded_most = (setup, *more_sharding(setup))
+    yield from more_gpus(sharded_most)
     *_, widest = (least, *more_sharding(least))
     yield from more_gpus(widest)
     yield from every_engine(setup)

@@ -696,7 +696,10 @@ class Planner:
             setup = with_global_batch(setup, self.goal.global_batch_size)
         if self.goal.objective is Objective.LAYERS:
             return estimate(with_layers(self.model, size), setup, self.gpu)
-        return estimate(self.model, replace(setup, seq_len=size * SEQ_LEN_STEP), self.gpu)
+        # A setup that was looked at before has the target length that went with its own.
+        target = self.goal.base.target_seq_len
+        longer = replace(setup, seq_len=size * SEQ_LEN_STEP, target_seq_len=target)
+        return estimate(self.model, longer, self.gpu)
 
     def _limit(self) -> int:
         """The largest size to look at."""

@@ -31,7 +31,7 @@ def test_one_gpu(record: dict[str, Any]) -> None:
     assert found.num_params == real["params"]
     assert found.trainable_params == real["trainable"]
     assert found.held_bytes == pytest.approx(real["requested_before"], rel=0.0005)
-    assert found.peak_bytes == pytest.approx(real["requested_peak"], rel=0.0005)
+    assert found.peak_bytes == pytest.approx(real["requested_peak"], rel=0.0002)
 
 
 PEAK_BARS = {"fsdp1": 0.015, "deepspeed": 0.003}

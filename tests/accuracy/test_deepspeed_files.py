@@ -16,7 +16,7 @@ from memplan.training.setup import TrainingSetup
 
 RANKS = 8
 """Of every record with a truth: what is held after initialisation gives it away."""
-TOLERANCE = 0.02
+TOLERANCE = 0.006
 
 REFUSED = {
     "axolotl/zero2_torch_compile.json": "compile.disable: DeepSpeed has no such key",

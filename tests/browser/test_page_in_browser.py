@@ -257,7 +257,11 @@ def test_the_link_holds_the_question(told: Told) -> None:
     assert "gpt2 (causal-lm)" in seen["screen"]
     assert "fits" in seen["screen"]
     assert seen["coloured"]
-    assert seen["verdict"].startswith("H100-80  fits   needs")
+    assert [line.split()[0] for line in seen["verdict"].splitlines()] == [
+        "H100-80",
+        "needs",
+        "batch",
+    ]
     assert seen["composed"] == "memplan estimate gpt2 --gpu h100 --zero 2"
     assert seen["report"] > 10_000
 

@@ -1,6 +1,8 @@
 """Models as classes: what names hold, how gradients of views lie, layers that are recorded once."""
 
 import gc
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -143,6 +145,28 @@ def test_a_view_reaches_the_same_elements() -> None:
         ]
 
     assert places(shape, strides) == places(wanted, found)
+
+
+@pytest.mark.parametrize(("dim", "shape"), [(-1, (2, 8, 1)), (1, (2, 1, 8)), (-3, (1, 2, 8))])
+def test_a_dimension_of_one_counted_from_behind(dim: int, shape: tuple[int, ...]) -> None:
+    assert empty(opened(), (2, 8), DType.FP32).unsqueeze(dim).shape == shape
+
+
+ASKED = """
+import sys
+import memplan
+model = memplan.load_model("llama-3.2-1b")
+memplan.estimate(model, memplan.TrainingSetup(micro_batch_size=1, seq_len=64), gpu="a100-80gb")
+print(*(name for name in sys.modules if name.startswith("memplan.")))
+"""
+
+
+def test_a_dense_decoder_reads_neither_towers_nor_mixtures() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", ASKED]
+    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert "memplan.classes.record" in names
+    others = "memplan.graph.towers", "memplan.classes.mixtures", "memplan.graph.single_stack"
+    assert [each for each in names if each.startswith(others)] == []
 
 
 def test_dense_strides_keep_the_order_of_dimensions() -> None:

@@ -20,8 +20,8 @@ DATA: dict[str, Any] = json.loads(
 )
 TOLERANCE = 1e-4
 """The runs count what was asked for; memplan rounds each tensor up to the allocator's 512 bytes."""
-RESERVED = 5e-4
-"""Equal to the byte in 19; in one a small segment more."""
+RESERVED = 1e-6
+"""Equal to the byte."""
 LEAST = 2.5e-3
 """The runs' own is found to 1/512 of the peak. Of one it is an island: with a little more the run dies again."""
 FLOORS = {"fsdp2-b8": 3_386_900_480}

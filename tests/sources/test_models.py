@@ -271,8 +271,8 @@ def test_passes_the_options_on(reading: list[Reading]) -> None:
         ),
         pytest.param({"model": SPEC, "task": "base"}, "ModelSpec is complete", id="spec-task"),
         pytest.param({"model": SPEC, "num_labels": 3}, "ModelSpec is complete", id="spec-labels"),
-        pytest.param({"model": None}, "not a NoneType", id="none"),
-        pytest.param({"model": [CONFIG]}, "not a list", id="list"),
+        pytest.param({"model": None}, "of type NoneType", id="none"),
+        pytest.param({"model": [CONFIG]}, "of type list", id="list"),
     ],
 )
 def test_refuses_arguments_that_do_not_go_together(

@@ -6,9 +6,9 @@ from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow
 from memplan.model.towers.convolved import ConvolvedBody, ConvolvedLayerBody, DownsamplingBody
 
@@ -36,14 +36,18 @@ def _response_norm(t: Tape, x: Tensor, module: str, numel: int) -> Tensor:
     """``ConvNextV2GRN``: from the norm on in fp32 under autocast."""
     dtype = x.dtype if t.autocast is None else DType.FP32
     norms, shares = t.tensor(numel, dtype), t.tensor(numel, dtype)
+    quotient, zeros = allocated_bytes(x.numel, dtype), allocated_bytes(numel, DType.BOOL)
     t.record(
-        OperationKind.VECTOR_NORM, (x,), (norms,), saves=(x, norms), gradients=(Gradient.FRESH,)
-    )
+        OperationKind.VECTOR_NORM, (x,), (norms,), saves=(x, norms), gradients=(Gradient.FRESH,),
+        # The quotient and where the norm is 0 (torch 2.13, ``linalg_vector_norm_backward``).
+        backward_scratch_bytes=(quotient, zeros, RESULT),
+    )  # fmt: skip
     weight, bias = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
     mean = t.shift(t.mean(norms, weight.numel))
+    size = shares.storage.num_bytes
     t.record(
         OperationKind.DIV, (norms, mean), (shares,), saves=(norms, mean),
-        gradients=(Gradient.FRESH, 3 * shares.storage.num_bytes),
+        gradients=(Gradient.FRESH, size), backward_scratch_bytes=(RESULT, size, size, RESULT),
     )  # fmt: skip
     scaled = t.mul(weight, t.mul(x, shares))
     out = t.add(t.add(scaled, bias), x)

@@ -64,24 +64,15 @@ def _map(model: str, title: str, cells: dict[tuple[str, str], Estimate], pivot: 
     for place, name in enumerate(across):
         x = MARGIN + label + (place + 1) * widest - 8
         shapes.append(Words(x=x, y=24, text=name, anchor="end", is_bold=True))
-    rows, seen = [], set()
     for line, row in enumerate(down):
         y = 34 + line * CELL_HEIGHT
         shapes.append(Words(x=MARGIN, y=y + 21, text=row))
-        texts = [row]
         for place, column in enumerate(across):
-            answer = cells.get((row, column))
-            texts.append("")
-            if answer is None:
-                continue
-            kind = _kind(answer)
-            seen.add(kind)
-            texts[-1] = f"{answer.total_bytes.high / GIB:,.1f} {VERDICT_MARKS[kind]}".strip()
-            told = f"{below} {row}, {beside} {column}: needs {answer.needs}, {answer.verdict or 'no GPU'}"
-            x = MARGIN + label + place * widest
-            shapes.append(box(x, y, widest - 2, CELL_HEIGHT - 2, kind or "panel", told))
-            shapes.append(Words(x=x + widest - 10, y=y + 21, text=texts[-1], anchor="end"))
-        rows.append(tuple(texts))
+            if (answer := cells.get((row, column))) is not None:
+                told = f"{below} {row}, {beside} {column}: needs {answer.needs}, {answer.verdict or 'no GPU'}"
+                shapes += _cell(answer, MARGIN + label + place * widest, y, widest, told)
+    rows = [(row, *(_cell_text(cells.get((row, column))) for column in across)) for row in down]
+    seen = {_kind(each) for each in cells.values()}
     named = [(kind, f"{VERDICT_MARKS[kind]} {WORDS[kind]}") for kind in WORDS if kind in seen]
     width = max(MARGIN * 2 + label + widest * len(across), 360.0)
     drawn, end = legend(
@@ -98,6 +89,19 @@ def _map(model: str, title: str, cells: dict[tuple[str, str], Estimate], pivot: 
         rows=tuple(rows),
         chart=tuple(_chart((f"{below} \\ {beside}", *across), rows, seen)),
     )
+
+
+def _cell_text(answer: Estimate | None) -> str:
+    """What is needed, and the verdict's mark."""
+    if answer is None:
+        return ""
+    return f"{answer.total_bytes.high / GIB:,.1f} {VERDICT_MARKS[_kind(answer)]}".strip()
+
+
+def _cell(answer: Estimate, x: float, y: float, width: float, told: str) -> list[Shape]:
+    """A cell of the map: its colour says the verdict."""
+    text = Words(x=x + width - 10, y=y + 21, text=_cell_text(answer), anchor="end")
+    return [box(x, y, width - 2, CELL_HEIGHT - 2, _kind(answer) or "panel", told), text]
 
 
 def _kind(answer: Estimate) -> str:
