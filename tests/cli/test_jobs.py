@@ -181,6 +181,14 @@ PLANS = (
         answer="FSDP2|ZeRO-3", words=("tokens/s", "micro-batch")),
     Job(question="how many GPUs", command="plan llama-3.2-3b --gpus 1..8 --gpu a100-40gb --objective gpus "
         "--checkpointing none --engine fsdp", answer="FSDP2"),
+    Job(question="which card is cheapest", command="plan gpt2 --lora 8 --engine ddp --gpus 1 --gpu t4,a100 "
+        "--checkpointing full --objective cost --price t4=0.35,a100=1.90",
+        answer="^A100-80  Cheapest: ", words=(r"GPU-hours for 1B tokens, cost\s+[\d.]+", "^T4  plain training")),
+    Job(question="and without prices", command="plan gpt2 --lora 8 --engine ddp --gpus 1 --gpu t4,a100 "
+        "--checkpointing full --objective cost",
+        answer="^T4  Cheapest: ", words=(r"Which card is cheapest\? --price t4=",)),
+    Job(question="the longest sequence, and nothing said of targets", command="plan gpt2 --gpus 1 --gpu t4 "
+        "--maximize seq-len --engine ddp", answer="^Longest sequence: 1,024 tokens"),
 )  # fmt: skip
 
 
