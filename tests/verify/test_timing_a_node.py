@@ -1,4 +1,7 @@
-"""What ``verify --calibrate`` times, on a CPU: each thing is run, and takes time; no figure is a card's."""
+"""What ``verify --calibrate`` times, on a CPU: each thing is run, and takes time; no figure is a card's.
+
+Runs behind the tests on fake tensors, whose card autograd's engine does not know any more once it has run on a CPU.
+"""
 
 from importlib.util import find_spec
 
