@@ -255,6 +255,8 @@ class Planner:
 
         How much these need is looked at when somebody asks. That they can be at all was seen on another number of GPUs.
         """
+        if self.goal.objective is Objective.LAYERS:
+            return False  # fewer of them hold less
         floor = states_floor(candidate.setup, self.sizes)
         if floor > HOPELESS * self.gpu.capacity_bytes:
             self.num_ruled_out += 1

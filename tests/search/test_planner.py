@@ -351,3 +351,11 @@ def test_leaner_kernels_are_tried_where_the_code_base_has_them() -> None:
     assert any(each.setup.kernels is KernelPreset.LIGER for each in found.setups)
     gpt2 = plan(load_model("gpt2"), Goal(num_gpus=1, engines="ddp"), load_gpu("a100-40gb"))
     assert all(each.setup.kernels is KernelPreset.HF for each in gpt2.setups)
+
+
+def test_layers_are_looked_for_of_a_model_that_is_far_too_large() -> None:
+    goal = Goal(objective="layers", num_gpus=(2,), engines=("fsdp",), checkpointing=("full",))
+    found = plan(load_model("llama-3.1-70b"), goal, load_gpu("a100-40gb")).setups
+    on_cards = [each for each in found if not each.offloads]
+    assert on_cards
+    assert all(0 < each.estimate.model.num_layers < 80 for each in on_cards)
