@@ -455,10 +455,16 @@ def one(name: str) -> None:
     import transformers.masking_utils as masking
 
     # No value exists on a stub: the usual answer, one sequence a row, nothing padded, every token labelled, after the same computation.
-    packed, every, whole = masking.find_packed_sequence_indices, masking.fast_all, masking._ignore_bidirectional_mask_sdpa  # type: ignore[attr-defined]
+    packed, every, whole = (
+        masking.find_packed_sequence_indices,
+        masking.fast_all,
+        masking._ignore_bidirectional_mask_sdpa,
+    )  # type: ignore[attr-defined]
     masking.find_packed_sequence_indices = lambda *given, **more: (packed(*given, **more), None)[1]  # type: ignore[assignment]
     masking.fast_all = lambda *given, **more: (every(*given, **more), True)[1]  # type: ignore[attr-defined]
-    masking._ignore_bidirectional_mask_sdpa = lambda *given, **more: (whole(*given, **more), True)[1]
+    masking._ignore_bidirectional_mask_sdpa = lambda *given, **more: (whole(*given, **more), True)[
+        1
+    ]
     if name.startswith("trl"):
         import trl.trainer.utils as fused
 

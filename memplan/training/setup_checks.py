@@ -110,7 +110,9 @@ def _check_held_gradients(setup: DerivedSetup, engine: Engine) -> None:
         msg = f"gradients_held: {engine.value} keeps gradients in its own way; ddp and fsdp leave them to the loop"
         raise SetupError(msg)
     if setup.pipeline_parallel > 1:
-        msg = "gradients_held: a pipeline's schedule runs the passes, and this is not modelled there"
+        msg = (
+            "gradients_held: a pipeline's schedule runs the passes, and this is not modelled there"
+        )
         raise SetupError(msg)
 
 
