@@ -180,10 +180,10 @@ def head_parts(rows: Rows) -> list[str]:
     setup = first.setup
     nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
     count = params_text(first)
-    tokens = f"{setup.seq_len:,} tokens"
+    tokens = f"{spread([row[0].setup.seq_len or 0 for row in rows])} tokens"
     if setup.target_seq_len != setup.seq_len:
         tokens += f" in, {setup.target_seq_len:,} out"
-    batch = f"micro-batch {setup.micro_batch_size}"
+    batch = f"micro-batch {spread([row[0].setup.micro_batch_size for row in rows])}"
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
     parts = [f"{first.model.name} ({first.model.task.value})", count, f"{gpus_label(setup)}{nodes}"]
@@ -197,6 +197,16 @@ def head_parts(rows: Rows) -> list[str]:
     kept = checkpointing_label(setup)
     checkpointing = "no checkpointing" if kept == "none" else f"checkpointing {kept}"
     return [*parts, tokens, batch, f"{setup.optimizer.value}, {checkpointing}"]
+
+
+def spread(sizes: Sequence[int]) -> str:
+    """One size, or the range of several.
+
+    >>> spread([2048, 2048]), spread([1, 3])
+    ('2,048', '1-3')
+    """
+    low, high = min(sizes), max(sizes)
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
 def print_answer(
