@@ -86,12 +86,17 @@ def with_room(
     """
     kept, left_out = list(others), set()
     for column in sorted(others, key=lambda each: -each.gives_way):
-        label_width = _folded(label, _label_width(width, label, kept)).width
-        if not column.gives_way or len(packed(width, label_width, kept)) == 1:
+        if not column.gives_way or _is_whole(width, label, kept):
             break
         kept = [each for each in kept if each is not column]
         left_out.add(id(column))
     return kept, [each for each in others if id(each) in left_out]
+
+
+def _is_whole(width: int, label: Column, others: Sequence[Column]) -> bool:
+    """Whether all stand in one block, and no word of the label is broken for it."""
+    folded = _folded(label, _label_width(width, label, others))
+    return folded.width >= longest_word(label) and len(packed(width, folded.width, others)) == 1
 
 
 def has_room(width: int, before: Sequence[Column], label: Column, others: Sequence[Column]) -> bool:
