@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "a100-80gb"
 AS_GIVEN = "as given"
-ASKED = tuple(option for option in ESTIMATE if option is not ALLOW and option.panel != FILES_PANEL)
+ASKED = tuple(
+    option
+    for option in ESTIMATE
+    if option is not ALLOW and (option.panel != FILES_PANEL or option in LAUNCH_FILES)
+)
 """What both of a pair share."""
 
 
@@ -169,7 +173,7 @@ def answer_of(typed: Typed) -> "Estimate":
     from memplan.options.estimating import answers
 
     values = {
-        **dict.fromkeys(each.parameter for each in (*FILES, *LAUNCH_FILES)),
+        **dict.fromkeys(each.parameter for each in FILES),
         **typed.values, "setup": typed.setup_file, "preset": typed.preset,
     }  # fmt: skip
     if values["gpu"] is None and values["gpu_memory"] is None:

@@ -90,6 +90,10 @@ WORDS = {"--offload": ("none", "cpu", "nvme")}
 """What it may be given instead, by the option."""
 
 TOLD = {
+    **dict.fromkeys(
+        ("quiet", "short", "brief", "summary"),
+        "the first line is the answer (| head -1), and --check says it in the exit code",
+    ),
     "output": "a page is written with --report, and estimate and plan write a setup with --emit",
     "versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`',
     **dict.fromkeys(
@@ -127,14 +131,14 @@ def with_word(own: Sequence[str], says: str) -> list[str]:
     >>> with_word(["--offload", "cpu"], "nvme"), with_word(["--checkpointing", "full"], "false")
     (['--offload', 'nvme'], [])
     """
-    if says in NO:
+    if says.lower() in NO:
         return []
     return [*own[:-1], says] if says in WORDS.get(own[0], ()) else list(own)
 
 
 def is_word_of(own: Sequence[str], word: str) -> bool:
     """Whether a word belongs to such options, and is no MODEL."""
-    return word in (*YES, *NO, *WORDS.get(own[0], ()))
+    return word.lower() in (*YES, *NO, *WORDS.get(own[0], ()))
 
 
 def _plain(name: str) -> str:

@@ -159,7 +159,7 @@ JOBS = (
         answer=rf"^A100-40  fits +{NEEDS}", words=("micro-batch 1 x 4", "4 micro-batches a step, the fewest")),
     Job(question="a global batch over a pipeline", command="estimate llama-3.2-1b --gpus 8 --pp 4 --global-batch-size 64 --engine fsdp --gpu a100-40gb",
         answer=rf"^A100-40  fits +{NEEDS}", words=("micro-batch 1 x 32",)),
-    Job(question="models whose names are long, whole", command="models deepseek-r1", answer=r"^\d+ models",
+    Job(question="models whose names are long, whole", command="models deepseek-r1-", answer=r"^\d+ models",
         words=("^ deepseek-r1-distill-qwen-1.5b +",)),
     Job(question="a stack's file, in CI", command="estimate --setup configs/files/axolotl-qlora.yaml --gpu 8GiB --check",
         answer=r"^8GiB  does not fit", exit_code=5),
