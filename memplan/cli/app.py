@@ -220,7 +220,7 @@ def top(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
     ] = False,
-    legend: Annotated[  # noqa: ARG001
+    legend: Annotated[
         bool,
         typer.Option(
             "--legend", callback=_legend, is_eager=True, help="Explain every word of the answers."

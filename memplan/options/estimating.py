@@ -181,14 +181,20 @@ def _steps_note(asked: Asked, setup: "TrainingSetup") -> tuple[str, ...]:
     steps = setup.gradient_accumulation_steps
     if STEPS_SAID & asked.given or setup.pipeline is None or steps == 1:
         return ()
-    return (
-        f"{steps} micro-batches a step, the fewest that a pipeline of {setup.pipeline_parallel} ranks takes: "
-        "--gradient-accumulation says more",
-    )
+    ranks = setup.pipeline_parallel
+    words = f"{steps} micro-batches a step, the fewest that a pipeline of {ranks} ranks takes"
+    return (f"{words}: --gradient-accumulation says more",)
 
 
 STEPS_SAID = frozenset(
-    {"gradient_accumulation", "global_batch_size", "setup", "preset", "training_args", "accelerate_config"}
+    {
+        "gradient_accumulation",
+        "global_batch_size",
+        "setup",
+        "preset",
+        "training_args",
+        "accelerate_config",
+    }
 )
 """Options of which each may say how many micro-batches a step has."""
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memplan.memory.runtime import ByteRange
     from memplan.report.console import Console, Text
     from memplan.search.advice import Hints
+    from memplan.training.adapters import Adapter
 
 Rows = Sequence[Sequence[Estimate]]
 """A row for each setup, which holds it on every GPU asked for."""
@@ -174,6 +175,14 @@ def _job_text(setup: TrainingSetup) -> str:
     return f"{job.kind.value} with {words}" if held else job.kind.value
 
 
+def adapter_text(adapter: "Adapter", others: Sequence["Adapter | None"]) -> str:
+    """``LoRA 16``: the kind, and its rank where it has one."""
+    kind, _, rest = str(adapter).partition(" rank ")
+    if not rest:
+        return kind.partition(" on ")[0]
+    return f"{kind} {spread([getattr(each, 'rank', 0) for each in others])}"
+
+
 def head_parts(rows: Rows) -> list[str]:
     """The job in a few words, what the rows have in common."""
     first = rows[0][0]
@@ -187,6 +196,8 @@ def head_parts(rows: Rows) -> list[str]:
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
     parts = [f"{first.model.name} ({first.model.task.value})", count, f"{gpus_label(setup)}{nodes}"]
+    if setup.adapter is not None:
+        parts.insert(2, adapter_text(setup.adapter, [row[0].setup.adapter for row in rows]))
     if setup.job.kind is not JobKind.SFT:
         parts.insert(2, _job_text(setup))
     if len(rows) == 1:

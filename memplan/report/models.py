@@ -148,7 +148,12 @@ def size_rows(models: Sequence[tuple[ModelSpec, str]]) -> list[dict[str, object]
 
 def print_sizes(console: "Console", rows: Sequence[dict[str, object]]) -> None:
     """Print models with their sizes."""
-    figures = {"parameters": ("total_params", 0), "layers": ("num_layers", 1), "hidden": ("hidden_size", 2), "context": ("context_length", 0)}
+    figures = {
+        "parameters": ("total_params", 0),
+        "layers": ("num_layers", 1),
+        "hidden": ("hidden_size", 2),
+        "context": ("context_length", 0),
+    }
     _print_columns(
         console,
         f"{len(rows)} models; `memplan models NAME` shows where one's parameters are",
