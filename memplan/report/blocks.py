@@ -61,6 +61,8 @@ def print_blocks(
     Columns that give way are left out before there is a second block, and named below.
     """
     fixed = sum(column.width + GAP for column in before)
+    room = width - fixed - MARGIN - GAP - min(label.width, max(LEAST_LABEL, longest_word(label)))
+    others = [each if each.is_figure else _no_wider(each, room) for each in others]
     others, left_out = with_room(width - fixed, label, others)
     folded = _folded(label, _label_width(width - fixed, label, others))
     for number, block in enumerate(packed(width, fixed + folded.width, others)):
@@ -145,11 +147,25 @@ def longest_word(column: Column) -> int:
     return max((len(word) for cell in column.cells for word in cell.split()), default=0)
 
 
-def _folded(label: Column, width: int) -> Column:
+def _no_wider(column: Column, room: int) -> Column:
+    """A column of words, folded where one line of it has no room beside the label."""
+    if column.width <= room or longest_word(column) > room:
+        return column
+    return _folded(column, room)
+
+
+def _folded(column: Column, width: int) -> Column:
     from textwrap import wrap
 
-    cells = ("\n".join(wrap(cell, width, break_on_hyphens=False)) for cell in label.cells)
-    return replace(label, cells=tuple(cells))
+    cells = (
+        "\n".join(
+            part
+            for line in cell.split("\n")
+            for part in wrap(line, width, break_on_hyphens=False) or [""]
+        )
+        for cell in column.cells
+    )
+    return replace(column, cells=tuple(cells))
 
 
 def hanging(text: str, width: int) -> list[str]:

@@ -276,10 +276,14 @@ def difference_text(one: Estimate, other: Estimate, label: str) -> str:
 
 def _less_or_more(num_bytes: int) -> str:
     size = abs(num_bytes) / GIB
+    if size < LEAST_SAID:
+        return "as much"
     decimals = 1 if size >= LEAST_TENTH else 2
     return f"{size:,.{decimals}f} GiB {'less' if num_bytes < 0 else 'more'}"
 
 
+LEAST_SAID = 0.005
+"""GiB below which two decimals say nothing."""
 MOST_TOLD = 4
 """Components of which a sentence says what moved."""
 LEAST_TENTH = 0.095
