@@ -31,7 +31,8 @@ class PrintableConsole(Console):
                 yield from _without_blanks(line)
                 yield Segment("\n", segment.style)
                 line = [Segment(text, segment.style)]
-        yield from line
+        # Rich takes an empty piece behind the last line for one line more.
+        yield from (each for each in line if each.text or each.control)
 
 
 def _without_blanks(line: list[Segment]) -> list[Segment]:
