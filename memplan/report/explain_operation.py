@@ -24,7 +24,8 @@ def print_lesson(console: "Console", lesson: Lesson, sizes: Sizes = USUAL) -> No
         for each in taught
     ]
     console.print(Text.assemble((lesson.name, "bold"), f" keeps {' or '.join(kept)}"))
-    console.print(Text(lesson.title))
+    if all(each.variant.name != lesson.title for each in taught) or len(taught) == 1:
+        console.print(Text(lesson.title))
     console.print(Text(sizes_words(lesson, sizes), style="dim"))
     for each in taught:
         print_table(console, _table(each, each.variant.name if len(taught) > 1 else None))
