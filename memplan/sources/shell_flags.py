@@ -2,7 +2,8 @@
 
 Variables that the script sets are put in where they are used, ``${NAME:-default}`` and ``$((products))`` too, and lists of
 words (``NAME=( ... )``) are read where they stand. Nothing is run, and branches are not chosen: of a flag that stands twice the
-first counts. Hydra's words, ``trainer.nnodes=2``, are sections as its files have them; of those the last counts, as Hydra has it.
+first counts. Hydra's words, ``trainer.nnodes=2``, are sections as its files have them; of those the last counts, as Hydra has it, of the
+first run alone.
 """
 
 import ast
@@ -68,8 +69,12 @@ def overrides_of(
     ({'a': {'b': '2', 'c': 'HOME/x'}}, 'own')
     """
     found: dict[str, object] = {}
-    named, count, awaits = None, 0, False
+    named, count, awaits, is_run = None, 0, False, False
     for word in _words(text, {}, source=source):
+        if word == "-m":
+            if is_run and count:
+                break  # another run, as of a branch that is not chosen
+            is_run = True
         flag = _FLAG.fullmatch(word)
         if awaits or (flag is not None and flag[1] == "config-name"):
             value = word if flag is None else flag[2]
@@ -151,7 +156,8 @@ MAX_LINES = 200
 
 def _whole_lines(text: str) -> Iterator[str]:
     """Lines of a script; a value in quotes that goes over several of them is one."""
-    lines = text.replace("\\\n", " ").split("\n")
+    kept = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    lines = kept.replace("\\\n", " ").split("\n")
     at = 0
     while at < len(lines):
         line, stop = lines[at], at + 1
