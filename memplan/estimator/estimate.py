@@ -30,7 +30,7 @@ FLUSHES_NOTE = (
     "{gpu} has no room for the allocator's cache, which is given back and taken again in every step: slow; "
     "a smaller micro-batch or checkpointing leaves room"
 )
-NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
+NO_EVALUATION = "evaluation between steps, which is laid out for models that lie whole on a rank or are sharded, and not for PPO"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 
