@@ -35,10 +35,10 @@ class FrozenShardsProgram(ShardedParametersProgram):
         coordinator back, and lets go of nothing). Of a frozen model all passes are alike.
         """
         if isinstance(other, ShardedParametersProgram) and self.gathers:
-            is_frozen = isinstance(other, FrozenShardsProgram) and not other.shares_coordinator
             self.coordinator = other.coordinator
-            self.shares_coordinator = not is_frozen
-            self.keeps_small = is_frozen and other.keeps_small
+            self.shares_coordinator, self.keeps_small = True, False
+            if isinstance(other, FrozenShardsProgram) and not other.shares_coordinator:
+                self.shares_coordinator, self.keeps_small = False, other.keeps_small
 
     def begin_pass(self) -> None:
         """The coordinator starts anew, with the order of modules that a first pass would record."""

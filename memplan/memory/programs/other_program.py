@@ -49,9 +49,10 @@ class OtherProgram:
 
         A pass over fewer of them, with the adapter switched off, counts by itself.
         """
+        self.borrowed = None
         is_same = len(lender.weights) == len(self.program.weights)
-        is_shared = isinstance(lender, Program) and self.side.is_sharded and is_same
-        self.borrowed = lender if is_shared else None
+        if isinstance(lender, Program) and self.side.is_sharded and is_same:
+            self.borrowed = lender
 
     def _pass(self) -> None:
         kept: Block | None = None
