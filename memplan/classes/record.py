@@ -117,8 +117,9 @@ def _record_apart(run: Run, model: ModelSpec) -> None:
 
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
-    task: type[Task] = getattr(heads, TASKS[model.task])
-    return task(config, model, base_class(config.model_type))
+    base = base_class(config.model_type)
+    task: type[Task] = base.tasks.get(model.task) or getattr(heads, TASKS[model.task])
+    return task(config, model, base)
 
 
 def _run(run: Run, built: Task, model: ModelSpec) -> None:

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 from memplan.model.heads import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memplan.classes.base import Base
-    from memplan.model.config import ConfigReader
 
 CLASSES = {
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
+    "bert": "bert.BertModel",
     "cohere": "cohere.CohereModel",
     "cohere2": "cohere.Cohere2Model",
     "dots1": "deepseek.Dots1Model",
+    "electra": "bert.ElectraModel",
     "exaone4": "llama_kin.Exaone4Model",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
@@ -68,8 +67,8 @@ TASKS = {
 """The class around it (``memplan.classes.heads``)."""
 
 
-def base_class(model_type: str) -> "Callable[[ConfigReader], Base]":
+def base_class(model_type: str) -> "type[Base]":
     """The class of a type's base model."""
     file, _, name = CLASSES[model_type].partition(".")
-    found: Callable[[ConfigReader], Base] = getattr(import_module(f"memplan.classes.{file}"), name)
+    found: type[Base] = getattr(import_module(f"memplan.classes.{file}"), name)
     return found

@@ -32,11 +32,14 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 """Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
-def attention_function(run: Run) -> Attend:
-    """The function that a class's attention calls: by the kernels, and over shared sequences."""
-    chosen = sdpa_attention
+def attention_function(run: Run, eager: Attend | None = None) -> Attend:
+    """The function that a class's attention calls: by the kernels, and over shared sequences.
+
+    ``eager`` is the class's own where it has another than Llama's.
+    """
+    chosen: Attend = sdpa_attention
     if run.kernels.attention is AttentionKernel.EAGER:
-        chosen = fused_attention if run.kernels.fused_elementwise else eager_attention
+        chosen = fused_attention if run.kernels.fused_elementwise else eager or eager_attention
     group = run.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
         from memplan.graph.modules.exchange import exchanged  # only where sequences are shared
@@ -74,6 +77,16 @@ def capped_attention(
     return _written_out(query, key, value, mask, probability, softcap=True)
 
 
+def unwidened_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """BERT's: the softmax names no format.
+
+    (transformers 5.23, models/bert/modeling_bert.py, ``eager_attention_forward``)
+    """
+    return _written_out(query, key, value, mask, probability, softcap=False, widened=False)
+
+
 def _written_out(
     query: Handle,
     key: Handle,
@@ -82,6 +95,7 @@ def _written_out(
     probability: float,
     *,
     softcap: bool,
+    widened: bool = True,
 ) -> Attended:
     run = query.run
     start = len(run.segment.operations)
@@ -95,7 +109,10 @@ def _written_out(
         weights = weights * 50.0
     if mask is not None:
         weights = weights + mask
-    weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    if widened:
+        weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    else:
+        weights = weights.like(softmax(run, weights.record))
     weights = dropout(weights, probability)
     out = matmul(weights, values)
     out = out.transpose(1, 2).contiguous()

@@ -12,6 +12,10 @@ from memplan.graph.tensors import Parameter
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 
+STACKS = "encoder", "decoder"
+"""Stacks that can be frozen whole, by the beginning of their segments' names."""
+
+
 class Weight:
     """A parameter as a constructor declares it: ``torch.nn.Parameter``."""
 
@@ -108,6 +112,8 @@ class Module:
 
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Give it and all in it a tape and their names; returns whether any of them owns weights."""
+        if self.segment is not None and self.segment[1] is ModelPart.HEAD:
+            within = path  # the task's own modules stand in the same segment
         self.site, self.path, self.within = site, path, within
         spans = self.spans_segments
         owns = bool(self.weights)
@@ -125,7 +131,8 @@ class Module:
         run = self.run
         if self.segment is not None:
             name, part = self.segment
-            run.start(name, args[0].record, part=part, frozen=self.is_frozen(part))
+            stack = name.partition(".")[0]
+            run.start(name, args[0].record, part=part, frozen=self.is_frozen(part, stack))
         if self.gathers:
             args = (gathered(args[0]), *args[1:])
         if self.block is not None:
@@ -141,12 +148,13 @@ class Module:
             run.leave(self.within)
         return made
 
-    def is_frozen(self, part: ModelPart) -> bool:
-        """Whether a segment of the decoder's is not trained."""
+    def is_frozen(self, part: ModelPart, stack: str = "decoder") -> bool:
+        """Whether a segment is not trained, of a stack where it is a part of one."""
         freeze = self.run.options.freeze
+        whole = stack in STACKS and bool(getattr(freeze, stack))
         parts = {
             ModelPart.EMBEDDING: freeze.embeddings, ModelPart.HEAD: freeze.head,
-            ModelPart.NORM: freeze.norm or freeze.decoder, ModelPart.LAYERS: freeze.decoder,
+            ModelPart.NORM: freeze.norm or whole, ModelPart.LAYERS: whole,
         }  # fmt: skip
         return parts.get(part, False)
 
