@@ -3,6 +3,8 @@
 (transformers 5.23: models/bert, models/roberta, models/electra, and those that copy them)
 """
 
+from collections.abc import Callable
+
 from memplan.classes.encoders import (
     Encoded,
     EncodedStates,
@@ -15,8 +17,8 @@ from memplan.classes.encoders import (
     QuestionAnswering,
     SequenceClassification,
     TokenClassification,
-    classifier_dropout,
     first_token,
+    idle,
     read_no_decoder,
 )
 from memplan.families.llama import read_activation
@@ -107,10 +109,13 @@ class BertSelfAttention(Module):
         query_layer = self.query(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         key_layer = self.key(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         value_layer = self.value(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        attend = attention_function(self.run, unwidened_attention)
-        out, weights = attend(query_layer, key_layer, value_layer, mask, self.dropout.probability)
+        out, weights = self.attend(query_layer, key_layer, value_layer, mask)
         out = out.reshape(batch, length, -1)
         return out, weights
+
+    def attend(self, query: Handle, key: Handle, value: Handle, mask: Handle | None) -> Attended:
+        attend = attention_function(self.run, unwidened_attention)
+        return attend(query, key, value, mask, self.dropout.probability)
 
 
 class BertSelfOutput(Module):
@@ -121,8 +126,11 @@ class BertSelfOutput(Module):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         self.dense = Linear(self.inner(config), hidden, bias=True, role=self.role)
-        self.LayerNorm = LayerNorm(hidden)
+        self.add_norm(hidden)
         self.dropout = Dropout(config.number("hidden_dropout_prob"))
+
+    def add_norm(self, hidden: int) -> None:
+        self.LayerNorm = LayerNorm(hidden)
 
     def inner(self, config: ConfigReader) -> int:
         return config.integer("hidden_size")
@@ -144,10 +152,12 @@ class BertOutput(BertSelfOutput):
 
 class BertAttention(Module):
     block = LayerBlock.ATTENTION
+    self_class: Callable[[ConfigReader], BertSelfAttention] = BertSelfAttention
+    output_class: Callable[[ConfigReader], BertSelfOutput] = BertSelfOutput
 
     def __init__(self, config: ConfigReader) -> None:
-        self.self = BertSelfAttention(config)
-        self.output = BertSelfOutput(config)
+        self.self = self.self_class(config)
+        self.output = self.output_class(config)
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         attention_output, attn_weights = self.self(x, mask)
@@ -178,16 +188,20 @@ class BertIntermediate(Module):
 
 class BertLayer(EncoderLayer):
     placement = NormPlacement.POST
+    attention_class: Callable[[ConfigReader], BertAttention] = BertAttention
+    intermediate_class: Callable[[ConfigReader], BertIntermediate] = BertIntermediate
+    output_class: Callable[[ConfigReader], BertSelfOutput] = BertOutput
 
     def __init__(self, config: ConfigReader) -> None:
-        self.attention = BertAttention(config)
-        self.intermediate = BertIntermediate(config)
-        self.output = BertOutput(config)
+        self.attention = self.attention_class(config)
+        self.intermediate = self.intermediate_class(config)
+        self.output = self.output_class(config)
 
     def facts(self) -> LayerSpec:
         return LayerSpec(
             attention=self.attention.self.facts(), feed_forward=self.intermediate.facts(),
-            norm=LAYER_NORM, placement=self.placement, dropout=self.output.dropout.probability,
+            norm=LAYER_NORM, placement=self.placement,
+            dropout=self.attention.output.dropout.probability,
         )  # fmt: skip
 
     def forward(self, x: Handle, mask: Handle | None) -> Handle:
@@ -203,7 +217,7 @@ class BertLayer(EncoderLayer):
 
 
 class BertEncoder(Module):
-    layer_class: type[EncoderLayer] = BertLayer
+    layer_class: Callable[[ConfigReader], EncoderLayer] = BertLayer
 
     def __init__(self, config: ConfigReader) -> None:
         kinds = [None] * config.layers("num_hidden_layers")
@@ -220,12 +234,18 @@ class BertPooler(Module):
 
     segment = "head", ModelPart.HEAD
 
+    is_read = True
+    """A loss reads what it gives."""
+
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         self.dense = Linear(hidden, hidden, bias=True)
         self.activation = ActivationModule(Activation.TANH)
 
-    def forward(self, x: Handle) -> Handle:
+    def forward(self, x: Handle) -> Handle | None:
+        if not self.is_read:
+            idle(self)
+            return None
         first_token_tensor = first_token(x)
         pooled_output = self.dense(first_token_tensor)
         pooled_output = self.activation(pooled_output)
@@ -323,9 +343,12 @@ class RobertaEmbeddings(BertEmbeddings):
         rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
         self.word_embeddings = Embedding(rows, width, role=role)
         self.token_type_embeddings = Embedding(config.integer("type_vocab_size"), width)
-        self.LayerNorm = LayerNorm(width)
+        self.add_norm(width)
         self.dropout = Dropout(config.number("hidden_dropout_prob"))
         self.position_embeddings = Embedding(config.integer("max_position_embeddings"), width)
+
+    def add_norm(self, width: int) -> None:
+        self.LayerNorm = LayerNorm(width)
 
     def forward(self, batch: int, length: int) -> Handle:
         position_ids = made_by(self.run, OperationKind.INDICES, (batch, length), DType.INT64)
@@ -393,7 +416,7 @@ class RobertaClassificationHead(Module):
 
 class RobertaForSequenceClassification(SequenceClassification):
     def add_head(self, config: ConfigReader) -> None:
-        self.classifier = RobertaClassificationHead(self, classifier_dropout(config))
+        self.classifier = RobertaClassificationHead(self, self.classifier_dropout(config))
 
     def logits(self, outputs: Encoded) -> Handle:
         sequence_output = outputs.last_hidden_state
@@ -506,7 +529,7 @@ class ElectraClassificationHead(Module):
 
 class ElectraForSequenceClassification(SequenceClassification):
     def add_head(self, config: ConfigReader) -> None:
-        self.classifier = ElectraClassificationHead(self, classifier_dropout(config))
+        self.classifier = ElectraClassificationHead(self, self.classifier_dropout(config))
 
     def logits(self, outputs: Encoded) -> Handle:
         sequence_output = outputs.last_hidden_state

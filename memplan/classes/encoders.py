@@ -48,6 +48,8 @@ class Encoder(Base):
     """The class has no other attention than the one written out in Python."""
     recomputes = True
     """Its layers can be checkpointed."""
+    classifier_dropout_key = "classifier_dropout"
+    """What the config calls the dropout before classes."""
     ties = True
     """The output matrix is the token table where the config says nothing of it."""
 
@@ -87,8 +89,13 @@ class Encoder(Base):
 
 def read_no_decoder(config: ConfigReader) -> None:
     """Refuse the same class as a decoder."""
-    if config.flag("is_decoder", default=False):
-        error = config.fail("is_decoder", "only the encoder is supported; set it to false")
+    require_flag(config, "is_decoder", value=False, problem="only the encoder is supported")
+
+
+def require_flag(config: ConfigReader, key: str, *, value: bool, problem: str) -> None:
+    """Refuse a config whose flag is not the one that is supported."""
+    if config.flag(key, default=value) is not value:
+        error = config.fail(key, f"{problem}; set it to {str(value).lower()}")
         raise error
 
 
@@ -128,6 +135,11 @@ class EncoderTask(Task):
 
     def add_head(self, config: ConfigReader) -> None:
         """Declare what the task adds."""
+
+    def classifier_dropout(self, config: ConfigReader) -> float:
+        """The head's own, or that of the hidden states."""
+        key = self.encoder.classifier_dropout_key
+        return config.number(key, default=config.number("hidden_dropout_prob"))
 
     @property
     def encoder(self) -> Encoder:
@@ -231,7 +243,7 @@ class PooledClassification(SequenceClassification):
 
     def add_head(self, config: ConfigReader) -> None:
         """A dropout and the classes."""
-        self.dropout = Dropout(classifier_dropout(config))
+        self.dropout = Dropout(self.classifier_dropout(config))
         self.classifier = Linear(self.spec.hidden_size, self.spec.num_labels, bias=True)
 
     def logits(self, outputs: Encoded) -> Handle:
@@ -247,7 +259,7 @@ class TokenClassification(EncoderTask):
 
     def add_head(self, config: ConfigReader) -> None:
         """A dropout and the classes."""
-        self.dropout = Dropout(classifier_dropout(config))
+        self.dropout = Dropout(self.classifier_dropout(config))
         self.classifier = Linear(self.spec.hidden_size, self.spec.num_labels, bias=True)
 
     def loss_of(self, outputs: Encoded) -> Tensor:
@@ -270,8 +282,3 @@ class QuestionAnswering(EncoderTask):
         sequence_output = outputs.last_hidden_state
         logits = self.qa_outputs(sequence_output)
         return span_loss(self.run, logits.record, self.spec.num_labels)
-
-
-def classifier_dropout(config: ConfigReader, key: str = "classifier_dropout") -> float:
-    """The head's own, or that of the hidden states."""
-    return config.number(key, default=config.number("hidden_dropout_prob"))

@@ -80,7 +80,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                     full_name(names.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
                     module in outputs
-                    or (has_output and segment.part is ModelPart.HEAD
+                    or (has_output and segment.part is ModelPart.HEAD and kind is not ModuleKind.OTHER
                         and module in (OUTPUT_MATRIX, MASKED_OUTPUT)),
                 )
                 for module, kind in kinds.items()

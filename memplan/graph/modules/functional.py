@@ -207,3 +207,13 @@ def binary_cross_entropy(logits: Handle) -> Tensor:
         saves=(given.record, labels.record), gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return loss
+
+
+def masked_fill_rows(x: Handle, mask: Handle) -> Handle:
+    """``x.masked_fill(mask.unsqueeze(-1), 0.0)``: keeps the mask."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    run.record(
+        OperationKind.MASKED_FILL, (x.record, mask.record), (made.record,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return made

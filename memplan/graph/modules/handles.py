@@ -14,6 +14,7 @@ from memplan.graph.modules.strides import (
     view_strides,
 )
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.elementwise import add_in_place
 from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
 
@@ -126,6 +127,9 @@ class Handle:
             return self.like(self.run.add(self.record, other.record), other)
         return self.like(self.run.shift(self.record))
 
+    def __iadd__(self, other: "Handle") -> "Handle":  # noqa: PYI034  (a view of the same storage)
+        return self.like(add_in_place(self.run, self.record, other.record), other)
+
     def __sub__(self, other: "Handle") -> "Handle":
         return self + other
 
@@ -167,6 +171,10 @@ class Handle:
     def to(self, dtype: DType) -> "Handle":
         """A copy in another format; itself where it has that."""
         return self if self.dtype is dtype else self.like(self.run.cast(self.record, dtype))
+
+    def clone(self) -> "Handle":
+        """A copy."""
+        return self.like(self.run.scale(self.record, OperationKind.CLONE))
 
     def float(self) -> "Handle":
         """A copy in fp32."""

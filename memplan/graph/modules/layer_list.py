@@ -112,9 +112,10 @@ class Layer:
         """What sets it apart from other layers."""
         return self._stretch.kind
 
-    def __call__(self, x: Handle, *args: Any) -> Handle:
+    def __call__(self, x: Handle, *args: Any) -> Any:
         """Run it once for all that are like it.
 
+        What it returns beside the hidden states the model holds until the next layer has returned.
         They are not where one gives another format than it is given, or the first trained one stands
         behind frozen ones.
         """
@@ -127,8 +128,11 @@ class Layer:
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
-        made: Handle = self._module(x, *args)
+        returned = self._module(x, *args)
+        made: Handle = returned[0] if isinstance(returned, tuple) else returned
         run.finish(made.record)
+        if isinstance(returned, tuple):
+            run.carry(*(each.record for each in returned[1:] if each is not None))
         if (made.dtype, made.requires_grad) != given:
             run.segment.repeat = 1
-        return made
+        return returned

@@ -129,7 +129,7 @@ class Module:
     def __call__(self, *args: Any) -> Any:
         """Run ``forward``, with the hooks that engines hang on modules around it."""
         run = self.run
-        if self.segment is not None:
+        if self.segment is not None and run.segment.part is not ModelPart.HEAD:
             name, part = self.segment
             stack = name.partition(".")[0]
             run.start(name, args[0].record, part=part, frozen=self.is_frozen(part, stack))
