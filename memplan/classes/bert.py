@@ -114,7 +114,7 @@ class BertSelfAttention(Module):
         return out, weights
 
     def attend(self, query: Handle, key: Handle, value: Handle, mask: Handle | None) -> Attended:
-        attend = attention_function(self.run, unwidened_attention)
+        attend = attention_function(self.run, unwidened_attention, causal=False)
         return attend(query, key, value, mask, self.dropout.probability)
 
 

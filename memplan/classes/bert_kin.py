@@ -187,7 +187,7 @@ class LayoutLMSelfAttention(BertSelfAttention):
 
     def attend(self, query: Handle, key: Handle, value: Handle, mask: Handle | None) -> Attended:
         probability = self.dropout.probability
-        return attention_function(self.run)(query, key, value, mask, probability)
+        return attention_function(self.run, causal=False)(query, key, value, mask, probability)
 
 
 class LayoutLMAttention(BertAttention):

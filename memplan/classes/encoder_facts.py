@@ -45,7 +45,7 @@ def _stack(base: Encoder) -> StackSpec:
             embedding_size=base.token_table.width, num_positions=base.num_positions,
             own_module=True,
         ),
-        final_norm=base.final_norm(),
+        final_norm=base.last_norm(),
     )
 
 

@@ -78,7 +78,7 @@ class Encoder(Base):
         """Width of what it returns."""
         return config.integer("hidden_size")
 
-    def final_norm(self) -> NormSpec | None:
+    def last_norm(self) -> NormSpec | None:
         """The norm behind its layers, where it has one."""
         return None
 

@@ -126,7 +126,7 @@ class RobertaPreLayerNormModel(RobertaModel):
         self.LayerNorm.segment = "encoder.norm", ModelPart.NORM
         self.pooler = BertPooler(config) if pooled else None
 
-    def final_norm(self) -> NormSpec | None:
+    def last_norm(self) -> NormSpec | None:
         return LAYER_NORM
 
     def forward(self, batch: int, length: int) -> Encoded:
@@ -225,7 +225,7 @@ class XLMRobertaXLModel(RobertaModel):
     embeddings_class: type[BertEmbeddings] = XLMRobertaXLEmbeddings
     encoder_class: type[BertEncoder] = XLMRobertaXLEncoder
 
-    def final_norm(self) -> NormSpec | None:
+    def last_norm(self) -> NormSpec | None:
         return LAYER_NORM
 
 
@@ -432,7 +432,7 @@ class EsmModel(Encoder):
         self.pooler = BertPooler(config) if pooled else None
         self.contact_head = EsmContactPredictionHead(config.layers("num_hidden_layers") * heads)
 
-    def final_norm(self) -> NormSpec | None:
+    def last_norm(self) -> NormSpec | None:
         return LAYER_NORM
 
     def context_length(self, config: ConfigReader) -> int:

@@ -217,3 +217,9 @@ def masked_fill_rows(x: Handle, mask: Handle) -> Handle:
         gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return made
+
+
+def mean_of_tokens(x: Handle) -> Handle:
+    """``x.mean(dim=1)``."""
+    batch, length, width = x.shape
+    return Handle(x.run, x.run.mean(x.record, length), (batch, width))

@@ -229,6 +229,16 @@ class Handle:
             for record, shape in zip(records, shapes, strict=True)
         ]
 
+    def unbind(self, dim: int) -> "list[Handle]":
+        """Parts along a dimension, which they no longer have."""
+        shape = *self.shape[:dim], *self.shape[dim + 1 :]
+        strides = *self.strides[:dim], *self.strides[dim + 1 :]
+        records = self.run.split(self.record, *(prod(shape),) * self.shape[dim])
+        rule = in_rows(self.shape)
+        return [
+            self.leads_to(Handle(self.run, each, shape, strides), rule) for each in records
+        ]
+
     def unsqueeze(self, dim: int) -> "Handle":
         """A dimension of one more: no operation.
 
