@@ -436,6 +436,12 @@ class RobertaModel(BertModel):
         return positions_behind_padding(config)
 
 
+class XLMRobertaModel(RobertaModel):
+    """Declared behind the heads (CamemBERT too)."""
+
+    is_declared_last = True
+
+
 def positions_behind_padding(config: ConfigReader) -> int:
     """Positions that tokens can take: those up to the padding token's own are skipped."""
     key = "max_position_embeddings"

@@ -336,13 +336,6 @@ class RemBertOnlyMLMHead(Module):
 
 class RemBertForMaskedLM(MaskedLM):
     def add_head(self, config: ConfigReader) -> None:
-        inputs, outputs = (
-            config.integer(f"{name}_embedding_size") for name in ("input", "output")
-        )
-        if self.spec.head.tied and inputs != outputs:
-            problem = "cannot tie unequal input_embedding_size and output_embedding_size"
-            error = config.fail("tie_word_embeddings", problem)
-            raise error
         self.cls = RemBertOnlyMLMHead(config, self)
 
     def scores(self, x: Handle) -> Handle:
@@ -357,6 +350,11 @@ class RemBertModel(Encoder):
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
         read_no_decoder(config)
+        inputs, outputs = (config.integer(f"{each}_embedding_size") for each in ("input", "output"))
+        if config.flag("tie_word_embeddings", default=True) and inputs != outputs:
+            problem = "cannot tie unequal input_embedding_size and output_embedding_size"
+            error = config.fail("tie_word_embeddings", problem)
+            raise error
         self.embeddings = RemBertEmbeddings(config)
         self.encoder = RemBertEncoder(config)
         self.pooler = BertPooler(config) if pooled else None

@@ -19,7 +19,7 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
     """
     task = reject_task(reader, request, *base.tasks)
     tied = reader.flag("tie_word_embeddings", default=base.ties)
-    return ModelSpec(
+    model = ModelSpec(
         name=request.name,
         family=request.model_type,
         task=task,
@@ -28,13 +28,15 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
         context_length=base.context_length(reader),
         stacks=(_stack(base),),
         head=HeadSpec(tied=tied),
-        num_labels=request.labels(reader),
+        num_labels=base.tasks[task].outputs or request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,
         eager_attention_only=base.eager_only,
         blueprint=blueprint_from(reader, request.model_type),
         source=reader.source,
     )
+    base.tasks[task](reader, model, type(base))  # it refuses what its head cannot be made from
+    return model
 
 
 def _stack(base: Encoder) -> StackSpec:

@@ -50,6 +50,10 @@ class Encoder(Base):
     """Its layers can be checkpointed."""
     classifier_dropout_key = "classifier_dropout"
     """What the config calls the dropout before classes."""
+    classifier_pooling = ""
+    """What its classifier of sequences makes of their tokens, where the config says it."""
+    is_declared_last = False
+    """Tasks' classes declare their heads before it."""
     ties = True
     """The output matrix is the token table where the config says nothing of it."""
 
@@ -125,6 +129,8 @@ class EncoderTask(Task):
 
     pooled = False
     """Its base model pools the first token."""
+    outputs = 0
+    """How many numbers it gives, whatever the labels; 0: one for each of them."""
 
     def __init__(self, config: ConfigReader, model: ModelSpec, base: MakeBase) -> None:
         self.spec = model
@@ -132,6 +138,8 @@ class EncoderTask(Task):
         self.prefix = built.prefix
         setattr(self, built.prefix, built)
         self.add_head(config)
+        if built.is_declared_last:
+            self.children[built.prefix] = self.children.pop(built.prefix)
 
     def add_head(self, config: ConfigReader) -> None:
         """Declare what the task adds."""

@@ -79,7 +79,7 @@ def _attached(
     if stage is not None:
         cut(built, stage)
     built.attach(Site())
-    built.ordered = tuple(built.parameters())
+    built.ordered = tuple(built.named_parameters())
     return built
 
 

@@ -12,7 +12,7 @@ CLASSES = {
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
     "bert": "bert.BertModel",
-    "camembert": "bert.RobertaModel",
+    "camembert": "bert.XLMRobertaModel",
     "cohere": "cohere.CohereModel",
     "cohere2": "cohere.Cohere2Model",
     "distilbert": "distilbert.DistilBertModel",
@@ -67,7 +67,7 @@ CLASSES = {
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
-    "xlm-roberta": "bert.RobertaModel",
+    "xlm-roberta": "bert.XLMRobertaModel",
     "xlm-roberta-xl": "prenorm.XLMRobertaXLModel",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""

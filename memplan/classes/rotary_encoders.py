@@ -203,6 +203,7 @@ class JinaEmbeddingsV3Layer(EncoderLayer):
 
 class JinaEmbeddingsV3Model(Encoder):
     prefix = "roberta"
+    is_declared_last = True
     tasks = {
         Task.MASKED_LM: RobertaForMaskedLM,
         Task.BASE: EncodedStates,
@@ -256,6 +257,7 @@ class NomicEncodedStates(EncodedStates):
 
 class NomicBertModel(JinaEmbeddingsV3Model):
     prefix = "nomic_bert"
+    is_declared_last = False
     tasks = {
         Task.MASKED_LM: BertForMaskedLM,
         Task.BASE: NomicEncodedStates,
@@ -274,6 +276,11 @@ GLOBAL_EVERY = 3
 def other_activation(config: ConfigReader, key: str) -> Activation:
     """An activation that is a GELU by default."""
     return named_activation(config, key, config.text(key, default=Activation.GELU.value))
+
+
+def read_pooling(config: ConfigReader, known: tuple[str, ...]) -> str:
+    """What a classifier of sequences makes of their tokens."""
+    return config.choice("classifier_pooling", config.text("classifier_pooling"), known)
 
 
 class ModernBertEmbeddings(Module):
@@ -365,6 +372,7 @@ class ModernBertEncoderLayer(EncoderLayer):
             attention=self.attn.facts(), feed_forward=self.mlp.facts(),
             norm=NormSpec(kind=NormKind.LAYER, bias="bias" in self.mlp_norm.weights),
             dropout=self.attn.attention_dropout, attention_dropout_only=True,
+            attention_norm=self.attn_norm is not None,
         )  # fmt: skip
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
@@ -403,26 +411,17 @@ class ModernBertForMaskedLM(MaskedLM):
 class ModernBertClassifier(EncoderTask):
     """A dense layer, activation and norm before the classes of whatever it is."""
 
-    outputs = 0
-    """How many there are, whatever the labels; 0: the labels."""
-
     def add_head(self, config: ConfigReader) -> None:
-        labels = self.outputs or self.spec.num_labels
+        labels = self.spec.num_labels
         self.head = ModernBertPredictionHead(config)
         self.drop = Dropout(config.number("classifier_dropout"))
         self.classifier = Linear(self.spec.hidden_size, labels, bias=True)
 
 
 class ModernBertForSequenceClassification(ModernBertClassifier, SequenceClassification):
-    def add_head(self, config: ConfigReader) -> None:
-        known = ("cls", "mean")
-        text = config.text("classifier_pooling")
-        self.is_mean = config.choice("classifier_pooling", text, known) == "mean"
-        super().add_head(config)
-
     def logits(self, outputs: Encoded) -> Handle:
         last_hidden_state = outputs.last_hidden_state
-        pool = mean_of_tokens if self.is_mean else first_token
+        pool = mean_of_tokens if self.encoder.classifier_pooling == "mean" else first_token
         last_hidden_state = pool(last_hidden_state)
         pooled_output = self.head(last_hidden_state)
         pooled_output = self.drop(pooled_output)
@@ -468,6 +467,7 @@ class ModernBertModel(Encoder):
             (index > 0, window if kind == SLIDING else None)
             for index, kind in enumerate(modernbert_layers(config))
         ]
+        self.classifier_pooling = read_pooling(config, ("cls", "mean"))
         self.window = window
         self.windows = sorted({kind[1] for kind in kinds}, key=bool)
         self.embeddings = ModernBertEmbeddings(config)
@@ -551,22 +551,21 @@ class EuroBertForMaskedLM(MaskedLM):
 
 
 class EuroBertForSequenceClassification(SequenceClassification):
-    def add_head(self, config: ConfigReader) -> None:
-        hidden, known = self.spec.hidden_size, ("bos", "mean", "late")
-        text = config.text("classifier_pooling")
-        self.classifier_pooling = config.choice("classifier_pooling", text, known)
+    def add_head(self, config: ConfigReader) -> None:  # noqa: ARG002
+        hidden = self.spec.hidden_size
         self.dense = Linear(hidden, hidden, bias=True)
         self.activation = ActivationModule(Activation.GELU)
         self.classifier = Linear(hidden, self.spec.num_labels, bias=True)
 
     def logits(self, outputs: Encoded) -> Handle:
         last_hidden_state = outputs.last_hidden_state
-        if self.classifier_pooling == "late":
+        pooling = self.encoder.classifier_pooling
+        if pooling == "late":
             x = self.dense(last_hidden_state)
             x = self.activation(x)
             logits = self.classifier(x)
             return mean_of_tokens(logits)
-        pool = mean_of_tokens if self.classifier_pooling == "mean" else first_token
+        pool = mean_of_tokens if pooling == "mean" else first_token
         pooled_output = pool(last_hidden_state)
         pooled_output = self.dense(pooled_output)
         pooled_output = self.activation(pooled_output)
@@ -594,6 +593,7 @@ class EuroBertModel(Encoder):
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
         hidden, rows = config.integer("hidden_size"), config.integer("vocab_size")
+        self.classifier_pooling = read_pooling(config, ("bos", "mean", "late"))
         self.embed_tokens = Embedding(rows, hidden, role=WeightRole.TOKEN_TABLE)
         kinds = [LayerKind()] * config.layers("num_hidden_layers")
         self.layers = LayerList(

@@ -129,10 +129,11 @@ class Layer:
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)
-        made: Handle = returned[0] if isinstance(returned, tuple) else returned
+        made, *further = returned if isinstance(returned, tuple) else (returned,)
+        beside = [each.record for each in further if each is not None]
+        run.touch(*beside)
         run.finish(made.record)
-        if isinstance(returned, tuple):
-            run.carry(*(each.record for each in returned[1:] if each is not None))
+        run.carry(*beside)
         if (made.dtype, made.requires_grad) != given:
             run.segment.repeat = 1
         return returned

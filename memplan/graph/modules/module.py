@@ -95,10 +95,19 @@ class Module:
             yield from each.modules()
 
     def parameters(self) -> Iterator[Weight]:
-        """Its own weights, then those of its children: the order of ``named_parameters()``."""
+        """Weights that it owns, then those of its children."""
         yield from (each for each in self.weights.values() if each.owner is self)
         for each in self.children.values():
             yield from each.parameters()
+
+    def named_parameters(self) -> Iterator[Weight]:
+        """Each weight where a constructor first names it, tied ones too."""
+        yield from dict.fromkeys(self._all_weights())
+
+    def _all_weights(self) -> Iterator[Weight]:
+        yield from self.weights.values()
+        for each in self.children.values():
+            yield from each._all_weights()
 
     @property
     def spans_segments(self) -> bool:
