@@ -1,11 +1,12 @@
 """What every base model offers the heads of its tasks."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
 from memplan.graph.stacks import counted_parts
+from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.spec import ModelSpec
 
@@ -20,8 +21,11 @@ class Base(Module):
     classifies_tokens = True
     """The type has a class for tokens, as most decoders' is."""
 
-    tasks: ClassVar[Mapping[Task, type[Module]]] = {}
+    tasks: ClassVar[Mapping[Task, type[Any]]] = {}
     """The classes of its tasks, the usual one first, where they are not those that all decoders share."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        raise NotImplementedError
 
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""

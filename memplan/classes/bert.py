@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from memplan.classes.encoders import (
     Encoded,
@@ -16,11 +17,14 @@ from memplan.classes.encoders import (
     PooledClassification,
     QuestionAnswering,
     SequenceClassification,
+    Tasks,
     TokenClassification,
     first_token,
     idle,
     read_no_decoder,
 )
+from memplan.classes.llama import Network
+from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended, attention_function, unwidened_attention
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
@@ -30,7 +34,6 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
-from memplan.dtypes import DType
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
@@ -43,8 +46,8 @@ LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 """What others read of ``torch.nn.LayerNorm``."""
 
 
-class BertEmbeddings(Module):
-    """Tokens, types and positions, their sum, norm and dropout."""
+class BertTables(Module):
+    """Of tokens, types and positions, and what stands behind their sum."""
 
     def __init__(self, config: ConfigReader) -> None:
         width = self.width(config)
@@ -58,6 +61,8 @@ class BertEmbeddings(Module):
     def width(self, config: ConfigReader) -> int:
         return config.integer("hidden_size")
 
+
+class BertEmbeddings(BertTables):
     def forward(self, batch: int, length: int) -> Handle:
         token_type_ids = gathered_types(self, 1, length)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
@@ -82,7 +87,9 @@ def gathered_types(module: Module, batch: int, length: int) -> Handle:
     return made_by(module.run, OperationKind.INDICES, (batch, length), DType.INT64)
 
 
-class BertSelfAttention(Module):
+class BertHeads(Module):
+    """Queries, keys and values of all heads."""
+
     block = LayerBlock.ATTENTION
     bias = True
 
@@ -104,6 +111,12 @@ class BertSelfAttention(Module):
             causal=False, dropout=self.dropout.probability,
         )  # fmt: skip
 
+    def attend(self, query: Handle, key: Handle, value: Handle, mask: Handle | None) -> Attended:
+        attend = attention_function(self.run, unwidened_attention, causal=False)
+        return attend(query, key, value, mask, self.dropout.probability)
+
+
+class BertSelfAttention(BertHeads):
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         batch, length, _ = x.shape
         query_layer = self.query(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -112,10 +125,6 @@ class BertSelfAttention(Module):
         out, weights = self.attend(query_layer, key_layer, value_layer, mask)
         out = out.reshape(batch, length, -1)
         return out, weights
-
-    def attend(self, query: Handle, key: Handle, value: Handle, mask: Handle | None) -> Attended:
-        attend = attention_function(self.run, unwidened_attention, causal=False)
-        return attend(query, key, value, mask, self.dropout.probability)
 
 
 class BertSelfOutput(Module):
@@ -150,22 +159,26 @@ class BertOutput(BertSelfOutput):
         return config.integer("intermediate_size")
 
 
-class BertAttention(Module):
+class BertAttentionParts(Module):
+    """Heads, and what leads back to the hidden size."""
+
     block = LayerBlock.ATTENTION
-    self_class: Callable[[ConfigReader], BertSelfAttention] = BertSelfAttention
+    self_class: Callable[[ConfigReader], BertHeads] = BertSelfAttention
     output_class: Callable[[ConfigReader], BertSelfOutput] = BertSelfOutput
 
     def __init__(self, config: ConfigReader) -> None:
         self.self = self.self_class(config)
         self.output = self.output_class(config)
 
+
+class BertAttention(BertAttentionParts):
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         attention_output, attn_weights = self.self(x, mask)
         attention_output = self.output(attention_output, x)
         return attention_output, attn_weights
 
 
-class BertIntermediate(Module):
+class BertIntermediate(Network):
     block = LayerBlock.NETWORK
 
     def __init__(self, config: ConfigReader) -> None:
@@ -186,11 +199,13 @@ class BertIntermediate(Module):
         return x
 
 
-class BertLayer(EncoderLayer):
+class BertLayerParts(EncoderLayer):
+    """Attention and network."""
+
     placement = NormPlacement.POST
-    attention_class: Callable[[ConfigReader], BertAttention] = BertAttention
-    intermediate_class: Callable[[ConfigReader], BertIntermediate] = BertIntermediate
-    output_class: Callable[[ConfigReader], BertSelfOutput] = BertOutput
+    attention_class: Callable[[ConfigReader], BertAttentionParts] = BertAttention
+    intermediate_class: Callable[[ConfigReader], Network] = BertIntermediate
+    output_class: Callable[[ConfigReader], Module] = BertOutput
 
     def __init__(self, config: ConfigReader) -> None:
         self.attention = self.attention_class(config)
@@ -204,15 +219,17 @@ class BertLayer(EncoderLayer):
             dropout=self.attention.output.dropout.probability,
         )  # fmt: skip
 
+    def feed_forward_chunk(self, attention_output: Handle) -> Handle:
+        intermediate_output = self.intermediate(attention_output)
+        layer_output = self.output(intermediate_output, attention_output)
+        return layer_output
+
+
+class BertLayer(BertLayerParts):
     def forward(self, x: Handle, mask: Handle | None) -> Handle:
         self_attention_output, _ = self.attention(x, mask)
         attention_output = self_attention_output
         layer_output = self.feed_forward_chunk(attention_output)
-        return layer_output
-
-    def feed_forward_chunk(self, attention_output: Handle) -> Handle:
-        intermediate_output = self.intermediate(attention_output)
-        layer_output = self.output(intermediate_output, attention_output)
         return layer_output
 
 
@@ -309,15 +326,15 @@ class BertForMaskedLM(MaskedLM):
 
 class BertModel(Encoder):
     prefix = "bert"
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: BertForMaskedLM,
         Task.BASE: EncodedStates,
         Task.SEQUENCE_CLASSIFICATION: PooledClassification,
         Task.TOKEN_CLASSIFICATION: TokenClassification,
         Task.QUESTION_ANSWERING: QuestionAnswering,
     }
-    embeddings_class: type[BertEmbeddings] = BertEmbeddings
-    encoder_class: type[BertEncoder] = BertEncoder
+    embeddings_class: Callable[[ConfigReader], Module] = BertEmbeddings
+    encoder_class: Callable[[ConfigReader], Module] = BertEncoder
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
         read_no_decoder(config)
@@ -425,12 +442,12 @@ class RobertaForSequenceClassification(SequenceClassification):
 
 class RobertaModel(BertModel):
     prefix = "roberta"
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         **BertModel.tasks,
         Task.MASKED_LM: RobertaForMaskedLM,
         Task.SEQUENCE_CLASSIFICATION: RobertaForSequenceClassification,
     }
-    embeddings_class: type[BertEmbeddings] = RobertaEmbeddings
+    embeddings_class: Callable[[ConfigReader], Module] = RobertaEmbeddings
 
     def context_length(self, config: ConfigReader) -> int:
         return positions_behind_padding(config)
@@ -544,7 +561,7 @@ class ElectraForSequenceClassification(SequenceClassification):
 
 class ElectraModel(BertModel):
     prefix = "electra"
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         **BertModel.tasks,
         Task.MASKED_LM: ElectraForMaskedLM,
         Task.SEQUENCE_CLASSIFICATION: ElectraForSequenceClassification,

@@ -4,15 +4,19 @@
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from memplan.classes.bert import (
     BertAttention,
-    BertEmbeddings,
+    BertAttentionParts,
     BertEncoder,
+    BertHeads,
     BertLayer,
+    BertLayerParts,
     BertModel,
     BertPooler,
     BertSelfAttention,
+    BertTables,
     gathered_types,
     token_rows,
 )
@@ -20,9 +24,11 @@ from memplan.classes.encoders import (
     Encoded,
     EncodedStates,
     Encoder,
+    EncoderLayer,
     EncoderTask,
     MaskedLM,
     OutputMatrix,
+    Tasks,
     read_no_decoder,
 )
 from memplan.dtypes import DType
@@ -52,7 +58,7 @@ class DPREncoder(Module):
 
 
 class DPRModel(Encoder):
-    tasks = {Task.BASE: EncodedStates}
+    tasks: ClassVar[Tasks] = {Task.BASE: EncodedStates}
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
         if config.integer("projection_dim", minimum=0):
@@ -70,7 +76,7 @@ class DPRModel(Encoder):
 # --- RoCBert --------------------------------------------------------------------------------------------
 
 
-class RoCBertEmbeddings(BertEmbeddings):
+class RoCBertEmbeddings(Module):
     """Tables of a character's sound and shape, joined to the tokens' and projected."""
 
     def __init__(self, config: ConfigReader) -> None:
@@ -116,13 +122,13 @@ class RoCBertEmbeddings(BertEmbeddings):
 
 class RoCBertModel(BertModel):
     prefix = "roc_bert"
-    embeddings_class: type[BertEmbeddings] = RoCBertEmbeddings
+    embeddings_class: Callable[[ConfigReader], Module] = RoCBertEmbeddings
 
 
 # --- LayoutLM -------------------------------------------------------------------------------------------
 
 
-class LayoutLMEmbeddings(BertEmbeddings):
+class LayoutLMEmbeddings(Module):
     """Tables of the edges, heights and widths of each token's box beside those of BERT."""
 
     def __init__(self, config: ConfigReader) -> None:
@@ -190,8 +196,8 @@ class LayoutLMSelfAttention(BertSelfAttention):
         return attention_function(self.run, causal=False)(query, key, value, mask, probability)
 
 
-class LayoutLMAttention(BertAttention):
-    self_class: Callable[[ConfigReader], BertSelfAttention] = LayoutLMSelfAttention
+class LayoutLMAttention(BertAttentionParts):
+    self_class: Callable[[ConfigReader], BertHeads] = LayoutLMSelfAttention
 
     def forward(self, x: Handle, mask: Handle | None) -> Handle:
         residual = x
@@ -201,7 +207,7 @@ class LayoutLMAttention(BertAttention):
 
 
 class LayoutLMLayer(BertLayer):
-    attention_class: Callable[[ConfigReader], BertAttention] = LayoutLMAttention
+    attention_class: Callable[[ConfigReader], BertAttentionParts] = LayoutLMAttention
 
     def forward(self, x: Handle, mask: Handle | None) -> Handle:
         x = self.attention(x, mask)
@@ -210,14 +216,14 @@ class LayoutLMLayer(BertLayer):
 
 
 class LayoutLMEncoder(BertEncoder):
-    layer_class: Callable[[ConfigReader], BertLayer] = LayoutLMLayer
+    layer_class: Callable[[ConfigReader], EncoderLayer] = LayoutLMLayer
 
 
 class LayoutLMModel(BertModel):
     prefix = "layoutlm"
     classifier_dropout_key = "hidden_dropout_prob"
-    embeddings_class: type[BertEmbeddings] = LayoutLMEmbeddings
-    encoder_class: type[BertEncoder] = LayoutLMEncoder
+    embeddings_class: Callable[[ConfigReader], Module] = LayoutLMEmbeddings
+    encoder_class: Callable[[ConfigReader], Module] = LayoutLMEncoder
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
         super().__init__(config)
@@ -234,6 +240,7 @@ class LayoutLMModel(BertModel):
         mask = mask.apart(OperationKind.SUB).apart(OperationKind.MUL_SCALAR)
         embedding_output = self.embeddings(batch, length, token_type_ids, bbox)
         sequence_output = self.encoder(embedding_output, mask)
+        assert self.pooler is not None
         pooled_output = self.pooler(sequence_output)
         return Encoded(sequence_output, pooled_output)
 
@@ -241,7 +248,7 @@ class LayoutLMModel(BertModel):
 # --- RemBERT --------------------------------------------------------------------------------------------
 
 
-class RemBertEmbeddings(BertEmbeddings):
+class RemBertEmbeddings(BertTables):
     def width(self, config: ConfigReader) -> int:
         return config.integer("input_embedding_size")
 
@@ -275,7 +282,7 @@ class RemBertSelfAttention(BertSelfAttention):
 
 
 class RemBertAttention(BertAttention):
-    self_class: Callable[[ConfigReader], BertSelfAttention] = RemBertSelfAttention
+    self_class: Callable[[ConfigReader], BertHeads] = RemBertSelfAttention
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         self_outputs = self.self(x, mask)
@@ -283,8 +290,8 @@ class RemBertAttention(BertAttention):
         return attention_output, self_outputs[1]
 
 
-class RemBertLayer(BertLayer):
-    attention_class: Callable[[ConfigReader], BertAttention] = RemBertAttention
+class RemBertLayer(BertLayerParts):
+    attention_class: Callable[[ConfigReader], BertAttentionParts] = RemBertAttention
 
     def forward(self, x: Handle, mask: Handle | None) -> tuple[Handle, Handle | None]:
         self_attention_outputs = self.attention(x, mask)
@@ -344,7 +351,7 @@ class RemBertForMaskedLM(MaskedLM):
 
 class RemBertModel(Encoder):
     prefix = "rembert"
-    tasks = {**BertModel.tasks, Task.MASKED_LM: RemBertForMaskedLM}
+    tasks: ClassVar[Tasks] = {**BertModel.tasks, Task.MASKED_LM: RemBertForMaskedLM}
     eager_only = True
     classifier_dropout_key = "classifier_dropout_prob"
 

@@ -3,6 +3,8 @@
 (transformers 5.23: models/distilbert)
 """
 
+from typing import ClassVar
+
 from memplan.classes.bert import LAYER_NORM, token_rows
 from memplan.classes.encoders import (
     Encoded,
@@ -13,6 +15,7 @@ from memplan.classes.encoders import (
     OutputMatrix,
     QuestionAnswering,
     SequenceClassification,
+    Tasks,
     TokenClassification,
     first_token,
 )
@@ -196,7 +199,7 @@ class DistilBertForQuestionAnswering(QuestionAnswering):
 
 class DistilBertModel(Encoder):
     prefix = "distilbert"
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: DistilBertForMaskedLM,
         Task.BASE: EncodedStates,
         Task.SEQUENCE_CLASSIFICATION: DistilBertForSequenceClassification,

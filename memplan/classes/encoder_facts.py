@@ -27,7 +27,7 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
         hidden_size=base.hidden_size(reader),
         context_length=base.context_length(reader),
         stacks=(_stack(base),),
-        head=HeadSpec(tied=tied),
+        head=HeadSpec(tied=tied, loss_upcast=base.tasks[task].upcasts),
         num_labels=base.tasks[task].outputs or request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,
@@ -44,7 +44,8 @@ def _stack(base: Encoder) -> StackSpec:
         name="encoder",
         runs=tuple(_runs(base)),
         embedding=EmbeddingSpec(
-            embedding_size=base.token_table.width, num_positions=base.num_positions,
+            embedding_size=base.token_table.width,
+            num_positions=base.num_positions,
             own_module=True,
         ),
         final_norm=base.last_norm(),

@@ -3,11 +3,11 @@
 (transformers 5.23: the classes ``For...`` of models/bert/modeling_bert.py and of its kin)
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from memplan.classes.base import Base
-from memplan.classes.heads import MakeBase, Task, finish
+from memplan.classes.heads import Task, finish
 from memplan.graph.heads import span_loss
 from memplan.graph.losses import copy_outputs
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
@@ -31,6 +31,10 @@ class Encoded(NamedTuple):
 
     last_hidden_state: Handle
     pooler_output: Handle | None = None
+
+
+Tasks = Mapping[TaskKind, "type[EncoderTask]"]
+"""The classes around a base model, the usual one first."""
 
 
 class EncoderLayer(Module):
@@ -64,7 +68,7 @@ class Encoder(Base):
     def token_table(self) -> Embedding:
         """The table that tokens are looked up in."""
         found = next(each for _, each in self.modules() if isinstance(each, Embedding))
-        return found  # noqa: RET504  (the first one declared)
+        return found
 
     @property
     def layer_list(self) -> LayerList:
@@ -129,12 +133,15 @@ class EncoderTask(Task):
 
     pooled = False
     """Its base model pools the first token."""
+    upcasts = False
+    """Its loss takes a copy of the logits in fp32 (``ForMaskedLMLoss``)."""
     outputs = 0
     """How many numbers it gives, whatever the labels; 0: one for each of them."""
 
-    def __init__(self, config: ConfigReader, model: ModelSpec, base: MakeBase) -> None:
+    def __init__(self, config: ConfigReader, model: ModelSpec, base: Callable[..., Base]) -> None:
         self.spec = model
         built = base(config, pooled=self.pooled)
+        assert isinstance(built, Encoder)
         self.prefix = built.prefix
         setattr(self, built.prefix, built)
         self.add_head(config)
@@ -211,9 +218,6 @@ class OutputMatrix(Linear):
 class MaskedLM(EncoderTask):
     """Logits of every token, and the loss on the masked ones."""
 
-    upcasts = False
-    """The loss takes a copy in fp32 (``ForMaskedLMLoss``)."""
-
     def scores(self, x: Handle) -> Handle:
         """Logits of every token."""
         raise NotImplementedError
@@ -223,7 +227,7 @@ class MaskedLM(EncoderTask):
         run = self.run
         sequence_output = outputs.last_hidden_state
         prediction_scores = self.scores(sequence_output)
-        given = prediction_scores.float() if self.upcasts else prediction_scores
+        given = prediction_scores.float() if self.spec.head.loss_upcast else prediction_scores
         loss = cross_entropy(run, given.record)
         run.returned.append(prediction_scores.record)
         if not copy_outputs(run, prediction_scores.record):

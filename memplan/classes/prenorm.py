@@ -5,16 +5,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 from memplan.classes.bert import (
     LAYER_NORM,
     BertAttention,
-    BertEmbeddings,
+    BertAttentionParts,
     BertEncoder,
+    BertHeads,
     BertIntermediate,
     BertLayer,
+    BertLayerParts,
     BertPooler,
-    BertSelfAttention,
     BertSelfOutput,
     RobertaEmbeddings,
     RobertaForSequenceClassification,
@@ -27,14 +29,17 @@ from memplan.classes.encoders import (
     Encoded,
     EncodedStates,
     Encoder,
+    EncoderLayer,
     EncoderTask,
     MaskedLM,
     OutputMatrix,
+    Tasks,
     TokenClassification,
     idle,
     read_no_decoder,
     require_flag,
 )
+from memplan.classes.llama import Network
 from memplan.dtypes import DType
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
@@ -48,7 +53,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
-from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
@@ -106,13 +111,13 @@ class RobertaPreLayerNormIntermediate(BertIntermediate):
 
 class RobertaPreLayerNormLayer(BertLayer):
     placement = NormPlacement.PRE
-    attention_class: Callable[[ConfigReader], BertAttention] = RobertaPreLayerNormAttention
-    intermediate_class: Callable[[ConfigReader], BertIntermediate] = RobertaPreLayerNormIntermediate
-    output_class: Callable[[ConfigReader], BertSelfOutput] = PreNormOutput
+    attention_class: Callable[[ConfigReader], BertAttentionParts] = RobertaPreLayerNormAttention
+    intermediate_class: Callable[[ConfigReader], Network] = RobertaPreLayerNormIntermediate
+    output_class: Callable[[ConfigReader], Module] = PreNormOutput
 
 
 class RobertaPreLayerNormEncoder(BertEncoder):
-    layer_class: Callable[[ConfigReader], BertLayer] = RobertaPreLayerNormLayer
+    layer_class: Callable[[ConfigReader], EncoderLayer] = RobertaPreLayerNormLayer
 
 
 class RobertaPreLayerNormModel(RobertaModel):
@@ -185,7 +190,7 @@ class XLMRobertaXLOutput(Module):
         return x
 
 
-class NormedNetworkLayer(BertLayer):
+class NormedNetworkLayer(BertLayerParts):
     """A norm of the layer's own stands before its network."""
 
     placement = NormPlacement.PRE
@@ -195,8 +200,8 @@ class NormedNetworkLayer(BertLayer):
         self.LayerNorm = LayerNorm(config.integer("hidden_size"))
 
 
-class XLMRobertaXLLayer(NormedNetworkLayer):
-    attention_class: Callable[[ConfigReader], BertAttention] = XLMRobertaXLAttention
+class XLMRobertaXLLayer(NormedNetworkLayer, BertLayer):
+    attention_class: Callable[[ConfigReader], BertAttentionParts] = XLMRobertaXLAttention
     output_class: Callable[[ConfigReader], Module] = XLMRobertaXLOutput
 
     def feed_forward_chunk(self, attention_output: Handle) -> Handle:
@@ -207,7 +212,7 @@ class XLMRobertaXLLayer(NormedNetworkLayer):
 
 
 class XLMRobertaXLEncoder(BertEncoder):
-    layer_class: Callable[[ConfigReader], BertLayer] = XLMRobertaXLLayer
+    layer_class: Callable[[ConfigReader], EncoderLayer] = XLMRobertaXLLayer
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
@@ -222,8 +227,8 @@ class XLMRobertaXLEncoder(BertEncoder):
 
 
 class XLMRobertaXLModel(RobertaModel):
-    embeddings_class: type[BertEmbeddings] = XLMRobertaXLEmbeddings
-    encoder_class: type[BertEncoder] = XLMRobertaXLEncoder
+    embeddings_class: Callable[[ConfigReader], Module] = XLMRobertaXLEmbeddings
+    encoder_class: Callable[[ConfigReader], Module] = XLMRobertaXLEncoder
 
     def last_norm(self) -> NormSpec | None:
         return LAYER_NORM
@@ -275,7 +280,7 @@ def apply_rotary_in_fp32(query: Handle, key: Handle, cos: Handle, sin: Handle) -
     return q_embed.to(dtype), k_embed.to(dtype)
 
 
-class EsmSelfAttention(BertSelfAttention):
+class EsmSelfAttention(BertHeads):
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.is_rotary = is_rotary(config)
@@ -301,8 +306,8 @@ class EsmSelfAttention(BertSelfAttention):
         return out, weights
 
 
-class EsmAttention(BertAttention):
-    self_class: Callable[[ConfigReader], BertSelfAttention] = EsmSelfAttention
+class EsmAttention(BertAttentionParts):
+    self_class: Callable[[ConfigReader], BertHeads] = EsmSelfAttention
     output_class: Callable[[ConfigReader], BertSelfOutput] = PreNormSelfOutput
 
     def __init__(self, config: ConfigReader) -> None:
@@ -316,7 +321,7 @@ class EsmAttention(BertAttention):
         return attn_output
 
 
-class EsmIntermediate(Module):
+class EsmIntermediate(Network):
     block = LayerBlock.NETWORK
 
     def __init__(self, config: ConfigReader) -> None:
@@ -336,9 +341,9 @@ class EsmIntermediate(Module):
 
 
 class EsmLayer(NormedNetworkLayer):
-    attention_class: Callable[[ConfigReader], BertAttention] = EsmAttention
-    intermediate_class: Callable[[ConfigReader], Module] = EsmIntermediate
-    output_class: Callable[[ConfigReader], BertSelfOutput] = PreNormOutput
+    attention_class: Callable[[ConfigReader], BertAttentionParts] = EsmAttention
+    intermediate_class: Callable[[ConfigReader], Network] = EsmIntermediate
+    output_class: Callable[[ConfigReader], Module] = PreNormOutput
 
     def forward(self, x: Handle, mask: Handle | None, tables: Tables | None) -> Handle:
         attention_output = self.attention(x, mask, tables)
@@ -411,7 +416,7 @@ def is_rotary(config: ConfigReader) -> bool:
 
 class EsmModel(Encoder):
     prefix = "esm"
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: EsmForMaskedLM,
         Task.BASE: EncodedStates,
         Task.SEQUENCE_CLASSIFICATION: RobertaForSequenceClassification,

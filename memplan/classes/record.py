@@ -69,6 +69,7 @@ def _attached(
     built = build(blueprint.reader(), model)
     replace_classes(built, kernels, spread=spread)
     base, layers = layered(built)
+    built.base.beside = model if model.join is not None and not _is_apart(model) else None
     if isinstance(base, LlamaModel):
         _adjust(base, model)
     if blueprint.layers is not None:
@@ -86,7 +87,6 @@ def _attached(
 def _adjust(base: LlamaModel, model: ModelSpec) -> None:
     """Give a text model what the class around it gives it."""
     stack = model.stacks[0]
-    base.beside = model if model.join is not None and not _is_apart(model) else None
     base.block_masks = stack.block_masks
     turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
     if any(each is not None and each.sections for each in turned):

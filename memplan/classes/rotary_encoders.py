@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from memplan.classes.bert import (
     LAYER_NORM,
@@ -25,18 +26,22 @@ from memplan.classes.encoders import (
     PooledClassification,
     QuestionAnswering,
     SequenceClassification,
+    Tasks,
     TokenClassification,
     first_token,
     read_no_decoder,
 )
 from memplan.classes.llama import (
     FULL,
+    MLP,
     SLIDING,
     GatedMLP,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
+    Network,
     halves,
+    head_width,
 )
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
@@ -147,7 +152,7 @@ class JinaEmbeddingsV3Attention(Module):
         return out, weights
 
 
-class JinaEmbeddingsV3MLP(Module):
+class JinaEmbeddingsV3MLP(Network):
     block = LayerBlock.NETWORK
 
     def __init__(self, config: ConfigReader) -> None:
@@ -159,9 +164,7 @@ class JinaEmbeddingsV3MLP(Module):
     def facts(self) -> FeedForwardSpec:
         """Of a network without a gate."""
         kind = self.activation_fn.kind
-        return FeedForwardSpec(
-            intermediate_size=self.fc1.out_features, activation=kind, bias=True
-        )
+        return FeedForwardSpec(intermediate_size=self.fc1.out_features, activation=kind, bias=True)
 
     def forward(self, x: Handle) -> Handle:
         x = self.fc1(x)
@@ -172,7 +175,7 @@ class JinaEmbeddingsV3MLP(Module):
 
 class JinaEmbeddingsV3Layer(EncoderLayer):
     attention_class: Callable[[ConfigReader], JinaEmbeddingsV3Attention] = JinaEmbeddingsV3Attention
-    mlp_class: Callable[[ConfigReader], Module] = JinaEmbeddingsV3MLP
+    mlp_class: Callable[[ConfigReader], Network] = JinaEmbeddingsV3MLP
 
     def __init__(self, config: ConfigReader) -> None:
         hidden, probability = config.integer("hidden_size"), config.number("hidden_dropout_prob")
@@ -204,7 +207,7 @@ class JinaEmbeddingsV3Layer(EncoderLayer):
 class JinaEmbeddingsV3Model(Encoder):
     prefix = "roberta"
     is_declared_last = True
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: RobertaForMaskedLM,
         Task.BASE: EncodedStates,
         Task.SEQUENCE_CLASSIFICATION: RobertaForSequenceClassification,
@@ -248,7 +251,7 @@ class NomicBertMLP(GatedMLP):
 
 class NomicBertLayer(JinaEmbeddingsV3Layer):
     attention_class: Callable[[ConfigReader], JinaEmbeddingsV3Attention] = NomicBertAttention
-    mlp_class: Callable[[ConfigReader], Module] = NomicBertMLP
+    mlp_class: Callable[[ConfigReader], Network] = NomicBertMLP
 
 
 class NomicEncodedStates(EncodedStates):
@@ -258,7 +261,7 @@ class NomicEncodedStates(EncodedStates):
 class NomicBertModel(JinaEmbeddingsV3Model):
     prefix = "nomic_bert"
     is_declared_last = False
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: BertForMaskedLM,
         Task.BASE: NomicEncodedStates,
         Task.SEQUENCE_CLASSIFICATION: PooledClassification,
@@ -278,6 +281,10 @@ def other_activation(config: ConfigReader, key: str) -> Activation:
     return named_activation(config, key, config.text(key, default=Activation.GELU.value))
 
 
+Joined = Callable[[Handle], tuple[Handle, ...]]
+"""What is made of the tokens' rows where towers give some of them."""
+
+
 def read_pooling(config: ConfigReader, known: tuple[str, ...]) -> str:
     """What a classifier of sequences makes of their tokens."""
     return config.choice("classifier_pooling", config.text("classifier_pooling"), known)
@@ -290,11 +297,11 @@ class ModernBertEmbeddings(Module):
         self.norm = LayerNorm(hidden, bias=config.flag("norm_bias"))
         self.drop = Dropout(config.number("embedding_dropout"))
 
-    def forward(self, batch: int, length: int) -> Handle:
-        return self.drop(self.norm(token_rows(self.tok_embeddings, batch, length)))
+    def forward(self, batch: int, length: int, joined: Joined) -> Handle:
+        return self.drop(self.norm(joined(token_rows(self.tok_embeddings, batch, length))[0]))
 
 
-class ModernBertMLP(Module):
+class ModernBertMLP(Network):
     block = LayerBlock.NETWORK
 
     def __init__(self, config: ConfigReader) -> None:
@@ -336,7 +343,7 @@ class ModernBertAttention(Module):
         bias = "bias" in self.Wqkv.weights
         return AttentionSpec(
             num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
-            projection=Projection.FUSED_UNBOUND, query_bias=bias, key_bias=bias, value_bias=bias,
+            projection=Projection.FUSED_SPLIT, query_bias=bias, key_bias=bias, value_bias=bias,
             output_bias=bias, rotary=RotarySpec(dim=self.head_dim), causal=False,
             sliding_window=self.window, dropout=self.attention_dropout,
         )  # fmt: skip
@@ -359,6 +366,11 @@ class ModernBertAttention(Module):
         return out, weights
 
 
+def facts_of_norm(norm: LayerNorm) -> NormSpec:
+    """What others read of a norm that may have a bias."""
+    return NormSpec(kind=norm.kind, bias="bias" in norm.weights)
+
+
 class ModernBertEncoderLayer(EncoderLayer):
     def __init__(self, config: ConfigReader, *, normed: bool, window: int | None) -> None:
         hidden, bias = config.integer("hidden_size"), config.flag("norm_bias")
@@ -370,15 +382,12 @@ class ModernBertEncoderLayer(EncoderLayer):
     def facts(self) -> LayerSpec:
         return LayerSpec(
             attention=self.attn.facts(), feed_forward=self.mlp.facts(),
-            norm=NormSpec(kind=NormKind.LAYER, bias="bias" in self.mlp_norm.weights),
+            norm=facts_of_norm(self.mlp_norm),
             dropout=self.attn.attention_dropout, attention_dropout_only=True,
-            attention_norm=self.attn_norm is not None,
         )  # fmt: skip
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
-        attn_output, _ = self.attn(
-            x if self.attn_norm is None else self.attn_norm(x), tables, mask
-        )
+        attn_output, _ = self.attn(x if self.attn_norm is None else self.attn_norm(x), tables, mask)
         x = x + attn_output
         x = x + self.mlp(self.mlp_norm(x))
         return x
@@ -451,7 +460,7 @@ class ModernBertForQuestionAnswering(ModernBertClassifier):
 
 
 class ModernBertModel(Encoder):
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: ModernBertForMaskedLM,
         Task.BASE: EncodedStates,
         Task.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
@@ -480,12 +489,12 @@ class ModernBertModel(Encoder):
         self.rotary_emb = RotaryEmbedding(hidden // heads)
 
     def last_norm(self) -> NormSpec | None:
-        return self.layers.made[self.layers.kinds[0]].facts().norm
+        return facts_of_norm(self.final_norm)
 
     def forward(self, batch: int, length: int) -> Encoded:
         run = self.run
         positions = position_ids(run, batch, length)
-        x = self.embeddings(batch, length)
+        x = self.embeddings(batch, length, self.joined)
         near = two_sided_mask(run, batch, length, window=self.window)
         masks = {None: None, self.window: near}
         tables = {each: self.rotary_emb(x, positions) for each in self.windows}
@@ -525,16 +534,17 @@ class EuroBertDecoderLayer(LlamaDecoderLayer, EncoderLayer):
     attention_class: type[LlamaAttention] = EuroBertAttention
 
     def facts(self) -> LayerSpec:
-        attention = self.self_attn
+        attention, network = self.self_attn, self.mlp
+        assert isinstance(network, MLP)
         bias = "bias" in attention.q_proj.weights
         return LayerSpec(
             attention=AttentionSpec(
                 num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads,
                 head_dim=attention.head_dim, query_bias=bias, key_bias=bias, value_bias=bias,
-                output_bias="bias" in attention.o_proj.weights, causal=False,
+                output_bias="bias" in attention.children[attention.output].weights, causal=False,
                 rotary=RotarySpec(dim=attention.head_dim), dropout=attention.attention_dropout,
             ),
-            feed_forward=self.mlp.facts(), norm=NormSpec(kind=NormKind.RMS),
+            feed_forward=network.facts(), norm=NormSpec(kind=NormKind.RMS),
         )  # fmt: skip
 
 
@@ -583,7 +593,7 @@ class EuroBertForTokenClassification(EncoderTask):
 
 
 class EuroBertModel(Encoder):
-    tasks = {
+    tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: EuroBertForMaskedLM,
         Task.BASE: EncodedStates,
         Task.SEQUENCE_CLASSIFICATION: EuroBertForSequenceClassification,
@@ -601,7 +611,7 @@ class EuroBertModel(Encoder):
         )
         self.norm = RMSNorm(hidden)
         self.norm.segment = "encoder.norm", ModelPart.NORM
-        self.rotary_emb = RotaryEmbedding(self.layers.made[kinds[0]].self_attn.head_dim)
+        self.rotary_emb = RotaryEmbedding(head_width(config))
 
     def last_norm(self) -> NormSpec | None:
         return NormSpec(kind=NormKind.RMS)

@@ -72,7 +72,9 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
             for each in segment.parameters
             if by_weights and each.role is WeightRole.OUTPUT
         }
-        outputs |= {module for module, _ in segment.tied} if model.blueprint and has_output else set()
+        outputs |= (
+            {module for module, _ in segment.tied} if model.blueprint and has_output else set()
+        )
         first = begun.get(segment.name, 0)
         for repetition in range(first, first + segment.num_copies):
             found += [

@@ -32,9 +32,7 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 """Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
-def attention_function(
-    run: Run, eager: Attend | None = None, *, causal: bool = True
-) -> Attend:
+def attention_function(run: Run, eager: Attend | None = None, *, causal: bool = True) -> Attend:
     """The function that a class's attention calls: by the kernels, and over shared sequences.
 
     ``eager`` is the class's own where it has another than Llama's.
@@ -185,9 +183,7 @@ def scaled_dot_product_attention(
     """The kernel that the card's dispatcher takes; what it gives lies as the queries do."""
     run = query.run
     batch, heads, length, width = query.shape
-    spec = score_spec(
-        heads, key.shape[1], width, value.shape[-1], probability, causal=causal
-    )
+    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability, causal=causal)
     kernel = _kernel_of(query, key, value, mask, probability, grouped=grouped)
     if run.autocast is not None:
         if mask is not None and mask.dtype is not DType.BOOL:

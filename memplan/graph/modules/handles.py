@@ -127,7 +127,8 @@ class Handle:
             return self.like(self.run.add(self.record, other.record), other)
         return self.like(self.run.shift(self.record))
 
-    def __iadd__(self, other: "Handle") -> "Handle":  # noqa: PYI034  (a view of the same storage)
+    def __iadd__(self, other: "Handle | Number") -> "Handle":  # noqa: PYI034  (a view of the same storage)
+        assert isinstance(other, Handle)
         return self.like(add_in_place(self.run, self.record, other.record), other)
 
     def __sub__(self, other: "Handle") -> "Handle":
@@ -235,9 +236,7 @@ class Handle:
         strides = *self.strides[:dim], *self.strides[dim + 1 :]
         records = self.run.split(self.record, *(prod(shape),) * self.shape[dim])
         rule = in_rows(self.shape)
-        return [
-            self.leads_to(Handle(self.run, each, shape, strides), rule) for each in records
-        ]
+        return [self.leads_to(Handle(self.run, each, shape, strides), rule) for each in records]
 
     def unsqueeze(self, dim: int) -> "Handle":
         """A dimension of one more: no operation.

@@ -11,7 +11,6 @@ from memplan.graph.tensor_parallel import gather_sequence
 from memplan.graph.tensors import Parameter
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
-
 STACKS = "encoder", "decoder"
 """Stacks that can be frozen whole, by the beginning of their segments' names."""
 
