@@ -123,6 +123,7 @@ class EstimateOptions(SharedOptions, total=False):
     freeze: str | Sequence[str]
     quantize: Word | None
     outputs_held: bool
+    gradients_held: bool
     upcast_outputs: bool
     compile: Word
     allocator: Word
@@ -140,6 +141,7 @@ class SeveralOptions(SharedOptions, total=False):
 
     gpu: "str | GpuSpec | Sequence[str | GpuSpec] | None"
     gpus: Numbers | None
+    nodes: Numbers | None
     engine: Words | None
     zero: Numbers | Words | None
     precision: Words | None
@@ -168,7 +170,6 @@ class SweepOptions(SeveralOptions, total=False):
     """Of ``memplan.sweep``."""
 
     setup: "TrainingSetup | Path | None"
-    nodes: Numbers | None
     fsdp_strategy: Words | None
     offload: Words | None
     offload_param: Words | None
