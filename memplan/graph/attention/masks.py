@@ -69,6 +69,18 @@ def packed_pattern(t: Tape, elements: int, *, window: bool) -> Tensor:
     return pattern
 
 
+def two_sided_pattern(t: Tape, length: int) -> Tensor:
+    """``|q - kv| <= window``, joined to what came before; distances are int64."""
+    distances, absolute = (t.tensor(length * length, DType.INT64) for _ in range(2))
+    near, first, both = (t.tensor(length * length, DType.BOOL) for _ in range(3))
+    t.record(OperationKind.SUB, (), (distances,))
+    t.record(OperationKind.ABS, (distances,), (absolute,))
+    t.record(OperationKind.LE, (absolute,), (near,))
+    t.record(OperationKind.BITWISE_AND, (near,), (first,))
+    t.record(OperationKind.BITWISE_AND, (first,), (both,))
+    return both
+
+
 def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
     """Zero or the dtype's lowest number, written out for each sequence (``eager_mask``)."""
     mask = t.tensor(pattern.numel * batch, dtype)
@@ -116,7 +128,7 @@ def attention_masks(
     if not attentions(stack):
         return None, None
     if not all(spec.causal for spec in attentions(stack)):
-        return padding_mask(t, stack), None
+        return padding_mask(t, stack), two_sided_mask(t, stack, context)
     if any(spec.form is AttentionForm.MASK_PRODUCT for spec in attentions(stack)):
         return None, None
     if t.kernels.attention.is_package and not any(spec.own_eager for spec in attentions(stack)):
@@ -167,6 +179,21 @@ def _packed_masks(
             t.hold(mask)
         found.append(mask)
     return found[0], found[1]
+
+
+def two_sided_mask(t: Tape, stack: StackSpec, context: StackContext) -> Tensor | None:
+    """What an encoder's layers with a window are given, unless the sequence is shorter than it.
+
+    Their ``sliding_window`` counts the neighbours on either side.
+    """
+    windows = [spec.sliding_window for spec in attentions(stack) if spec.sliding_window]
+    if not windows or context.seq_len < min(windows):
+        return None
+    mask = two_sided_pattern(t, context.seq_len)
+    if t.kernels.attention is AttentionKernel.EAGER:
+        mask = additive_mask(t, mask, context.batch, t.compute)
+    t.hold(mask)
+    return mask
 
 
 def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
