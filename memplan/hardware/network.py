@@ -70,6 +70,8 @@ class Network:
     between_nodes: float
     """Its share of what its node sends to others, as collectives reach it."""
     to_host: float
+    """Where all GPUs of a node copy at once."""
+    to_host_alone: float
     gpus_per_node: int
     num_joined: int = 0
     """GPUs on one switch of their own links, where these are of several nodes; 0: those of a node."""
@@ -149,10 +151,12 @@ def network_of(
     is_fifth = link is not None and capability is not None and capability >= (10, 0)
     reached = FIFTH_NVLINK if is_fifth else ACHIEVED
     within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
+    pinned = 1 if is_pinned else PAGEABLE_SHARE
     return Network(
         within_node=within,
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
-        to_host=_host_share(gpu, gpus_per_node) * pcie * (1 if is_pinned else PAGEABLE_SHARE),
+        to_host=_host_share(gpu, gpus_per_node) * pcie * pinned,
+        to_host_alone=HOST_ACHIEVED * pcie * pinned,
         oversubscription=oversubscription,
         is_pinned=is_pinned,
         base_s=FIFTH_BASE_S if is_fifth else BASE_S,

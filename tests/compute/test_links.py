@@ -16,8 +16,12 @@ from memplan.hardware.network import (
 from memplan.sources.catalog import load_gpu
 from memplan.training.exchange import ExchangeKind, Ranks
 
-FAST = Network(within_node=400e9, between_nodes=50e9, to_host=50e9, gpus_per_node=8)
-SLOW_INSIDE = Network(within_node=10e9, between_nodes=50e9, to_host=50e9, gpus_per_node=8)
+FAST = Network(
+    within_node=400e9, between_nodes=50e9, to_host=50e9, to_host_alone=50e9, gpus_per_node=8
+)
+SLOW_INSIDE = Network(
+    within_node=10e9, between_nodes=50e9, to_host=50e9, to_host_alone=50e9, gpus_per_node=8
+)
 N = 8_000_000_000
 """Bytes of a message."""
 ONCE = (ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER, ExchangeKind.BROADCAST)
