@@ -79,6 +79,8 @@ class StepTime:
     """What the expected step consists of, the longest first [s]."""
     intervals: tuple[Interval, ...] = field(repr=False, compare=False)
     """Its lanes: a first micro-batch of each kind, then the update."""
+    path: tuple[Interval, ...] = field(default=(), repr=False, compare=False)
+    """What the drawn step waits for, stretch by stretch: they follow one another without gaps."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -191,6 +193,7 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
         peak_flops_per_s=_peak(gpu, setup),
         shares=expected.shares(),
         intervals=tuple(expected.clock.intervals),
+        path=tuple(expected.clock.path),
         notes=tuple(_widened(job, site, high)),
     )
     return found if found.mfu <= 1 else replace(found, notes=(*found.notes, ABOVE_ONE))

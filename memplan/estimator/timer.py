@@ -424,11 +424,7 @@ class Timer:
             else:
                 clock.wait(lane, case.links * seconds, words)
         clock.asked_s += case.asked * self.step_asked_s
-        late = clock.asked_s - clock.now_s
-        if late > 0:
-            clock.host_bound_s += late
-            clock.wait(Lane.COMPUTE, late, LAUNCHES)
-        clock.synchronize()
+        clock.wait_for_launches(LAUNCHES)
 
 
 def reads_each_loss(setup: TrainingSetup) -> bool:
