@@ -6,6 +6,7 @@ is written down as that was (``memplan.memory.repetition``).
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from weakref import proxy
 
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
@@ -45,7 +46,8 @@ class ForwardPlayback:
         self.tape = tape
         self.passes = passes
         self.ledger = ledger
-        self.engine = engine
+        self.engine: Engine = proxy(engine)
+        """It has the playback: neither may keep the other."""
         self.leaves = {leaf.storage for leaf in tape.leaves}
         self.kept = {segment: _kept(segment) for segment in tape.segments}
         self.frames: dict[Name, Frame] = {}

@@ -6,6 +6,7 @@ are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from weakref import proxy
 
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -356,7 +357,8 @@ class TallyPlayback:
         self.passes = passes
         self.ledger = ledger
         self.spots = ledger.spots.of(passes)
-        self.engine = engine
+        self.engine: Engine = proxy(engine)
+        """It has the playback: neither may keep the other."""
         self.uses = repeated_uses(passes)
         self.at = self.spots.between
         """Where the present micro-batch is when a pass is over."""
