@@ -89,7 +89,9 @@ def test_what_nothing_hides() -> None:
 
 def test_the_host_has_a_lane_of_its_own() -> None:
     clock = ran(Stage("a", 2, 2.0, behind_s=1.0, fetched_s=8.0, stored_s=1.0))
-    assert {lane: each for lane, each in clock.exposed_s.items() if each} == {Lane.HOST: pytest.approx(7.0)}
+    assert {lane: each for lane, each in clock.exposed_s.items() if each} == {
+        Lane.HOST: pytest.approx(7.0)
+    }
     # Both fetched and the first stored by 8.5, then a layer, then the last is stored.
     assert clock.now_s == 8.5 + 2 + 0.5
 
