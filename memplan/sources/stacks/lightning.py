@@ -88,8 +88,9 @@ def _read_validation(keys: Keys, found: Found) -> None:
     if size is not None:
         found.fields["evaluation"] = size
     else:
-        found.notes.append("validation is the model's own class: say --eval-batch-size if it has one")
-
+        found.notes.append(
+            "validation is the model's own class: say --eval-batch-size if it has one"
+        )
 
 
 def _read_strategy(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
