@@ -105,11 +105,11 @@ def _some(lines: Iterable[str]) -> Iterator[str]:
 
 def row_label(row: Row) -> str:
     """What was asked, in one line."""
-    named = [_said(key, row[key]) for key in _NAMED if row.get(key) not in _UNSAID]
+    named = [_named(key, row[key]) for key in _NAMED if row.get(key) not in _UNSAID]
     return ", ".join(named)
 
 
-def _said(key: str, value: object) -> str:
+def _named(key: str, value: object) -> str:
     """One thing that was asked."""
     if key == "num_gpus" and value == 1:
         return "1 GPU"

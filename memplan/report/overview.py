@@ -11,7 +11,8 @@ from memplan.report.answer import needed_text, print_answer
 from memplan.report.assumed import model_lines
 from memplan.report.blocks import hanging
 from memplan.report.columns import plain_gib
-from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
+from memplan.report.explained.explanation import Explanation, explain_estimate
+from memplan.report.explained.nodes import LayerKind, Node
 from memplan.report.palette import COMPONENTS
 from memplan.units import GIB, format_count
 
