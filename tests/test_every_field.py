@@ -249,6 +249,7 @@ TRAINED: dict[str, Entry] = {
         JOB,
         ("--eval-batch-size", "8", "--eval-batches-kept", "9", "--eval-accumulation-steps", "2"),
     ),
+    "eval_seq_len": (JOB, ("--eval-batch-size", "8", "--eval-seq-len", "512")),
     "lengths": (JOB, ("--lengths", "128:50%,256:50%")),
     "lora": (JOB, ("--lora", "4")),
     "lora_targets": ((*JOB, "--lora", "4"), ("--lora-targets", "all-linear")),
