@@ -124,6 +124,14 @@ def left_bytes(tape: Tape, setup: TrainingSetup) -> int:
     return found
 
 
+def generation(
+    walked: Walked, setup: TrainingSetup, gpu: GpuSpec | None, rows: int
+) -> "tuple[SideModel, SideModel]":
+    """The passes that generate completions of so many sequences at once: of the prompts, and of a token."""
+    prompt, token = _Plan(walked, setup, gpu)._generation(When.ROLLOUT, rows)
+    return prompt, token
+
+
 class _Plan:
     """Which passes a step makes."""
 
