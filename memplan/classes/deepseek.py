@@ -5,21 +5,28 @@
 
 from collections.abc import Callable
 
-from memplan.classes.experts import Experts, NarrowExperts
+from memplan.classes.experts import Experts
 from memplan.classes.llama import (
     SLIDING,
-    Heads,
+    HeadsFirstAttention,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
     Qwen3Attention,
+    RowsAttention,
     Window,
     check_types,
     head_width,
     rotated_width,
 )
 from memplan.classes.llama_kin import HeadNormAttention
-from memplan.classes.mixtures import MixtureBlock, MixtureLayer, MixtureModel, SharedExpert
+from memplan.classes.mixtures import (
+    MixtralSparseMoeBlock,
+    MixtureBlock,
+    MixtureLayer,
+    MixtureModel,
+    SharedExpert,
+)
 from memplan.classes.routers import Routed, Router
 from memplan.dtypes import DType, promote
 from memplan.families.mixture_types import typed_dense
@@ -31,7 +38,6 @@ from memplan.graph.modules.functional import (
     divide_in_place,
     fp32_linear,
     gather,
-    jittered,
     linear,
     row_sums,
     total,
@@ -138,28 +144,8 @@ class SolarOpenAttention(LlamaAttention):
         return config.flag("attention_bias"), False
 
 
-class Glm4MoeAttention(SolarOpenAttention):
+class Glm4MoeAttention(HeadsFirstAttention, SolarOpenAttention):
     turn: Turn = staticmethod(apply_rotary_to_part)
-
-    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        super().__init__(config, kind)
-        self.use_qk_norm = config.flag("use_qk_norm")
-        if self.use_qk_norm:
-            self.q_norm = RMSNorm(self.head_dim)
-            self.k_norm = RMSNorm(self.head_dim)
-
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_proj(x).view(batch, length, -1, self.head_dim)
-        key = self.k_proj(x).view(batch, length, -1, self.head_dim)
-        value = self.v_proj(x).view(batch, length, -1, self.head_dim)
-        if self.use_qk_norm:
-            query = self.q_norm(query)
-            key = self.k_norm(key)
-        query = query.transpose(1, 2)
-        key = key.transpose(1, 2)
-        value = value.transpose(1, 2)
-        return query, key, value
 
 
 class Glm4MoeDecoderLayer(MixtureLayer):
@@ -228,24 +214,12 @@ def corrected(scores: Handle) -> Handle:
     return detached(scores).apart(OperationKind.ADD, dtype=dtype)
 
 
-class MiniMaxM2SparseMoeBlock(MixtureBlock):
-    def __init__(self, config: ConfigReader) -> None:
-        self.jitter_noise = config.number("router_jitter_noise")
-        self.gate = MiniMaxM2TopKRouter(config)
-        self.experts = NarrowExperts(config)
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        batch_size, sequence_length, hidden_dim = hidden_states.shape
-        if self.jitter_noise > 0:
-            hidden_states = jittered(hidden_states)
-        hidden_states = hidden_states.view(-1, hidden_dim)
-        _, top_k_weights, top_k_index = self.gate(hidden_states)
-        hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
-        hidden_states = hidden_states.reshape(batch_size, sequence_length, hidden_dim)
-        return hidden_states
+class MiniMaxM2SparseMoeBlock(MixtralSparseMoeBlock):
+    sealed = False
+    router_class: type[Router] = MiniMaxM2TopKRouter
 
 
-class MiniMaxM2Attention(LlamaAttention):
+class MiniMaxM2Attention(RowsAttention):
     turn: Turn = staticmethod(apply_rotary_to_part)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
@@ -255,16 +229,6 @@ class MiniMaxM2Attention(LlamaAttention):
 
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:  # noqa: ARG002
         return False, False
-
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_norm(self.q_proj(x))
-        key = self.k_norm(self.k_proj(x))
-        value = self.v_proj(x)
-        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        return query, key, value
 
 
 class MiniMaxM2DecoderLayer(MixtureLayer):

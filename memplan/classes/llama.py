@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.classes.base import Base
 from memplan.families.llama import read_activation, rotated_dim
 from memplan.graph.modules.attention import Attended, attention_function
-from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Norm, RMSNorm
+from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Norm, RMSNorm, clamp_
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask, position_ids
@@ -235,6 +235,10 @@ class LlamaDecoderLayer(Module):
     mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
     norm_class: Callable[[int], Norm] = RMSNorm
     placement = NormPlacement.PRE
+    second = "post_attention_layernorm"
+    """What it calls the norm before its network."""
+    fed = "mlp"
+    """What it calls its network."""
     residual_dropout = 0.0
     """On what attention and network give."""
 
@@ -254,11 +258,15 @@ class LlamaDecoderLayer(Module):
         residual = x
         x = self.input_layernorm(x)
         x, _ = self.self_attn(x, tables, mask)
-        x = residual + x
+        x = residual + self.branch(x)
         residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        x = residual + x
+        x = self.children[self.second](x)
+        x = self.children[self.fed](x)
+        x = residual + self.branch(x)
+        return x
+
+    def branch(self, x: Handle) -> Handle:
+        """What is added to the residual of what attention or network give."""
         return x
 
 
@@ -342,6 +350,60 @@ class LocalTablesModel(LlamaModel):
             x = layer(x, tables[window], masks[window])
         x = self.norm(x)
         return x
+
+
+class RowsAttention(LlamaAttention):
+    """Queries, keys and values are all there, each in rows, before the first is split into heads."""
+
+    q_norm: Norm
+    k_norm: Norm
+
+    def rows(self, x: Handle) -> Heads:
+        """Each, normed or clamped where the class does so."""
+        return self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+
+    def projected(self, x: Handle) -> Heads:
+        batch, length, _ = x.shape
+        query, key, value = self.rows(x)
+        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        return query, key, value
+
+
+class HeadsFirstAttention(LlamaAttention):
+    """All are split into heads before the first is normed, and turned around behind that."""
+
+    q_norm: Norm
+    k_norm: Norm
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        super().__init__(config, kind)
+        self.use_qk_norm = config.flag("use_qk_norm")
+        if self.use_qk_norm:
+            self.add_norms()
+
+    def add_norms(self) -> None:
+        self.q_norm = RMSNorm(self.head_dim)
+        self.k_norm = RMSNorm(self.head_dim)
+
+    def projected(self, x: Handle) -> Heads:
+        batch, length, _ = x.shape
+        query = self.q_proj(x).view(batch, length, -1, self.head_dim)
+        key = self.k_proj(x).view(batch, length, -1, self.head_dim)
+        value = self.v_proj(x).view(batch, length, -1, self.head_dim)
+        if self.use_qk_norm:
+            query = self.q_norm(query)
+            key = self.k_norm(key)
+        query = query.transpose(1, 2)
+        key = key.transpose(1, 2)
+        value = value.transpose(1, 2)
+        return query, key, value
+
+
+def clamped_rows(query: Handle, key: Handle, value: Handle) -> Heads:
+    """All three clamped in place (``clip_qkv``)."""
+    return clamp_(query), clamp_(key), clamp_(value)
 
 
 class MistralAttention(LlamaAttention):

@@ -40,16 +40,8 @@ from memplan.model.norms import NormKind
 
 
 class GraniteDecoderLayer(LlamaDecoderLayer):
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
-        residual = x
-        x = self.input_layernorm(x)
-        x, _ = self.self_attn(x, tables, mask)
-        x = residual + x * 0.22
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        x = residual + x * 0.22
-        return x
+    def branch(self, x: Handle) -> Handle:
+        return x * 0.22
 
 
 class GraniteModel(LlamaModel):
