@@ -98,7 +98,8 @@ def lines(segment: Segment) -> Iterator[str]:
     """A segment's operations: what each reads, makes and keeps, and what dies behind it."""
     yield f"== {segment.name} x{segment.repeat} {'checkpointed' if segment.checkpointed else ''}"
     yield f"   parameters {' '.join(each.name for each in segment.parameters)}"
-    yield f"   entered {segment.entered} left {segment.left} let go {segment.input_let_go}"
+    entered, left = ([name for _, name in each] for each in (segment.entered, segment.left))
+    yield f"   entered {entered} left {left}"
     makers: dict[Storage, str] = {}
     for operation in segment.operations:
         for each in operation.outputs:
@@ -110,8 +111,7 @@ def lines(segment: Segment) -> Iterator[str]:
             if each.last_read == position and each.segment == segment.index
         ]  # fmt: skip
         if gone:
-            order = sorted(gone, key=lambda each: each.touched)
-            yield f"      - {' '.join(makers[each] for each in order)}"
+            yield f"      - {' '.join(sorted(makers[each] for each in gone))}"
 
 
 def one_line(operation: Operation, makers: dict[Storage, str]) -> str:

@@ -35,6 +35,10 @@ class Base(Module):
         beside = (Handle(self.run, each, (each.numel // width, width)) for each in deep)
         return Handle(self.run, made, embeds.shape), *beside
 
+    def before_head(self, x: Handle) -> Handle:
+        """What the class does with the hidden states that its logits are made of."""
+        return x
+
     def adjusted(self, logits: Handle) -> Handle:
         """What the class does with its logits."""
         return logits

@@ -27,7 +27,7 @@ from memplan.classes.mixtures import (
     MixtureModel,
     SharedExpert,
 )
-from memplan.classes.routers import Routed, Router
+from memplan.classes.routers import Routed, Router, experts_key
 from memplan.dtypes import DType, promote
 from memplan.families.mixture_types import typed_dense
 from memplan.graph.modules.basic import RMSNorm
@@ -53,32 +53,43 @@ BEST_OF_GROUP = 2
 """Scores of a group that stand for it."""
 
 
-class DeepseekV3TopkRouter(Router):
-    score = RouterScore.SIGMOID
-    is_corrected = True
+class GroupedRouter(Router):
+    """Experts of other groups than the best ones are ruled out."""
+
+    best_of_group = BEST_OF_GROUP
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.num_group = config.integer("n_group", default=1)
         self.topk_group = config.integer("topk_group", default=1)
-        config.divide("num_local_experts", self.num_experts, "n_group", self.num_group)
+        config.divide(experts_key(config), self.num_experts, "n_group", self.num_group)
         self.norm_topk_prob = config.flag("norm_topk_prob")
+
+    def groups(self, scores: Handle) -> tuple[Handle, ...]:
+        """What has a name, or is kept, from the scores of groups to the mask of experts that are out."""
+        groups = scores.shape[0], self.num_group, self.num_experts // self.num_group
+        saved, group_scores = sums_of_best(scores.view(*groups), self.best_of_group)
+        group_idx = places_of_best(group_scores, self.topk_group)
+        group_mask = made_by(self.run, OperationKind.ZEROS, group_scores.shape, scores.dtype)
+        score_mask = group_mask.unsqueeze(-1)
+        if self.num_group > 1:
+            score_mask = score_mask.apart(OperationKind.CLONE, shape=groups)
+        outside = ruled_out(score_mask, groups)
+        return saved, group_scores, group_idx, group_mask, score_mask, outside
+
+
+class DeepseekV3TopkRouter(GroupedRouter):
+    score = RouterScore.SIGMOID
+    is_corrected = True
 
     def forward(self, hidden_states: Handle) -> Routed:
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         router_logits = fp32_linear(hidden_states, self, self.weight)
         scores = router_logits.unary(OperationKind.SIGMOID)
         scores_for_choice = corrected(scores)
-        groups = scores_for_choice.shape[0], self.num_group, self.num_experts // self.num_group
-        saved, group_scores = sums_of_best(scores_for_choice.view(*groups), BEST_OF_GROUP)
-        group_idx = places_of_best(group_scores, self.topk_group)
-        group_mask = made_by(
-            self.run, OperationKind.ZEROS, group_scores.shape, scores_for_choice.dtype
+        saved, _group_scores, group_idx, _group_mask, _score_mask, outside = self.groups(
+            scores_for_choice
         )
-        score_mask = group_mask.unsqueeze(-1)
-        if self.num_group > 1:
-            score_mask = score_mask.apart(OperationKind.CLONE, shape=groups)
-        outside = ruled_out(score_mask, groups)
         scores_for_choice = scores_for_choice.apart(OperationKind.MASKED_FILL, outside)
         topk_indices = places_of_best(scores_for_choice, self.top_k)
         topk_weights = gather(scores, topk_indices)
@@ -111,9 +122,11 @@ def ruled_out(score_mask: Handle, shape: Shape) -> Handle:
 class DeepseekV3MoE(MixtureBlock):
     """Routed experts, and those that every token passes."""
 
+    router_class: type[Router] = DeepseekV3TopkRouter
+
     def __init__(self, config: ConfigReader) -> None:
         self.experts = Experts(config)
-        self.gate = DeepseekV3TopkRouter(config)
+        self.gate = self.router_class(config)
         count = config.integer("n_shared_experts", minimum=0)
         self.has_shared = count > 0
         if self.has_shared:

@@ -5,7 +5,13 @@ from dataclasses import replace
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.llama import LlamaAttention, LlamaDecoderLayer, LlamaModel, Network
+from memplan.classes.llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaModel,
+    Network,
+    SelfAttention,
+)
 from memplan.classes.registry import base_class
 from memplan.families.llama import decoder_model
 from memplan.families.request import ReadRequest, reject_task
@@ -59,17 +65,21 @@ def _runs(base: LlamaModel) -> Iterator[LayerRun]:
         assert isinstance(layer, LlamaDecoderLayer)
         made = _layer(layer, base)
         attention = made.attention
-        assert isinstance(attention, AttentionSpec)
-        rotary = attention.rotary if kind.turned else None
-        attention = replace(attention, sliding_window=kind.window, rotary=rotary)
+        if isinstance(attention, AttentionSpec):
+            rotary = attention.rotary if kind.turned else None
+            attention = replace(attention, sliding_window=kind.window, rotary=rotary)
         yield LayerRun(count=len(list(group)), layer=replace(made, attention=attention))
 
 
 def _layer(layer: LlamaDecoderLayer, base: LlamaModel) -> LayerSpec:
-    attention = next(each for each in layer.children.values() if isinstance(each, LlamaAttention))
+    attention = next(each for each in layer.children.values() if isinstance(each, SelfAttention))
     found = (each for each in layer.children.values() if isinstance(each, Network))
     return LayerSpec(
-        attention=_attention(attention, base),
+        attention=(
+            _attention(attention, base)
+            if isinstance(attention, LlamaAttention)
+            else attention.facts()
+        ),
         feed_forward=next(found).facts(),
         norm=_norm(base.children[base.last]),
         placement=layer.placement,

@@ -102,7 +102,7 @@ class ForCausalLM(Task):
             table.tied = True
 
     def loss(self, x: Handle) -> Tensor:
-        run = self.run
+        run, x = self.run, self.base.before_head(x)
 
         def project(hidden: Tensor) -> Tensor:
             width = x.shape[-1]

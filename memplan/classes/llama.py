@@ -28,6 +28,7 @@ from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 if TYPE_CHECKING:
+    from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixtures import MixtureSpec
 
 Heads = tuple[Handle, Handle, Handle]
@@ -48,8 +49,20 @@ class LayerKind(NamedTuple):
     """Its network is a mixture of experts."""
 
 
-class LlamaAttention(Module):
+class SelfAttention(Module):
+    """What makes a layer's tokens see one another."""
+
     block = LayerBlock.ATTENTION
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        raise NotImplementedError
+
+    def facts(self) -> "LatentAttentionSpec":
+        """What others read of it."""
+        raise NotImplementedError
+
+
+class LlamaAttention(SelfAttention):
     turn: Turn = staticmethod(apply_rotary)
     projection = Projection.SEPARATE
     """Which of queries, keys and values have a matrix of their own."""
@@ -231,7 +244,7 @@ def halves(x: Handle) -> tuple[Handle, Handle]:
 
 
 class LlamaDecoderLayer(Module):
-    attention_class: type[LlamaAttention] = LlamaAttention
+    attention_class: type[SelfAttention] = LlamaAttention
     mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
     norm_class: Callable[[int], Norm] = RMSNorm
     placement = NormPlacement.PRE

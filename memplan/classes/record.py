@@ -146,7 +146,8 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     """
     splits = {
         **dict.fromkeys(
-            ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value"), plan.attention.columns
+            ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "q_b_proj", "kv_b_proj"),
+            plan.attention.columns,
         ),
         **dict.fromkeys(("o_proj", "dense"), plan.attention.rows),
         **network_splits(plan.network),
@@ -158,6 +159,10 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     }
     for name, module in model.modules():
         module.split = splits.get(name, Split.WHOLE)
+        if name == "kv_a_proj_with_mqa" and plan.attention is Sharing.SPLIT and not sequence:
+            from memplan.classes.latent import SharedKeyLinear  # only for narrow vectors
+
+            become(module, SharedKeyLinear)
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
     from memplan.classes.mixtures import MixtureBlock  # only where ranks split a model
 

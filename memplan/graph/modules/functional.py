@@ -186,3 +186,23 @@ def estimated(scores: Handle, multiplier: Handle, selected: Handle, gates: Handl
         in_python=True,
     )  # fmt: skip
     return made
+
+
+def difference(left: Handle, right: Handle) -> Handle:
+    """``left - right``, of one shape."""
+    run, made = left.run, left.run.tensor(left.numel, left.dtype)
+    run.record(
+        OperationKind.SUB, (left.record, right.record), (made,),
+        gradients=(Gradient.ALIAS, Gradient.FRESH),
+    )  # fmt: skip
+    return left.like(made, right)
+
+
+def fill(base: Handle, part: Handle) -> Handle:
+    """``base[...].copy_(part)``: the slice is filled in place, backward copies the whole gradient."""
+    from memplan.graph.attention.latent import copy_into
+
+    return part.leads_to(
+        base.leads_to(Handle(base.run, copy_into(base.run, base.record, part.record), base.shape)),
+        in_rows(part.shape),
+    )
