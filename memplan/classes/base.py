@@ -15,6 +15,10 @@ class Base(Module):
     """What it calls its token table."""
     classifies_tokens = True
     """The type has a class for tokens, as most decoders' is."""
+    classifies = True
+    """It has one for sequences."""
+    tied_by_default = True
+    """Its matrix of logits is the token table where the config is silent."""
 
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""

@@ -115,6 +115,7 @@ class ForCausalLM(Task):
 
             return objective_outputs(run, self.spec, x.record, self.table(), project)
         self.base.keep_logits()
+        run.loss_apart = self.spec.head.unnamed_loss
         count = self.spec.num_outputs
         group = run.options.tensor_parallel
         if group is not None and group.loss:

@@ -21,7 +21,7 @@ from memplan.graph.modules.rotary import (
     apply_rotary,
     turn_function,
 )
-from memplan.model.attention import Projection
+from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
@@ -62,8 +62,9 @@ class SelfAttention(Module):
         raise NotImplementedError
 
 
-class LlamaAttention(SelfAttention):
-    turn: Turn = staticmethod(apply_rotary)
+class HeadAttention(SelfAttention):
+    """Queries, keys and values of heads that are independent of one another."""
+
     projection = Projection.SEPARATE
     """Which of queries, keys and values have a matrix of their own."""
     output = "o_proj"
@@ -74,6 +75,18 @@ class LlamaAttention(SelfAttention):
     """Each head of queries and keys has a norm of its own."""
     clip_qkv = False
     """Queries, keys and values are clamped in place."""
+    form = AttentionForm.INTERFACE
+    """Whose steps it takes: transformers' shared functions', or its own."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attention_dropout: float
+    turned = False
+    """Its heads know positions."""
+
+
+class LlamaAttention(HeadAttention):
+    turn: Turn = staticmethod(apply_rotary)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.turned = kind.turned
@@ -243,17 +256,23 @@ def halves(x: Handle) -> tuple[Handle, Handle]:
     return first, second
 
 
-class LlamaDecoderLayer(Module):
+class DecoderLayer(Module):
+    placement = NormPlacement.PRE
+    residual_dropout = 0.0
+    """On what attention and network give."""
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        raise NotImplementedError
+
+
+class LlamaDecoderLayer(DecoderLayer):
     attention_class: type[SelfAttention] = LlamaAttention
     mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
     norm_class: Callable[[int], Norm] = RMSNorm
-    placement = NormPlacement.PRE
     second = "post_attention_layernorm"
     """What it calls the norm before its network."""
     fed = "mlp"
     """What it calls its network."""
-    residual_dropout = 0.0
-    """On what attention and network give."""
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.self_attn = self.attention_class(config, kind)
@@ -283,24 +302,51 @@ class LlamaDecoderLayer(Module):
         return x
 
 
-class LlamaModel(Base):
+class Decoder(Base):
+    """What others read of a base model, and the masks and embeddings that most have in common."""
+
     last = "norm"
     """What it calls the norm behind its layers."""
-    norm: Norm
-    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
-    norm_class: Callable[[int], Norm] = RMSNorm
-    embedding_class: type[Embedding] = Embedding
-    rotary_class: type[RotaryEmbedding] = RotaryEmbedding
+    listed = "layers"
+    """What it calls its layers."""
+    positions = ""
+    """What it calls its table of positions, if it has one."""
     eager_only = False
     """The class has no other attention than the one written out in Python."""
+    checkpoints = True
+    """The class can run its layers again in backward."""
     head_bias = False
     """The matrix that gives the logits has a bias."""
+    unnamed_loss = False
+    """The class of its language model is named ``...LMHeadModel``, for which transformers knows no loss."""
     output_router_logits = False
     """A loss on all layers' routers is added."""
     two_sided = False
     """Tokens see those behind them too."""
     block_masks = False
     """Tokens of a picture see one another, so that every pair's mask is made (Gemma 3)."""
+    masked: Sequence[Window] = (None,)
+    """Windows of which it makes a mask."""
+
+    def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
+        run, blocks = self.run, self.block_masks
+        return {
+            each: causal_mask(run, batch, length, window=each, blocks=blocks)
+            for each in self.masked
+        }
+
+    def embedded(self, batch: int, length: int) -> Handle:
+        table = self.children[self.table]
+        assert isinstance(table, Embedding)
+        return token_embeddings(table, batch, length)
+
+
+class LlamaModel(Decoder):
+    norm: Norm
+    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    norm_class: Callable[[int], Norm] = RMSNorm
+    embedding_class: type[Embedding] = Embedding
+    rotary_class: type[RotaryEmbedding] = RotaryEmbedding
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
@@ -334,18 +380,6 @@ class LlamaModel(Base):
             x = layer(x, tables, masks[layer.kind.window])
         x = self.norm(x)
         return x
-
-    def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
-        run, blocks = self.run, self.block_masks
-        return {
-            each: causal_mask(run, batch, length, window=each, blocks=blocks)
-            for each in self.masked
-        }
-
-    def embedded(self, batch: int, length: int) -> Handle:
-        table = self.children[self.table]
-        assert isinstance(table, Embedding)
-        return token_embeddings(table, batch, length)
 
 
 class LocalTablesModel(LlamaModel):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.classes import heads
 from memplan.classes.heads import Task
-from memplan.classes.llama import GatedMLP, LlamaModel
+from memplan.classes.llama import Decoder, GatedMLP
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
@@ -69,7 +69,7 @@ def _attached(
     built = build(blueprint.reader(), model)
     replace_classes(built, kernels, spread=spread)
     base, layers = layered(built)
-    if isinstance(base, LlamaModel):
+    if isinstance(base, Decoder):
         _adjust(base, model)
     if blueprint.layers is not None:
         layers.kinds = [layers.kinds[number] for number in blueprint.layers]
@@ -83,7 +83,7 @@ def _attached(
     return built
 
 
-def _adjust(base: LlamaModel, model: ModelSpec) -> None:
+def _adjust(base: Decoder, model: ModelSpec) -> None:
     """Give a text model what the class around it gives it."""
     stack = model.stacks[0]
     base.beside = model if model.join is not None and not _is_apart(model) else None
@@ -92,7 +92,7 @@ def _adjust(base: LlamaModel, model: ModelSpec) -> None:
     if any(each is not None and each.sections for each in turned):
         from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
 
-        become(base.rotary_emb, SectionedRotaryEmbedding)
+        become(base.children["rotary_emb"], SectionedRotaryEmbedding)
 
 
 def _is_apart(model: ModelSpec) -> bool:
@@ -146,10 +146,19 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     """
     splits = {
         **dict.fromkeys(
-            ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "q_b_proj", "kv_b_proj"),
+            (
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                "qkv_proj",
+                "query_key_value",
+                "c_attn",
+                "q_b_proj",
+                "kv_b_proj",
+            ),
             plan.attention.columns,
         ),
-        **dict.fromkeys(("o_proj", "dense"), plan.attention.rows),
+        **dict.fromkeys(("o_proj", "out_proj", "dense"), plan.attention.rows),
         **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
         **dict.fromkeys(

@@ -32,11 +32,14 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 """Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
-def attention_function(run: Run) -> Attend:
-    """The function that a class's attention calls: by the kernels, and over shared sequences."""
-    chosen = sdpa_attention
+def attention_function(run: Run, eager: "Attend | None" = None) -> Attend:
+    """The function that a class's attention calls: by the kernels, and over shared sequences.
+
+    ``eager`` is the class's own way of writing attention out, where it has one.
+    """
+    chosen: Attend = sdpa_attention
     if run.kernels.attention is AttentionKernel.EAGER:
-        chosen = fused_attention if run.kernels.fused_elementwise else eager_attention
+        chosen = fused_attention if run.kernels.fused_elementwise else eager or eager_attention
     group = run.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
         from memplan.graph.modules.exchange import exchanged  # only where sequences are shared

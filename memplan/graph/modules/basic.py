@@ -88,6 +88,18 @@ class Linear(Module):
         return width
 
 
+class Conv1D(Linear):
+    """``transformers.pytorch_utils.Conv1D``: a linear layer whose weight lies transposed."""
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        super().__init__(in_features, out_features, bias=True)
+
+    def declared(self, weight: Weight, parameter: Parameter) -> None:
+        """Optimizers see that its rows are columns."""
+        super().declared(weight, parameter)
+        parameter.in_conv1d = weight is self.weight
+
+
 def flattened(x: Handle) -> Handle:
     """What a linear layer reads as rows: a copy where that is no view, of what autocast casts."""
     if view_strides(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is not None:

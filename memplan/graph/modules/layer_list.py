@@ -127,7 +127,12 @@ class Layer:
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
-        made: Handle = self._module(x, *args)
+        made: Handle | tuple[Handle, ...] = self._module(x, *args)
+        if isinstance(made, tuple):
+            # The model's own variable holds what else a layer returns until the next one has run.
+            made, *beside = made
+            run.carry(*(each.record for each in beside))
+            del beside
         run.finish(made.record)
         if (made.dtype, made.requires_grad) != given:
             run.segment.repeat = 1
