@@ -20,6 +20,11 @@ class Base(Module):
     tied_by_default = True
     """Its matrix of logits is the token table where the config is silent."""
 
+    inner = ""
+    """What its class calls the module that has all of it, where that is not the class itself."""
+    context_keys: tuple[str, ...] = ("max_position_embeddings",)
+    """What its config calls the longest sequence."""
+
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""
 

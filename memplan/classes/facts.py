@@ -9,7 +9,6 @@ from memplan.classes.llama import (
     Decoder,
     DecoderLayer,
     HeadAttention,
-    Network,
     SelfAttention,
 )
 from memplan.classes.registry import base_class
@@ -45,11 +44,11 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         tasks.remove(Task.TOKEN_CLASSIFICATION)
     reject_task(reader, request, *tasks)
     model = decoder_model(
-        reader, request, _stack(base, table.width), hidden_size=table.width,
+        reader, request, _stack(base, table.width), hidden_size=base.hidden_size or table.width,
         head=HeadSpec(
             router_loss=base.output_router_logits, bias=base.head_bias, unnamed_loss=base.unnamed_loss,
         ),
-        tied_by_default=base.tied_by_default,
+        tied_by_default=base.tied_by_default, context_keys=base.context_keys,
     )  # fmt: skip
     return replace(
         model,
@@ -65,6 +64,7 @@ def _stack(base: Decoder, width: int) -> StackSpec:
         name="decoder",
         runs=tuple(_runs(base)),
         embedding=_embedding(base, width),
+        projected_out=base.hidden_size not in (0, width),
         final_norm=_norm(base.children[base.last]) if base.last in base.children else None,
     )
 
@@ -95,7 +95,6 @@ def _runs(base: Decoder) -> Iterator[LayerRun]:
 
 def _layer(layer: DecoderLayer, base: Decoder) -> LayerSpec:
     attention = next(each for _, each in layer.modules() if isinstance(each, SelfAttention))
-    found = (each for each in layer.children.values() if isinstance(each, Network))
     norms = (each for each in layer.children.values() if isinstance(each, Norm))
     return LayerSpec(
         attention=(
@@ -103,7 +102,7 @@ def _layer(layer: DecoderLayer, base: Decoder) -> LayerSpec:
             if isinstance(attention, HeadAttention)
             else attention.facts()
         ),
-        feed_forward=next(found).facts(),
+        feed_forward=layer.network_facts(),
         norm=_norm(next(norms)),
         placement=layer.placement,
         dropout=layer.residual_dropout,

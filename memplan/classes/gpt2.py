@@ -347,7 +347,7 @@ class OpenAIGPTAttention(GPT2Attention):
 
     def _attn(self, q: Handle, k: Handle, v: Handle) -> list[Handle]:
         w = matmul(q, k)
-        w = w / 8.0
+        w = w.like(w.run.scale(w.record, OperationKind.DIV))
         b = self.bias(w.shape[-2], w.shape[-1])
         w = w * b + -1e4 * (1.0 + b)
         w = softmax(w)

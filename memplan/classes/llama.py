@@ -264,6 +264,11 @@ class DecoderLayer(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         raise NotImplementedError
 
+    def network_facts(self) -> "FeedForwardSpec | MixtureSpec":
+        """What others read of its network."""
+        found = (each for each in self.children.values() if isinstance(each, Network))
+        return next(found).facts()
+
 
 class LlamaDecoderLayer(DecoderLayer):
     attention_class: type[SelfAttention] = LlamaAttention
@@ -311,6 +316,8 @@ class Decoder(Base):
     """What it calls its layers."""
     positions = ""
     """What it calls its table of positions, if it has one."""
+    hidden_size = 0
+    """Width of its hidden states, where its table's is another."""
     eager_only = False
     """The class has no other attention than the one written out in Python."""
     checkpoints = True
@@ -378,7 +385,7 @@ class LlamaModel(Decoder):
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
             x = layer(x, tables, masks[layer.kind.window])
-        x = self.norm(x)
+        x = self.children[self.last](x)
         return x
 
 

@@ -162,7 +162,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
         **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
         **dict.fromkeys(
-            ("embed_tokens", "embed_in"),
+            ("embed_tokens", "embed_in", "wte", "word_embeddings"),
             Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
         ),
     }

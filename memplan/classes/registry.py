@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 CLASSES = {
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
+    "bloom": "alibi.BloomModel",
     "codegen": "gptj.CodeGenModel",
     "cohere": "cohere.CohereModel",
     "cohere2": "cohere.Cohere2Model",
@@ -48,11 +49,14 @@ CLASSES = {
     "mistral": "llama.MistralModel",
     "mistral4": "latent.Mistral4Model",
     "mixtral": "mixtures.MixtralModel",
+    "mpt": "alibi.MptModel",
     "olmo": "olmo.OlmoModel",
     "olmo2": "olmo.Olmo2Model",
     "olmo3": "olmo.Olmo3Model",
     "olmoe": "mixtures.OlmoeModel",
     "openai-gpt": "gpt2.OpenAIGPTModel",
+    "opt": "opt.OPTModel",
+    "persimmon": "gpt_neox.PersimmonModel",
     "phi": "gpt_neox.PhiModel",
     "phi3": "glm.Phi3Model",
     "phimoe": "mixtures.PhimoeModel",
@@ -67,6 +71,7 @@ CLASSES = {
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
+    "xglm": "opt.XGLMModel",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 

@@ -94,6 +94,11 @@ class Conv1D(Linear):
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__(in_features, out_features, bias=True)
 
+    def forward(self, x: Handle) -> Handle:
+        """Of rows of one dimension, whatever autocast makes of them then."""
+        made = super().forward(x.seen_as(-1, x.shape[-1]))
+        return Handle(self.run, made.record, (*x.shape[:-1], made.shape[-1]), flat=True)
+
     def declared(self, weight: Weight, parameter: Parameter) -> None:
         """Optimizers see that its rows are columns."""
         super().declared(weight, parameter)
