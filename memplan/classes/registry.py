@@ -22,6 +22,7 @@ CLASSES = {
     "deepseek_v3": "latent.DeepseekV3Model",
     "dots1": "deepseek.Dots1Model",
     "exaone4": "llama_kin.Exaone4Model",
+    "falcon": "falcon.FalconModel",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",

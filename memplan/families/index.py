@@ -24,7 +24,7 @@ FAMILY_MODULES: dict[str, str] = {
     "mpt": "written_once",
     "gpt_neox": "written_once",
     "phi": "written_once",
-    "falcon": "gpt",
+    "falcon": "written_once",
     "persimmon": "written_once",
     "stablelm": "written_once",
     "starcoder2": "written_once",

@@ -287,3 +287,27 @@ def added_product(alibi: Handle, one: Handle, two: Handle) -> Handle:
     for each in (one, two):
         each.leads_to(made, in_rows(each.shape))
     return made
+
+
+def add_in_place(left: Handle, right: Handle) -> Handle:
+    """``left += right``."""
+    run, made = left.run, left.run.view(left.record, left.numel)
+    run.record(
+        OperationKind.ADD_IN_PLACE, (left.record, right.record), (made,),
+        gradients=(Gradient.ALIAS, Gradient.ALIAS),
+    )  # fmt: skip
+    return left.like(made, right)
+
+
+def scaled_in_place(x: Handle) -> Handle:
+    """``x *= number``, or over one: its gradient is another number of times what arrives."""
+    made = x.run.view(x.record, x.numel)
+    x.run.record(OperationKind.MUL_IN_PLACE, (x.record,), (made,), gradients=(Gradient.FRESH,))
+    return x.like(made)
+
+
+def spread_copy(x: Handle, shape: Shape) -> Handle:
+    """A copy in which each element stands several times."""
+    made = empty(x.run, shape, x.dtype)
+    x.run.record(OperationKind.BROADCAST, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))

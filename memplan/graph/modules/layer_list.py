@@ -7,6 +7,7 @@ from typing import Any
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.run import Run
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
 
@@ -99,6 +100,15 @@ def _cast(args: Any) -> Any:
     return args if record is args.record else Handle(run, record, args.shape, args.strides)
 
 
+def _first(run: Run, returned: "Handle | tuple[Handle, *tuple[Handle | None, ...]]") -> Handle:
+    """The hidden states; the model's own variable holds what else a layer returns until the next one has run."""
+    if isinstance(returned, Handle):
+        return returned
+    made, *beside = returned
+    run.carry(*(each.record for each in beside if each is not None))
+    return made
+
+
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
@@ -127,12 +137,7 @@ class Layer:
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
-        made: Handle | tuple[Handle, ...] = self._module(x, *args)
-        if isinstance(made, tuple):
-            # The model's own variable holds what else a layer returns until the next one has run.
-            made, *beside = made
-            run.carry(*(each.record for each in beside))
-            del beside
+        made = _first(run, self._module(x, *args))
         run.finish(made.record)
         if (made.dtype, made.requires_grad) != given:
             run.segment.repeat = 1
