@@ -44,7 +44,7 @@ def dropout_add(x: Handle, residual: Handle, probability: float) -> Handle:
 class BloomAttention(OlderAttention):
     output = "dense"
     projection = Projection.FUSED_SELECTED
-    form = AttentionForm.ALIBI_PRODUCT
+    form = AttentionForm.OWN
     dropout_key = "attention_dropout"
 
     def add_projections(self, config: ConfigReader) -> None:
@@ -183,7 +183,7 @@ def attention_probability(config: ConfigReader) -> float:
 class MptAttention(OlderAttention):
     output = "out_proj"
     projection = Projection.FUSED_SPLIT
-    form = AttentionForm.ALIBI_SUM
+    form = AttentionForm.OWN
     dropout_key = ""
 
     def add_projections(self, config: ConfigReader) -> None:

@@ -48,7 +48,7 @@ class FalconLinear(Linear):
 class FalconAttention(OlderAttention):
     output = "dense"
     projection = Projection.FUSED_SELECTED
-    form = AttentionForm.DIRECT
+    form = AttentionForm.OWN
     dropout_key = "attention_dropout"
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
@@ -56,8 +56,6 @@ class FalconAttention(OlderAttention):
         self.multi_query = config.flag("multi_query")
         if self.new_decoder_architecture:
             self.projection = Projection.FUSED_INTERLEAVED
-        if config.flag("alibi"):
-            self.form = AttentionForm.DIRECT_ALIBI
         super().__init__(config, kind)
 
     def key_heads(self, config: ConfigReader) -> int:

@@ -339,7 +339,7 @@ class GPTBigCodeModel(GPT2Model):
 
 
 class OpenAIGPTAttention(GPT2Attention):
-    form = AttentionForm.MASK_PRODUCT
+    form = AttentionForm.OWN
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.n_positions = config.integer("max_position_embeddings")

@@ -37,7 +37,7 @@ Returned = tuple[Handle, Handle]
 
 class GPTJAttention(OlderAttention):
     output = "out_proj"
-    form = AttentionForm.FP32_SCORES
+    form = AttentionForm.OWN
 
     def add_projections(self, config: ConfigReader) -> None:
         hidden, role = self.embed_dim, WeightRole.ATTENTION_OUTPUT
@@ -218,7 +218,6 @@ class GPTJModel(GPT2Model):
 
 
 class CodeGenAttention(GPTJAttention):
-    form = AttentionForm.FP32_SCORES_DIVIDED
     projection = Projection.FUSED_COPIED
     slices = 4
     """Shares of the heads, each with queries, values and keys of its own."""
@@ -285,7 +284,7 @@ class CodeGenModel(GPTJModel):
 
 class GPTNeoSelfAttention(OlderAttention):
     output = "out_proj"
-    form = AttentionForm.FP32_SCORES_MASKED
+    form = AttentionForm.OWN
     dropout_key = "attention_dropout"
 
     def add_projections(self, config: ConfigReader) -> None:

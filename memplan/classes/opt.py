@@ -200,7 +200,7 @@ class OPTModel(Decoder):
 
 
 class XGLMAttention(OPTAttention):
-    form = AttentionForm.CLAMPED_SCORES
+    form = AttentionForm.OWN
     bias_key = ""
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:

@@ -87,7 +87,7 @@ def test_every_type_is_counted() -> None:
         "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe",
         "dots1", "glm4_moe", "solar_open", "minimax_m2", "hy_v3", "deepseek_v2", "deepseek_v3",
         "kimi_k2", "glm4_moe_lite", "mistral4", "minicpm3", "gpt2", "gpt_bigcode", "openai-gpt", "gpt_neo",
-        "gptj", "codegen", "opt", "xglm", "bloom", "mpt", "persimmon",
+        "gptj", "codegen", "opt", "xglm", "bloom", "mpt", "persimmon", "falcon",
     }  # fmt: skip
     assert {model_type for model_type, *_ in COUNTS} == written - elsewhere
 
