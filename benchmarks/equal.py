@@ -94,6 +94,7 @@ def one_gpu() -> Iterator[tuple[str, Setup]]:
         "fp8": ("torchao-tensorwise", "te-delayed"),
         "mlp_tiles": (4, 0),
         "outputs_held": (True,),
+        "gradients_held": (True,),
         "upcast_outputs": (True,),
         "optimizer_in_backward": (True,),
         "job": ("dpo", "orpo", "simpo", "kto", "reward", "distillation", "ppo", "grpo"),

@@ -3,7 +3,8 @@
 ``PYTHON benchmarks/live_setups.py [NAME...]`` runs each setup in a process of its own: model, Trainer (or loop, or engine) as a script
 makes them, ``memplan.check`` before the first step, three steps, and the peak that torch's allocator counted beside the foreseen
 one. PYTHON has torch, transformers, accelerate, peft, and what the setups named need: TRL, DeepSpeed, bitsandbytes, Lightning. It needs a card, or
-the stub of one (``oracle/cuda_stub``: ``STUB_GPU=h100``), on which several ranks' first one runs alone.
+the stub of one (``STUB_GPU=h100``; Triton's kernels want ``TRITON_LIBCUDA_PATH``, the folder of its ``libcuda.so.1``), on which several ranks' first one
+runs alone.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +36,10 @@ T5 = {
 }
 TOKENS = 512
 WORLD = 4
+WATCHDOG_S = 0.15
+"""As long as a step takes at least: NCCL's watchdog looks every 0.1 s which collectives are over (torch 2.13, ``ProcessGroupNCCL.cpp``), and
+what they reduced stays until the next one behind that. Without it a stub's steps are over before it has looked once, and DDP's first
+buckets lie beside the second ones."""
 
 
 def causal(kind: str = "llama", *, dtype: str = "float32", **sizes: Any) -> Any:
@@ -207,6 +213,7 @@ def loop(
         del loss
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        time.sleep(WATCHDOG_S)
     return compared(checked)
 
 
@@ -447,10 +454,21 @@ def one(name: str) -> None:
     """Run one setup in this process and print what came of it."""
     import transformers.masking_utils as masking
 
-    # No value exists on a stub: the usual answer, one sequence a row and nothing padded, after the same computation.
-    packed, every = masking.find_packed_sequence_indices, masking.fast_all  # type: ignore[attr-defined]
+    # No value exists on a stub: the usual answer, one sequence a row, nothing padded, every token labelled, after the same computation.
+    packed, every, whole = (
+        masking.find_packed_sequence_indices,
+        masking.fast_all,
+        masking._ignore_bidirectional_mask_sdpa,
+    )  # type: ignore[attr-defined]
     masking.find_packed_sequence_indices = lambda *given, **more: (packed(*given, **more), None)[1]  # type: ignore[assignment]
     masking.fast_all = lambda *given, **more: (every(*given, **more), True)[1]  # type: ignore[attr-defined]
+    masking._ignore_bidirectional_mask_sdpa = lambda *given, **more: (whole(*given, **more), True)[
+        1
+    ]
+    if name.startswith("trl"):
+        import trl.trainer.utils as fused
+
+        fused._use_triton = lambda _: False  # it picks tokens by their labels; else it takes all
     try:
         found = SETUPS[name]()
     except Exception as error:  # noqa: BLE001 - one that fails is a row

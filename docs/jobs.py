@@ -112,6 +112,19 @@ JOBS = (
         ),
     ),
     Job(
+        page="use-another-makers-card",
+        question="Does it fit a Mac, an Intel card, Gaudi, Ascend, a TPU or Trainium",
+        command="memplan estimate llama-3.2-1b --gpu m2-ultra --engine ddp --seq-len 1k",
+        line="M2-ULTRA",
+        words="The low end is what is allocated at once, the high end what PyTorch on CUDA would reserve for the same requests: the allocator is "
+        "another one, and no run on it was compared. Step times go by the maker's rates; none was measured.",
+        more=(
+            "`memplan gpus m2-ultra`: its figures, where they were read, and which nobody read again.",
+            "`--gpu card.yaml` with `allocator: mps` (or `xpu`, `npu`, `hpu`, `xla`, `neuron`) describes any other.",
+            "`--gpu local` on a Mac: this one, with what Metal recommends of its memory.",
+        ),
+    ),
+    Job(
         page="check-cpu-ram",
         question="Is there enough CPU RAM to load and to offload",
         command="memplan estimate llama-3.1-8b --gpus 8 --zero 2,3 --gpu a100-40gb --cpu-memory 160GiB",

@@ -95,6 +95,7 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
     "freeze": (["embeddings", "layers.0-3"], {}),
     "quantize": ("nf4", LLAMA | LORA),
     "outputs_held": (True, {}),
+    "gradients_held": (True, {"engine": "ddp"}),
     "upcast_outputs": (True, {}),
     "compile": ("layer", LLAMA),
     "allocator": ("expandable", {}),

@@ -264,6 +264,8 @@ def _overrides(setup: TrainingSetup) -> list[str]:
         found.append(f"dropout {setup.dropout:g}")
     if setup.outputs_held:
         found.append("outputs held until after backward")
+    if setup.gradients_held:
+        found.append("gradients held until after the next forward pass")
     if setup.upcast_outputs:
         found.append("outputs copied to fp32")
     if setup.offload_activations.sends:

@@ -10,7 +10,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource
-from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range
+from memplan.memory.runtime import SURELY_ENOUGH, ByteRange, context_range, workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 from memplan.units import format_gib
@@ -30,6 +30,7 @@ FLUSHES_NOTE = (
     "{gpu} has no room for the allocator's cache, which is given back and taken again in every step: slow; "
     "a smaller micro-batch or checkpointing leaves room"
 )
+COMPILED = "what a compiler makes of a step, beyond what is kept between steps"
 NO_EVALUATION = "evaluation between steps, which is laid out for one model that lies whole on a rank or is sharded"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
@@ -187,8 +188,11 @@ class Estimate(Displayed):
         """Least memory for the allocator's segments from which on every larger one is enough for loading
         and all steps [bytes].
 
-        What of this card is left for segments is looked at too, be it between two that are enough.
+        What of this card is left for segments is looked at too, be it between two that are enough. Of a card whose
+        allocator is not replayed it is the low end: what is allocated at once, or kept between steps where a compiler lays it out.
         """
+        if self.certain_bytes is not None:
+            return self.certain_bytes
         required = self.run.required_bytes
         if self.gpu is None:
             return required
@@ -201,6 +205,15 @@ class Estimate(Displayed):
                 assert found.lacked_bytes is not None, "a run dies for want of something"
                 required = found.lacked_bytes
         return required
+
+    @property
+    def certain_bytes(self) -> int | None:
+        """What such a run surely takes of a card whose allocator is not replayed, CUDA's workspaces left out; None: it is [bytes]."""
+        if self.gpu is None or self.gpu.manager.is_replayed:
+            return None
+        if self.gpu.manager.rules.compiles:
+            return self.held_bytes
+        return max(self.held_bytes, self.worst_bytes - workspace_bytes(self.gpu.compute_capability))
 
     @property
     def overhead_bytes(self) -> ByteRange:
@@ -232,7 +245,8 @@ class Estimate(Displayed):
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
         overhead, required = self.overhead_bytes, self.required_bytes
-        found = ByteRange(required + overhead.low, required + overhead.high)
+        most = required if self.certain_bytes is None else max(required, self.reserved_bytes)
+        found = ByteRange(required + overhead.low, most + overhead.high)
         return found if self.crowded is None else found.up_to(self.crowded.total_bytes)
 
     @property
@@ -253,6 +267,8 @@ class Estimate(Displayed):
         It is where what is allocated at once is, for which nothing has to be replayed.
         """
         low = self.overhead_bytes.low
+        if self.certain_bytes is not None:
+            return self.certain_bytes + low > capacity_bytes
         if self.worst_bytes + low > capacity_bytes:
             return True
         if self.worst_bytes * SURELY_ENOUGH + low <= capacity_bytes:
@@ -273,6 +289,8 @@ class Estimate(Displayed):
             return False
         if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
             return True
+        if self.certain_bytes is not None:
+            return self.total_bytes.high <= capacity_bytes
         return self.run.is_enough(capacity_bytes - high) and not self.is_beyond(capacity_bytes)
 
     def may_fit_within(self, capacity_bytes: int) -> bool:
@@ -284,6 +302,8 @@ class Estimate(Displayed):
             return False
         if self.worst_bytes * SURELY_ENOUGH + high <= capacity_bytes:
             return True
+        if self.certain_bytes is not None:
+            return self.total_bytes.high <= capacity_bytes
         return self.run.may_be_enough(capacity_bytes - high)
 
     @property
@@ -293,7 +313,7 @@ class Estimate(Displayed):
         Each time it waits for the GPU. It does where the card holds what is needed, but not what would be
         reserved; False without a GPU.
         """
-        if self.gpu is None:
+        if self.gpu is None or not self.gpu.manager.is_replayed:
             return False
         room = self.gpu.capacity_bytes - self.overhead_bytes.high
         if self.worst_bytes * SURELY_ENOUGH <= room:
@@ -309,6 +329,12 @@ class Estimate(Displayed):
     def _left_out(self) -> tuple[str, ...]:
         """What the account lacks, and what the job holds beside it."""
         found = (*self.account.left_out, *self.setup.left_out)
+        if (
+            self.gpu is not None
+            and not self.gpu.manager.is_replayed
+            and self.gpu.manager.rules.compiles
+        ):
+            found = (*found, COMPILED)
         if self.setup.evaluates_elsewhere:
             return (*found, NO_EVALUATION)
         return found
@@ -316,6 +342,8 @@ class Estimate(Displayed):
     @property
     def all_notes(self) -> tuple[str, ...]:
         """What the reader should know, what the allocator does on this card included."""
+        if self.gpu is not None and not self.gpu.manager.is_replayed:
+            return (self.gpu.manager.rules.note, *self.notes)
         if self.verdict is not Verdict.FITS or not self.flushes_every_step:
             return self.notes
         assert self.gpu is not None

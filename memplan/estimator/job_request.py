@@ -148,7 +148,7 @@ def _time_s(answer: Estimate, question: TimeQuestion | None) -> int | None:
 
 def _environment(answer: Estimate) -> dict[str, str]:
     """The allocator as the answer takes it; ``PYTORCH_CUDA_ALLOC_CONF`` is read by every torch (``PYTORCH_ALLOC_CONF`` since 2.9)."""
-    if answer.setup.allocator is AllocatorKind.EXPANDABLE:
+    if answer.certain_bytes is None and answer.setup.allocator is AllocatorKind.EXPANDABLE:
         return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     return {}
 

@@ -301,9 +301,9 @@ class _Plan:
     def _own(
         self, when: When, objective: Objective, *, role: str, has_adapter: bool = True
     ) -> SideModel:
-        """The trained model itself, without gradients."""
+        """The trained model itself, without gradients; with its adapter off nothing of it is trained."""
         options = self._options_without_gradients(has_adapter=has_adapter)
-        options = replace(options, objective=objective, of_trained=True)
+        options = replace(options, objective=objective, of_trained=has_adapter)
         return self._side(self.walked.model, options, role=role, when=when, owns=False)
 
     def _options_without_gradients(

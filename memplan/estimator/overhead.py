@@ -9,12 +9,15 @@ from memplan.training.setup import TrainingSetup
 
 
 def overhead_of(setup: TrainingSetup, gpu: GpuSpec | None) -> ByteRange:
-    """CUDA context and NCCL of one process [bytes]."""
-    return overhead_range(
+    """CUDA context and NCCL of one process; of a card that has another runtime, up to as much [bytes]."""
+    found = overhead_range(
         gpu.compute_capability if gpu is not None else None,
         num_communicators=num_communicators(setup),
         num_all_to_all=num_all_to_all(setup),
     )
+    if gpu is not None and not gpu.manager.is_replayed:
+        return ByteRange(0, found.high)
+    return found
 
 
 def nccl_of(setup: TrainingSetup) -> ByteRange:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.graph.losses import trl_scratch
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart, WeightRole
@@ -27,8 +28,6 @@ from memplan.training.objectives import LogProbabilities, Objective
 
 ENTROPY_ROWS = 128
 """Rows of logits of which the entropy is computed at once (``entropy_from_logits``)."""
-TILE_TOKENS, TILE_WORDS = 4096, 32768
-"""A tile of logits of the fused head (``TOKEN_CHUNK_SIZE``, ``_CHUNKED_LOGPROB_CHUNK_SIZE``)."""
 TOKEN_STATISTICS = 7
 """Numbers that the fused head gathers for every token, in fp32."""
 
@@ -217,18 +216,14 @@ def fused_log_probabilities(t: Tape, x: Tensor, weight: Parameter, rows: int) ->
     t.record(
         OperationKind.INDEX, (t.slice(x, tokens * width),), (picked,), gradients=(Gradient.FRESH,)
     )
-    dtype = t.autocast or x.dtype
-    tile = allocated_bytes(min(tokens, TILE_TOKENS) * min(TILE_WORDS, vocab_size), dtype)
+    forward, backward = trl_scratch(picked, weight, t.autocast or x.dtype, tokens)
     each = allocated_bytes(tokens, DType.FP32)
-    sums = [allocated_bytes(picked.numel, DType.FP32)] if x.requires_grad else []
-    if weight.requires_grad:
-        sums.append(allocated_bytes(weight.numel, DType.FP32))
     out = t.tensor(tokens, DType.FP32)
     t.record(
         OperationKind.FUSED_LOG_PROBABILITIES, (picked, weight), (out,), saves=(picked, weight, out),
         gradients=(Gradient.FRESH, Gradient.FRESH),
-        forward_scratch_bytes=(*[each] * TOKEN_STATISTICS, tile),
-        backward_scratch_bytes=(*sums, tile, RESULT), flops=2 * picked.numel * vocab_size,
+        forward_scratch_bytes=(*[each] * TOKEN_STATISTICS, *forward),
+        backward_scratch_bytes=backward, flops=2 * picked.numel * vocab_size,
     )  # fmt: skip
     return out
 

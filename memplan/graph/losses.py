@@ -319,18 +319,14 @@ TRL_TILE = (4096, 32768)
 """Tokens and words of a tile (``TOKEN_CHUNK_SIZE``, ``_CHUNKED_LOGPROB_CHUNK_SIZE``)."""
 
 
-def tiled_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
-    """TRL's: tokens that have a label are copied out; each pass has one tile of logits.
+def trl_scratch(
+    labelled: Tensor, weight: Parameter, half: DType, tokens: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What ``ChunkedLogProbFunction`` makes for the moment, forward and backward (trl 1.16, ``kernels/chunked_logprob.py``).
 
-    Both gradients are gathered in fp32 and cast in the end. Every token but the last of a sequence is
-    taken to have a label.
+    A tile has all its words, however few the vocabulary has; hidden states and words are cast to what it is multiplied in.
     """
     vocab_size, width = weight.shape
-    tokens = max(x.numel // width - t.options.batch_size, 1)
-    half = t.autocast or x.dtype
-    cut = t.slice(x, tokens * width)
-    labelled = t.tensor(tokens * width, x.dtype)
-    t.record(OperationKind.INDEX, (cut,), (labelled,), gradients=(Gradient.FRESH,))
     rows, words = TRL_TILE
     rows = min(tokens, rows)
     tile = allocated_bytes(rows * words, half)
@@ -344,12 +340,28 @@ def tiled_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
         for tensor in (labelled, weight)
         if tensor.requires_grad and tensor.dtype is not DType.FP32
     )
+    backward = (*gathered, tile, *casts, RESULT) if gathered else (tile, *casts)
+    return (tile, *casts), backward
+
+
+def tiled_cross_entropy(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
+    """TRL's: tokens that have a label are copied out; each pass has one tile of logits.
+
+    Both gradients are gathered in fp32 and cast in the end. Every token but the last of a sequence is
+    taken to have a label.
+    """
+    vocab_size, width = weight.shape
+    tokens = max(x.numel // width - t.options.batch_size, 1)
+    half = t.autocast or x.dtype
+    cut = t.slice(x, tokens * width)
+    labelled = t.tensor(tokens * width, x.dtype)
+    t.record(OperationKind.INDEX, (cut,), (labelled,), gradients=(Gradient.FRESH,))
+    forward, backward = trl_scratch(labelled, weight, half, tokens)
     statistic, loss = t.tensor(tokens, DType.FP32), t.tensor(1, DType.FP32)
     t.record(
         OperationKind.TILED_CROSS_ENTROPY, (labelled, weight), (loss, statistic),
         saves=(labelled, weight, statistic), gradients=(Gradient.FRESH, Gradient.FRESH),
-        forward_scratch_bytes=(tile, *casts),
-        backward_scratch_bytes=(*gathered, tile, *casts, RESULT) if gathered else (tile, *casts),
+        forward_scratch_bytes=forward, backward_scratch_bytes=backward,
         flops=2 * tokens * width * vocab_size, in_python=True,
     )  # fmt: skip
     t.touch(x)

@@ -10,6 +10,7 @@ from enum import Enum
 
 from memplan.errors import InputError
 from memplan.fast_dataclass import dataclass
+from memplan.hardware.managers import MemoryManager
 from memplan.units import GIB, MIB, format_gib
 from memplan.upward import provided
 
@@ -49,6 +50,10 @@ class Vendor(Enum):
     NVIDIA = "NVIDIA"
     AMD = "AMD"
     INTEL = "Intel"
+    APPLE = "Apple"
+    HUAWEI = "Huawei"
+    GOOGLE = "Google"
+    AWS = "AWS"
     UNKNOWN = "unknown"
 
 
@@ -137,6 +142,8 @@ class GpuSpec:
     name: str
     """The vendor's name for it."""
     vendor: Vendor = Vendor.UNKNOWN
+    manager: MemoryManager = MemoryManager.CUDA
+    """Who hands its memory out."""
     architecture: str = ""
     compute_capability: tuple[int, int] | None = None
     """CUDA's; None for other vendors and for cards that are known by their memory alone."""
@@ -248,11 +255,11 @@ class GpuSpec:
         """Whether torch's flash attention runs on it.
 
         CUDA devices from compute capability 8.0 on, and AMD's CDNA 2 and later through AOTriton
-        (torch: the function that ``FLASH_ATTENTION_COMPUTE_CAPABILITY`` names); Gaudi does not use
-        torch's kernels. A card known by its memory alone is taken for a recent one.
+        (torch: the function that ``FLASH_ATTENTION_COMPUTE_CAPABILITY`` names); others have kernels of
+        their own, or none. A card known by its memory alone is taken for a recent one.
         """
         if self.compute_capability is None:
-            return self.vendor is not Vendor.INTEL
+            return self.manager.is_replayed
         return self.compute_capability >= FLASH_ATTENTION_COMPUTE_CAPABILITY
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 SOURCE = "the Trainer's arguments"
 LIGHTNING_REMARK = (
-    "Lightning lets a step's gradients go behind the next forward pass, not before it: a peak in forward, or where backward begins, is "
-    "higher by up to all of them, which is not counted"
+    "Lightning lets a step's gradients go behind the next forward pass, not before it, which is not counted with this engine: a peak in "
+    "forward is higher by up to all of them"
 )
-"""lightning 2.6, ``optim/closure``: forward, ``zero_grad`` and backward are one closure."""
+"""lightning 2.6, ``loops/optimization/automatic.py``: forward, ``zero_grad`` and backward are one closure."""
 _NOT_ASKED = ("use_cpu", "no_cuda", "use_mps_device")
 """Arguments that say where this process trains; the question is what it would take on a card."""
 _PURE = {
@@ -210,9 +210,14 @@ def _check_lightning(trainer: Any, asked: Question) -> Checked:
         num_gpus=run.num_gpus,
         seq_len=asked.seq_len or run.tokens,
     )
-    more = {"micro_batch_size": run.sequences, "gradient_accumulation_steps": run.accumulation}
+    more = {
+        "micro_batch_size": run.sequences,
+        "gradient_accumulation_steps": run.accumulation,
+        "gradients_held": run.holds_gradients,
+    }
     found = _check_loop(run.model, run.optimizer, None, asked, **more)
-    return replace(found, remarks=(*found.remarks, LIGHTNING_REMARK))
+    remarks = () if run.holds_gradients else (LIGHTNING_REMARK,)
+    return replace(found, remarks=(*found.remarks, *remarks))
 
 
 def _check_loop(

@@ -5,9 +5,12 @@ from typing import Any
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass
 from memplan.live.data import longest
+from memplan.live.model import wrappers
 
 PRECISIONS = {"bf16-mixed": "bf16-amp", "16-mixed": "fp16-amp"}
 """Lightning's names for autocast -> memplan's; ``-true`` casts the weights, whose format is read off them."""
+OWN_GRADIENTS = ("DeepSpeedEngine", "FullyShardedDataParallel")
+"""Wrappers that keep gradients in their own way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +26,8 @@ class LightningRun:
     """The longest of the first examples; None where they do not say."""
     accumulation: int
     num_gpus: int
+    holds_gradients: bool
+    """Those of a step are there until the next forward pass is over: its loop has them, not an engine."""
 
 
 def is_lightning(trained: Any) -> bool:
@@ -53,4 +58,5 @@ def lightning_run(trainer: Any) -> LightningRun:
         tokens=longest(getattr(loader, "dataset", None)),
         accumulation=int(trainer.accumulate_grad_batches),
         num_gpus=int(trainer.world_size),
+        holds_gradients=not any(type(each).__name__ in OWN_GRADIENTS for each in wrappers(model)),
     )

@@ -61,7 +61,7 @@ def _entries(found: AllocatorTrace, run: NamedRun, frames: dict[Block, Frames]) 
         made: Snapshot = {
             "action": entry.action.value,
             "addr": entry.address,
-            "size": entry.num_bytes,
+            "size": int(entry.num_bytes),  # a plain one: the viewer knows no class of ours
             "stream": entry.stream,
             # A run that never took place has no clock: what is counted are the entries.
             "time_us": number,
@@ -103,8 +103,8 @@ def _segment(segment: PlacedSegment, frames: dict[Block, Frames]) -> Snapshot:
 def _block(block: PlacedBlock, frames: dict[Block, Frames]) -> Snapshot:
     return {
         "address": block.address,
-        "size": block.num_bytes,
-        "requested_size": block.requested_bytes,
+        "size": int(block.num_bytes),
+        "requested_size": int(block.requested_bytes),
         "state": "inactive" if block.block is None else "active_allocated",
         "frames": [] if block.block is None else frames.get(block.block, []),
     }

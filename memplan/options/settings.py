@@ -236,6 +236,10 @@ SETTING_OPTIONS: tuple[Option, ...] = (
         help_text="The loop keeps the logits until after backward.",
     ),
     Option(
+        flag="--gradients-held", panel=JOB_PANEL, field="gradients_held", kind=bool, default=False, metavar=None,
+        help_text="The loop drops gradients after the next forward pass (Lightning).",
+    ),
+    Option(
         flag="--upcast-outputs", panel=JOB_PANEL, field="upcast_outputs", kind=bool, default=False, metavar=None,
         help_text="Count accelerate's fp32 copy of the logits (HF Trainer, bf16=True).",
     ),

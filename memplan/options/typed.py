@@ -123,6 +123,7 @@ class EstimateOptions(SharedOptions, total=False):
     freeze: str | Sequence[str]
     quantize: Word | None
     outputs_held: bool
+    gradients_held: bool
     upcast_outputs: bool
     compile: Word
     allocator: Word

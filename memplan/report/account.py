@@ -23,6 +23,8 @@ LEAST_ISLAND_BYTES = 16 * MIB
 
 def reserved_lines(answer: Estimate, card: str) -> list[str]:
     """What is reserved on a card with room; what is needed of it, and with what less it lives by luck."""
+    if answer.certain_bytes is not None:
+        return []
     run, beside = answer.run, answer.overhead_bytes
     reserved, least = plain_gib(answer.reserved_bytes), plain_gib(run.required_bytes)
     enough = f"{least} GiB for segments are enough, and all that is more"

@@ -37,6 +37,7 @@ def gpu_row(gpu: GpuSpec) -> dict[str, _Value]:
         "gpu_id": gpu.gpu_id,
         "name": gpu.name,
         "vendor": gpu.vendor.value,
+        "allocator": gpu.manager.value,
         "architecture": gpu.architecture,
         "compute_capability": f"{capability[0]}.{capability[1]}" if capability else None,
         "form_factor": gpu.form_factor,

@@ -55,6 +55,8 @@ def bars_of(found: Estimate, explained: Explanation) -> list[Bar]:
     bars = _with_small_ones_together(sorted(bars, key=lambda each: -each.num_bytes))
     if found.gpu is None:
         return bars
+    if found.certain_bytes is not None:
+        return bars
     rest = found.required_bytes - found.worst_bytes
     return [*bars, Bar(kind=None, name="allocator's rest", num_bytes=rest, words=REST_WORDS)]
 
@@ -137,6 +139,10 @@ def sum_lines(found: Estimate, names: int) -> list[str]:
     """What that comes to, and with what lies beside the allocator, as the verdict has it."""
     if found.gpu is None:
         return [f"{'allocated':<{names}} {plain_gib(found.worst_bytes):>7}"]
+    if found.certain_bytes is not None:
+        low = "kept between steps" if found.gpu.manager.rules.compiles else "allocated at once"
+        ends = f"{low}, to what CUDA's allocator reserves, its context and NCCL"
+        return [f"{'needs':<{names}} {needed_text(found.total_bytes)} GiB: {ends}"]
     beside = "CUDA context, NCCL" if found.nccl_bytes.high else "CUDA context"
     total = f"{plain_gib(found.required_bytes)} + {needed_text(found.overhead_bytes)} ({beside})"
     return [f"{'needs':<{names}} {needed_text(found.total_bytes)} GiB = {total}"]

@@ -19,6 +19,7 @@ from memplan.hardware.gpu import (
     Vendor,
     gpu_from_memory,
 )
+from memplan.hardware.managers import MemoryManager
 from memplan.units import GB, GIB, MIB, is_size, parse_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,20 @@ CATALOG_SCHEMA_VERSION = 1
 
 _DATA = Path(__file__).parent.parent / "data" / "gpus.json"
 _CARD_FILE_SUFFIXES = (".yaml", ".yml")
-_BRANDS = ("nvidia", "geforce", "quadro", "tesla", "amd", "instinct", "intel", "habana")
+_BRANDS = (
+    "nvidia",
+    "geforce",
+    "quadro",
+    "tesla",
+    "amd",
+    "instinct",
+    "intel",
+    "habana",
+    "apple",
+    "huawei",
+    "google",
+    "aws",
+)
 _PUNCTUATION = str.maketrans("", "", " \t-_/().")
 _SHOWN_LENGTH = 80
 _UNLISTED_KINDS = {"mig": "a slice of a GPU (MIG)", "laptop": "a laptop GPU"}
@@ -186,6 +200,7 @@ def _catalog_entry(gpu_id: str) -> GpuSpec:
         gpu_id=gpu_id,
         name=entry["name"],
         vendor=Vendor(entry["vendor"]),
+        manager=MemoryManager(entry.get("allocator", "cuda")),
         architecture=entry["architecture"],
         compute_capability=_compute_capability(entry.get("compute_capability")),
         form_factor=entry["form_factor"],
@@ -195,13 +210,13 @@ def _catalog_entry(gpu_id: str) -> GpuSpec:
         memory_type=entry["memory_type"],
         driver_total_bytes=_mib(entry.get("driver_total_mib")),
         torch_total_bytes=_mib(entry.get("torch_total_mib")),
-        bandwidth_bytes_per_s=_bytes_per_s(entry["bandwidth_gb_s"]),
+        bandwidth_bytes_per_s=_bytes_per_s(entry["bandwidth_gb_s"])
+        if "bandwidth_gb_s" in entry
+        else None,
         dense_tflops=TflopsByDtype(**entry["dense_tflops"]),
         measured_tflops=TflopsByDtype(**entry.get("measured_tflops", {})),
         link=_link(entry.get("link")),
-        pcie=PcieSpec(
-            generation=entry["pcie_generation"], bytes_per_s=_bytes_per_s(entry["pcie_gb_s"])
-        ),
+        pcie=_pcie(entry),
         node=_node(gpu_id),
         has_bf16=entry["bf16"],
         device_names=tuple(entry["device_names"]),
@@ -223,6 +238,13 @@ def _node(gpu_id: str) -> NodeSpec | None:
                 source=catalog["node_sources"][row["source"]],
             )
     return None
+
+
+def _pcie(entry: dict[str, Any]) -> PcieSpec | None:
+    if "pcie_generation" not in entry:
+        return None
+    rate = _bytes_per_s(entry["pcie_gb_s"])
+    return PcieSpec(generation=entry["pcie_generation"], bytes_per_s=rate)
 
 
 def _link(entry: dict[str, Any] | None) -> LinkSpec | None:

@@ -8,7 +8,8 @@ name                what the tables call it; by default the file's name
 torch_total_mib     ``torch.cuda.get_device_properties(0).total_memory / 2**20``: the capacity
 driver_total_mib    the total of ``nvidia-smi``; the capacity is 1 % less
 memory_gib          usable memory; the capacity where neither of the two above is given
-vendor              NVIDIA, AMD or Intel
+vendor              NVIDIA, AMD, Intel, Apple, Huawei, Google or AWS
+allocator           who hands its memory out: cuda (also AMD's), xpu, npu, hpu, mps, xla or neuron; by default cuda
 architecture        such as Hopper
 compute_capability  CUDA's, such as 9.0: decides which attention kernels run
 bf16                whether it multiplies bf16 in hardware; by default from compute capability 8.0
@@ -35,12 +36,13 @@ from memplan.hardware.gpu import (
     TflopsByDtype,
     Vendor,
 )
+from memplan.hardware.managers import MemoryManager
 from memplan.units import GB, GIB, MIB
 
 _KEYS = (
     "name", "torch_total_mib", "driver_total_mib", "memory_gib", "vendor", "architecture",
     "compute_capability", "bf16", "bandwidth_gb_s", "dense_tflops", "link", "pcie_generation",
-    "notes", "sources",
+    "notes", "sources", "allocator",
 )  # fmt: skip
 _RATE_KEYS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 _LINK_KEYS = ("kind", "gb_s", "pair_gb_s", "topology")
@@ -77,6 +79,7 @@ def card_from_mapping(card: Mapping[str, object], *, source: str) -> GpuSpec:
         gpu_id=name,
         name=name,
         vendor=_vendor(reader, capability),
+        manager=_manager(reader),
         architecture=reader.text("architecture"),
         compute_capability=capability,
         memory_nominal_gb=round(nominal_bytes / GIB, 2),
@@ -206,6 +209,11 @@ def _memory(reader: _Reader) -> tuple[int | None, int | None, int]:
     if torch_total is None and driver_total is None:
         torch_total = given
     return torch_total, driver_total, given or torch_total or driver_total or 0
+
+
+def _manager(reader: _Reader) -> MemoryManager:
+    word = reader.choice("allocator", tuple(each.value for each in MemoryManager))
+    return MemoryManager.CUDA if word is None else MemoryManager(word)
 
 
 def _vendor(reader: _Reader, capability: tuple[int, int] | None) -> Vendor:

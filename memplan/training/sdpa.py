@@ -12,6 +12,7 @@ from enum import Enum
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
+from memplan.hardware.managers import MemoryManager
 
 MAX_FLASH_HEAD_DIM = 256
 """Largest head that flash attention takes (csrc/flash_attn/flash_api.cpp)."""
@@ -46,6 +47,10 @@ class SdpaSupport:
     """Heads of 16 bits must be a multiple of this for the memory-efficient kernel."""
     fp32_multiple: int = 4
     """The same in fp32."""
+    efficient: bool = True
+    """There is one."""
+    efficient_dropout: bool = True
+    """It trains under dropout, and with a mask that wants a gradient."""
 
 
 _AMPERE = SdpaSupport(flash=True, efficient_bf16=True)
@@ -64,6 +69,16 @@ SDPA_SUPPORT: dict[tuple[int, int], SdpaSupport] = {
 """By the oldest compute capability it holds for; the plainest that many cards share comes first.
 
 cuDNN is preferred on 9.0 and 10.0 alone (``check_prefer_cudnn_attention``)."""
+
+_BY_MANAGER = {
+    MemoryManager.XPU: SdpaSupport(efficient_bf16=True, half_multiple=1, fp32_multiple=1, efficient_dropout=False),
+    MemoryManager.NPU: SdpaSupport(flash=True, efficient_bf16=True),
+    MemoryManager.HPU: SdpaSupport(efficient_bf16=True),
+}  # fmt: skip
+"""Of cards that are not CUDA's: oneDNN's kernel keeps a number a row as the efficient one does, and takes no grouped
+heads where it trains (``mkldnn/xpu/Attention.cpp``, ``check_grad``); torch_npu's fused one and Habana's are taken to be like CUDA's.
+Metal's has no backward pass and compilers have none: products of matrices, which are the high end too."""
+_NONE = SdpaSupport(efficient=False)
 
 DEFAULT_SUPPORT = _AMPERE
 """Of a card known by its memory alone, and where there is none."""
@@ -97,8 +112,10 @@ def sdpa_support(gpu: GpuSpec | None) -> SdpaSupport:
     """
     if gpu is None:
         return DEFAULT_SUPPORT
+    if not gpu.manager.is_replayed:
+        return _BY_MANAGER.get(gpu.manager, _NONE)
     if gpu.compute_capability is None:
-        return DEFAULT_SUPPORT if gpu.supports_flash_attention else SdpaSupport(efficient_bf16=True)
+        return DEFAULT_SUPPORT
     known = [since for since in SDPA_SUPPORT if since <= gpu.compute_capability]
     return SDPA_SUPPORT[max(known)] if known else SdpaSupport(half_multiple=1, fp32_multiple=1)
 
@@ -146,7 +163,9 @@ def _flash_takes(call: SdpaCall, support: SdpaSupport) -> bool:
 def _efficient_takes(call: SdpaCall, support: SdpaSupport) -> bool:
     multiple = support.half_multiple if call.dtype.is_half else support.fp32_multiple
     return (
-        not call.grouped
+        support.efficient
+        and (support.efficient_dropout or not (call.dropout or call.trained_mask))
+        and not call.grouped
         and (call.dtype is not DType.BF16 or support.efficient_bf16)
         and call.head_dim % multiple == 0
         and call.value_head_dim % multiple == 0

@@ -43,7 +43,7 @@ _BOUNDS = tuple(
 )
 """Each with the least and the most that it may be, and whether it may be null."""
 _FLAGS = (
-    "sequence_parallel", "loss_parallel", "outputs_held", "upcast_outputs", "kernel_scratch",
+    "sequence_parallel", "loss_parallel", "outputs_held", "gradients_held", "upcast_outputs", "kernel_scratch",
     "optimizer_in_backward",
 )  # fmt: skip
 _NUMBERS, _SWITCHES = attrgetter(*_LIMITS), attrgetter(*_FLAGS)
@@ -96,9 +96,24 @@ def check_engine(setup: DerivedSetup) -> None:
     if setup.fsdp_strategy is not None and engine not in (Engine.FSDP, Engine.FSDP1):
         msg = f"fsdp_strategy: only fsdp and fsdp1 have it, and the engine is {engine.value}"
         raise SetupError(msg)
+    _check_held_gradients(setup, engine)
     _check_fp8(setup, engine)
     _check_offload(setup, engine)
     _check_parallel(setup)
+
+
+def _check_held_gradients(setup: DerivedSetup, engine: Engine) -> None:
+    """Only where autograd's own gradients are the optimizer's, and one loop has them all."""
+    if not setup.gradients_held:
+        return
+    if engine not in (Engine.DDP, Engine.FSDP):
+        msg = f"gradients_held: {engine.value} keeps gradients in its own way; ddp and fsdp leave them to the loop"
+        raise SetupError(msg)
+    if setup.pipeline_parallel > 1:
+        msg = (
+            "gradients_held: a pipeline's schedule runs the passes, and this is not modelled there"
+        )
+        raise SetupError(msg)
 
 
 def _check_fp8(setup: DerivedSetup, engine: Engine) -> None:

@@ -165,6 +165,8 @@ class SetupFields(HashedOnce):
     ``Quantization``; ``none``: not at all. None: as the model's own config says."""
     outputs_held: bool = False
     """The training loop keeps the model's outputs (the logits) until after backward."""
+    gradients_held: bool = False
+    """The training loop lets a step's gradients go behind the next forward pass, not before it: Lightning's."""
     upcast_outputs: bool = False
     """accelerate's mixed precision copies the outputs to fp32 (HF Trainer with ``bf16=True``)."""
     compile: Compilation = Compilation.NONE

@@ -105,6 +105,7 @@ RUN: dict[str, Check] = {
     "lengths": _is("lengths", None),
     "quantize": _is("quantize", None, "none"),
     "outputs_held": _any,
+    "gradients_held": _is("gradients_held", False),
     "upcast_outputs": _any,
     "compile": _is("compile", Compilation.NONE),
     "allocator": _any,

@@ -53,7 +53,6 @@ def test_capacity(figures: dict[str, object], capacity_bytes: int, note: str) ->
         pytest.param((8, 9), Vendor.NVIDIA, True, id="L4"),
         pytest.param((12, 1), Vendor.NVIDIA, True, id="GB10"),
         pytest.param(None, Vendor.AMD, True, id="MI300X"),
-        pytest.param(None, Vendor.INTEL, False, id="Gaudi"),
         pytest.param(None, Vendor.UNKNOWN, True, id="known by its memory"),
     ],
 )

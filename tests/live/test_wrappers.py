@@ -222,7 +222,11 @@ def test_lightning_s_trainer() -> None:
     assert (setup.micro_batch_size, setup.seq_len, setup.gradient_accumulation_steps) == (3, 48, 2)
     assert setup.precision is not None
     assert (setup.precision.value, setup.optimizer.value) == ("bf16-amp", "adamw-fused")
-    assert any("behind the next forward pass" in each for each in found.remarks)
+    assert setup.gradients_held
+    assert not any("behind the next forward pass" in each for each in found.remarks)
+    own = wrapper("DeepSpeedEngine", module=Module(model=LlamaForCausalLM()))
+    kept = lightning_trainer(strategy=SimpleNamespace(model=own), precision="bf16-true")
+    assert not lightning_run(kept).holds_gradients
     with pytest.raises(memplan.MemplanError, match="no optimizer yet: check it in a callback"):
         memplan.check(lightning_trainer(optimizers=[]))
     silent = SimpleNamespace(batch_size=3, dataset=iter([]))

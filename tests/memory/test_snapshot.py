@@ -45,6 +45,13 @@ def test_the_viewer_can_read_it(options: dict[str, Any], expandable: bool):
     assert len(data) < 4 << 20
 
 
+def test_the_viewer_can_read_what_sorts():
+    """An embedding's gradient sorts its tokens: a size that knows more than its bytes is written as these alone."""
+    found = estimate(load_model("t5-small"), TrainingSetup(seq_len=64))
+    data = snapshot_pickle(snapshot_of(named_run(found), expandable=False))
+    assert {each.name for each, _, _ in pickletools.genops(data)} <= VIEWER_OPERATIONS
+
+
 @pytest.mark.parametrize(("options", "expandable"), SETUPS)
 def test_it_is_whole(options: dict[str, Any], expandable: bool):
     """Blocks fill their segments, and what the events leave alive is in them."""

@@ -208,6 +208,8 @@ class Program:
         """What is not modelled, in words."""
         self.unsaved: tuple[str, ...] = ()
         """Settings that save memory and are not modelled, in words."""
+        self.holds_gradients = given.setup.gradients_held
+        """Those of the last step, until the first forward pass of this one is over."""
         self.empties_cache = False
         """Before every micro-batch."""
         if given.setup.offload_activations in _OF_TRL:
@@ -247,9 +249,12 @@ class Program:
         self.playback.fetch_batch()
 
     def settle(self, *, num_micro_batches: int) -> None:
-        """Come to where every further step is like the last: here, to where there are states."""
+        """Come to where every further step is like the last: to where there are states, and gradients that stay."""
         if self.company is not None:
             self.company.settle(num_micro_batches=num_micro_batches)
+        if self.holds_gradients:
+            self.train(0, num_micro_batches=1)
+            return
         self.ledger.enter(Part.STEP)
         self.optimizer_step(first=True)
 
@@ -269,7 +274,8 @@ class Program:
             self.micro_batch(step, first=not micro_batch, last=last)
         self.ledger.enter(Part.STEP, step)
         self.optimizer_step(first=step == 0)
-        self.zero_grad()
+        if not self.holds_gradients:
+            self.zero_grad()
 
     def load(self) -> None:
         """Every weight, and each buffer where its module stands among them; then what peft works out."""
@@ -364,6 +370,8 @@ class Program:
         if self.company is not None:
             self.company.run(When.FIRST)
         self.forward_pass()
+        if first and self.holds_gradients:
+            self.zero_grad()
         self.ledger.enter(Part.BACKWARD, step)
         self.backward_pass()
 

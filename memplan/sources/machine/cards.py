@@ -1,6 +1,6 @@
 """The cards that a job started here would see.
 
-NVML is asked where its package is there, ``nvidia-smi`` otherwise; then ``amd-smi``, then ``rocm-smi``. Neither knows
+NVML is asked where its package is there, ``nvidia-smi`` otherwise; then ``amd-smi``, ``rocm-smi``, a Mac's ``sysctl``. Neither knows
 ``CUDA_VISIBLE_DEVICES`` and its like, by which a job is shown some of a machine's cards: that is applied here, as the CUDA C++
 Programming Guide says (*CUDA Environment Variables*): numbers or the beginnings of UUIDs, up to the first that names none.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from memplan.hardware.machine import CardsHere, LocalCard
 from memplan.sources.machine.amd import amd_cards
+from memplan.sources.machine.apple import apple_cards
 from memplan.sources.machine.asking import CardsUnreadableError
 from memplan.sources.machine.nvidia_smi import nvidia_smi_cards
 from memplan.sources.machine.nvml import nvml_cards
@@ -17,6 +18,7 @@ ASKED: tuple[Callable[[], tuple[LocalCard, ...] | None], ...] = (
     nvml_cards,
     nvidia_smi_cards,
     amd_cards,
+    apple_cards,
 )
 """In this order, up to the first that answers."""
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -2,8 +2,9 @@
 
 from memplan.errors import GpuNotFoundError
 from memplan.fast_dataclass import replace
-from memplan.hardware.gpu import GpuSpec, gpu_from_memory
+from memplan.hardware.gpu import GpuSpec, Vendor, gpu_from_memory
 from memplan.hardware.machine import CardsHere, LocalCard
+from memplan.hardware.managers import MemoryManager
 from memplan.sources.catalog import load_gpu
 from memplan.sources.machine.cards import cards_here
 from memplan.units import format_gib
@@ -52,6 +53,11 @@ def gpu_of(card: LocalCard) -> GpuSpec:
 def _unloaded(card: LocalCard, whole: GpuSpec | None) -> GpuSpec:
     """The card as if nobody had any of it."""
     bare = gpu_from_memory(card.total_bytes)
+    if card.vendor is Vendor.APPLE:
+        return replace(
+            whole or replace(bare, name=card.name, vendor=card.vendor, manager=MemoryManager.MPS),
+            torch_total_bytes=card.total_bytes,
+        )  # what Metal recommends is what a process may have
     if whole is None:
         return replace(
             bare, name=card.name, vendor=card.vendor, torch_total_bytes=None,

@@ -3,24 +3,22 @@
 References: the API reference of Kubernetes 1.31: ``completionMode: Indexed`` gives each pod its number and, with ``subdomain``,
 a name that others find (*Job with pod-to-pod communication*); ``emptyDir`` of medium ``Memory`` in the place of the 64 MiB that a
 container has for ``/dev/shm``, which counts toward the container's memory limit; ``activeDeadlineSeconds``. GPUs are asked for by their
-device plugin's resource: ``nvidia.com/gpu``, ``amd.com/gpu``, ``gpu.intel.com/xe``. Which card is a label of a node: NVIDIA's GPU feature
+device plugin's resource: ``nvidia.com/gpu``, ``amd.com/gpu``, ``habana.ai/gaudi`` and so on. Which card is a label of a node: NVIDIA's GPU feature
 discovery writes ``nvidia.com/gpu.product``.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from memplan.errors import UsageError
 from memplan.hardware.gpu import Vendor
 from memplan.sources.requests.words import PORT, comments, torchrun, whole_gib
 
 if TYPE_CHECKING:
     from memplan.estimator.job_request import JobRequest
 
-RESOURCES = {
-    Vendor.NVIDIA: "nvidia.com/gpu",
-    Vendor.AMD: "amd.com/gpu",
-    Vendor.INTEL: "gpu.intel.com/xe",
-}
+RESOURCES = {Vendor.NVIDIA: "nvidia.com/gpu", Vendor.AMD: "amd.com/gpu"}
+"""Those of cards whose allocator is CUDA's; the others' are in ``memplan.hardware.managers``."""
 IMAGE = "YOUR-IMAGE"
 """What stands for the container's image."""
 
@@ -128,5 +126,11 @@ def _is_nvidia(request: "JobRequest") -> bool:
 
 
 def _resource(request: "JobRequest") -> str:
-    vendor = Vendor.NVIDIA if request.gpu is None else request.gpu.vendor
-    return RESOURCES.get(vendor, RESOURCES[Vendor.NVIDIA])
+    gpu = request.gpu
+    if gpu is None or gpu.manager.is_replayed:
+        return RESOURCES.get(Vendor.NVIDIA if gpu is None else gpu.vendor, RESOURCES[Vendor.NVIDIA])
+    resource = gpu.manager.rules.resource
+    if not resource:
+        msg = f"{gpu.name} is no card of a cluster: leave --emit out, or name another card"
+        raise UsageError(msg)
+    return resource

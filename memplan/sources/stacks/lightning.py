@@ -7,6 +7,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.optimizer import add_named_optimizer
 
 NAME = "Lightning"
+"""Forward, ``zero_grad`` and backward are one closure of the optimizer's (lightning 2.6, ``loops/optimization/automatic.py``, ``Closure.closure``)."""
 
 _HALF = {"ddp": "amp", "fsdp": "mixed", "fsdp1": "mixed", "deepspeed": "master"}
 _ENGINES = {
@@ -63,6 +64,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     else:
         keys.text("trainer.precision")
     _read_gpus(keys, found)
+    if found.fields["engine"] in ("ddp", "fsdp"):
+        found.fields["gradients_held"] = True
     found.fields["gradient_accumulation_steps"] = keys.count("trainer.accumulate_grad_batches") or 1
     size = keys.count("data.init_args.batch_size")
     found.fields["micro_batch_size"] = size or found.fields.get("micro_batch_size", 1)
