@@ -14,7 +14,7 @@ from memplan.classes.llama import (
 from memplan.classes.registry import base_class
 from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task
-from memplan.graph.modules.basic import Conv1D, Embedding, Linear, Norm
+from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import RotaryEmbedding
@@ -72,7 +72,9 @@ def _stack(base: Decoder, width: int) -> StackSpec:
 def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
     positions = base.children.get(base.positions)
     rows = positions.weight.shape[0] if isinstance(positions, Embedding) else 0
-    return EmbeddingSpec(embedding_size=width, num_positions=rows)
+    dropouts = (each for each in base.children.values() if isinstance(each, Dropout))
+    dropped = next((each.probability for each in dropouts), base.embedding_dropout)
+    return EmbeddingSpec(embedding_size=width, num_positions=rows, dropout=dropped)
 
 
 def _layers(base: Decoder) -> LayerList:

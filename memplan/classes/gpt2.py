@@ -103,7 +103,7 @@ class GPT2Attention(OlderAttention):
     def add_projections(self, config: ConfigReader) -> None:
         hidden = self.embed_dim
         self.c_attn = Conv1D(3 * hidden, hidden)
-        self.c_proj = Conv1D(hidden, hidden)
+        self.c_proj = Conv1D(hidden, hidden, role=WeightRole.ATTENTION_OUTPUT)
         self.attn_dropout = Dropout(config.number("attn_pdrop"))
         self.resid_dropout = Dropout(config.number("resid_pdrop"))
         self.reorder_and_upcast_attn = config.flag("reorder_and_upcast_attn")

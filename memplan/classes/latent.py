@@ -38,7 +38,7 @@ from memplan.graph.modules.functional import (
     topk,
     total,
 )
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import ComplexHandle, Handle, made_by
 from memplan.graph.modules.rotary import (
     RotaryEmbedding,
     Tables,
@@ -297,7 +297,7 @@ class ComplexRotaryEmbedding(RotaryEmbedding):
         run, (rows, length) = self.run, positions.shape
         self.hold_frequencies()
         table = complex_table(run, rows * length, self.width)
-        whole = Handle(run, table, (rows, length, self.width))
+        whole = ComplexHandle(run, table, (rows, length, self.width))
         return whole, whole
 
 

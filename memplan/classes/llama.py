@@ -316,6 +316,8 @@ class Decoder(Base):
     """What it calls its layers."""
     positions = ""
     """What it calls its table of positions, if it has one."""
+    embedding_dropout = 0.0
+    """On its embeddings, where that is no module."""
     hidden_size = 0
     """Width of its hidden states, where its table's is another."""
     eager_only = False

@@ -284,7 +284,7 @@ class XGLMModel(Decoder):
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        self.dropout = config.number("dropout")
+        self.embedding_dropout = config.number("dropout")
         self.embed_tokens = ScaledEmbedding(
             config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
         )
@@ -304,7 +304,7 @@ class XGLMModel(Decoder):
         if received is None:
             ids = counted_positions(self.run, length)
             x = embeds + self.embed_positions(ids)
-            x = dropout(x, self.dropout)
+            x = dropout(x, self.embedding_dropout)
         for layer in self.layers:
             x = layer(x, mask)
         x = self.layer_norm(x)

@@ -91,8 +91,10 @@ class Linear(Module):
 class Conv1D(Linear):
     """``transformers.pytorch_utils.Conv1D``: a linear layer whose weight lies transposed."""
 
-    def __init__(self, out_features: int, in_features: int) -> None:
-        super().__init__(in_features, out_features, bias=True)
+    def __init__(
+        self, out_features: int, in_features: int, *, role: WeightRole = WeightRole.MATRIX
+    ) -> None:
+        super().__init__(in_features, out_features, bias=True, role=role)
 
     def forward(self, x: Handle) -> Handle:
         """Of rows of one dimension, whatever autocast makes of them then."""

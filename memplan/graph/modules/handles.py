@@ -29,6 +29,9 @@ class Handle:
 
     __slots__ = ("flat", "node", "record", "run", "shape", "strides")
 
+    is_complex = False
+    """Its elements are complex numbers, two of the record's each."""
+
     def __init__(
         self,
         run: Run,
@@ -327,6 +330,14 @@ class Handle:
             made, kind = empty(self.run, shape, self.dtype), OperationKind.REPEAT_KV
         self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.FRESH,))
         return self.leads_to(made, in_rows(self.shape))
+
+
+class ComplexHandle(Handle):
+    """A tensor of complex numbers, which is no floating one (``torch.is_floating_point``)."""
+
+    __slots__ = ()
+
+    is_complex = True
 
 
 def empty(run: Run, shape: Shape, dtype: DType) -> Handle:
