@@ -78,6 +78,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # tests and modules stay to the end
 
 
+def pytest_sessionfinish() -> None:
+    """What is unclosed and in a cycle is found once, not in each of pytest's five looks at all that is remembered."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def fuzz_seconds(request: pytest.FixtureRequest) -> float:
     """How long this one of the fuzzers may look for something [s]."""

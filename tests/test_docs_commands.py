@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memplan.cli.app import load_command, with_optional_values
+from memplan.cli.app import load_command
 from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS
 
@@ -72,7 +72,7 @@ def test_a_command_is_understood(page: str, command: str) -> None:
     words = [word for word in words if word not in ("...", "--help")]
     built = load_command(name)
     read_plainly(built.params)
-    context = built.make_context(name, with_optional_values(words))
+    context = built.make_context(name, list(words))
     assert context.params, page
 
 
@@ -84,7 +84,7 @@ def test_what_cog_runs_is_understood() -> None:
                 built = load_command(name)
                 read_plainly(built.params)
                 if "--help" not in words:
-                    built.make_context(name, with_optional_values(words))
+                    built.make_context(name, list(words))
 
 
 RUN = [(page, command) for page, command in SHOWN if not is_elsewhere(command)]

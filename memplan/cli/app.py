@@ -15,6 +15,7 @@ from memplan.cli import terminal
 from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
 from memplan.cli.terminal import abandon, prepare_streams
+from memplan.cli.typed_words import own_command_line
 from memplan.errors import ExitCode, MemplanError, did_you_mean
 from memplan.text import one_line, shortened
 
@@ -37,12 +38,10 @@ class MemplanCommand(TyperCommand):
         from memplan.cli.unused import refuse_repeated
 
         if args == ["--legend"] and "--legend" in {each.opts[0] for each in self.params}:
-            from memplan.cli.terminal import say_legend
-
-            say_legend(True, is_table=True)
+            terminal.say_legend(True, is_table=True)
             raise typer.Exit
         read_plainly(self.get_params(ctx))
-        args = with_optional_values(self._without_topic(ctx, args))
+        args = own_command_line(self.params, self._without_topic(ctx, args))
         if len(args) > 1:
             refuse_repeated(self, ctx, args)
         ctx.default_map = machine_defaults(self, args)
@@ -119,29 +118,8 @@ def _may_be_configured() -> bool:
     return os.path.isdir(os.path.join(home, "memplan"))  # noqa: PTH112, PTH118
 
 
-OPTIONAL_VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "--check": ("all", ("all", "any")),
-    "--pivot": ("peak", ()),
-    "--install-completion": ("this", ()),
-    "--show-completion": ("this", ()),
-}
-"""Options that may stand alone: what they then mean, and the words that may follow all the same."""
-
-
-def with_optional_values(args: Sequence[str]) -> list[str]:
-    """Give options that stand alone the value they mean.
-
-    >>> with_optional_values(["t5-3b", "--check", "--format", "json"])
-    ['t5-3b', '--check', 'all', '--format', 'json']
-    """
-    found = []
-    for position, word in enumerate(args):
-        found.append(word)
-        usual, known = OPTIONAL_VALUES.get(word, ("", ()))
-        following = args[position + 1] if position + 1 < len(args) else "-"
-        if usual and (following.startswith("-") or (known and following not in known)):
-            found.append(usual)
-    return found
+WORDS = ("help", "version", "legend")
+"""Options that people type as if they were commands."""
 
 
 class MemplanGroup(TyperGroup):
@@ -150,7 +128,11 @@ class MemplanGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command without pydantic."""
         read_plainly(self.get_params(ctx))
-        return super().parse_args(ctx, with_optional_values(args))
+        if args and args[0] in WORDS:
+            args = [*args[1:2], f"--{args[0]}", *args[2:]]
+        if args and args[0].startswith("-"):
+            args = own_command_line(self.params, args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the commands' names, in the order of the help."""
@@ -215,6 +197,12 @@ def _install_completion(shell: str | None) -> None:
         raise typer.Exit
 
 
+def _legend(is_asked: bool) -> None:
+    if is_asked:
+        terminal.say_legend(True, is_table=True)
+        raise typer.Exit
+
+
 def _show_completion(shell: str | None) -> None:
     if shell is not None:
         from memplan.cli.completion import script
@@ -231,6 +219,12 @@ def top(
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
+    ] = False,
+    legend: Annotated[
+        bool,
+        typer.Option(
+            "--legend", callback=_legend, is_eager=True, help="Explain every word of the answers."
+        ),
     ] = False,
     install_completion: Annotated[
         str | None,

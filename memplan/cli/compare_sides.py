@@ -1,7 +1,7 @@
 """The two setups that ``memplan compare`` sets side by side, out of what was typed."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "a100-80gb"
 AS_GIVEN = "as given"
-ASKED = tuple(option for option in ESTIMATE if option is not ALLOW and option.panel != FILES_PANEL)
+ASKED = tuple(
+    option
+    for option in ESTIMATE
+    if option is not ALLOW and (option.panel != FILES_PANEL or option in LAUNCH_FILES)
+)
 """What both of a pair share."""
 
 
@@ -143,15 +147,27 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
     others = asked_of(other).values
     values = dict(first.values) | {name: others[name] for name in changed}
     given = first.given | changed.keys()
-    # An engine brings its own stage, precision and settings, unless these were named with it.
-    if "engine" in changed or "zero" in changed:
-        for name in {"engine", "zero", "precision"} - changed.keys():
-            values[name] = None
-            given -= {name}
+    for name in replaced_by(changed.keys()) - changed.keys():
+        values[name] = None
+        given -= {name}
     if "gpu" in changed or "gpu_memory" in changed:
         for name in {"gpu", "gpu_memory"} - changed.keys():
             values[name] = None
     return replace(first, label=text, name="--vs", values=values, given=given)
+
+
+def replaced_by(changed: Collection[str]) -> frozenset[str]:
+    """What an engine brings along, unless it is named with it: its stage, its precision; an engine's file says all of it.
+
+    >>> sorted(replaced_by(["zero"]))
+    ['engine', 'precision', 'zero']
+    """
+    if any(option.parameter in changed for option in LAUNCH_FILES):
+        places = ("offload", "offload_param", "fsdp_strategy")
+        return frozenset(("engine", "zero", "precision", *places))
+    if "engine" in changed or "zero" in changed:
+        return frozenset(("engine", "zero", "precision"))
+    return frozenset()
 
 
 def vs_takes() -> frozenset[str]:
@@ -169,7 +185,7 @@ def answer_of(typed: Typed) -> "Estimate":
     from memplan.options.estimating import answers
 
     values = {
-        **dict.fromkeys(each.parameter for each in (*FILES, *LAUNCH_FILES)),
+        **dict.fromkeys(each.parameter for each in FILES),
         **typed.values, "setup": typed.setup_file, "preset": typed.preset,
     }  # fmt: skip
     if values["gpu"] is None and values["gpu_memory"] is None:

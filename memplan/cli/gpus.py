@@ -6,8 +6,10 @@ import typer
 
 from memplan.cli.taking import NO_VALUES, complete_gpus, takes
 from memplan.cli.terminal import say
+from memplan.errors import GpuNotFoundError
 from memplan.options.shared import FORMAT, OutputFormat
 from memplan.options.table import Values
+from memplan.units import is_size
 
 
 @takes(FORMAT)
@@ -30,6 +32,9 @@ def gpus(
     from memplan.sources.gpus import load_gpus
 
     listed = all_gpus() if name is None else gpus_like(name)
+    if name is not None and not listed and is_size(name):
+        msg = f"no card that is listed has {name} or more: `memplan gpus` lists what they have"
+        raise GpuNotFoundError(msg)
     shown = listed or load_gpus(name or "")
     output_format = values["format"]
     if output_format is OutputFormat.TABLE:

@@ -53,7 +53,7 @@ _SETUP = {
     "--batch-size N": "sequences of one micro-batch on one GPU",
     "--seq-len N": "tokens of a sequence: 4096 or 4k",
     "--checkpointing WHAT": "none, full, selective, or a share of the layers",
-    "--lora RANK": "train LoRA adapters of this rank, the model frozen",
+    "--lora [RANK]": "train LoRA adapters of this rank (16), the model frozen",
 }
 
 COMMON: Mapping[str, tuple[Common, ...]] = {
@@ -89,7 +89,7 @@ COMMON: Mapping[str, tuple[Common, ...]] = {
                 "--batch-size LIST": "sequences of one micro-batch: 1..32",
                 "--seq-len LIST": "tokens of a sequence: 2k..8k",
                 "--checkpointing NAMES": "none,full,selective, or shares: 0.5",
-                "--lora RANK": "train LoRA adapters of this rank, the model frozen",
+                "--lora [RANK]": "train LoRA adapters of this rank (16), the model frozen",
                 "--setup FILE": "a whole setup, or a grid, as a file",
             },
         ),
@@ -116,7 +116,7 @@ COMMON: Mapping[str, tuple[Common, ...]] = {
                 "--seq-len N": "tokens of a sequence: 4096 or 4k",
                 "--global-batch-size N": "sequences of one step over all GPUs",
                 "--allow NAMES": "what may be given up: 8bit, lora, qlora",
-                "--lora RANK": "train LoRA adapters of this rank, the model frozen",
+                "--lora [RANK]": "train LoRA adapters of this rank (16), the model frozen",
             },
         ),
         Common(

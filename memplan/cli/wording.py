@@ -48,6 +48,8 @@ def in_options(message: str, options: Mapping[str, str], arguments: Sequence[str
 
     def advised(match: "re.Match[str]") -> str:
         option = options.get(match[1])
+        if option is None and match[2]:
+            option = f"--{match[1].replace('_', '-')}"  # of the commands that have it
         if option is None:
             return match[0]
         value = (match[2] or "").strip("'\"")

@@ -12,7 +12,8 @@ from memplan.memory.stops import Acts, Stops
 
 def sendable_bytes(tape: Tape, passes: StepPasses, least_bytes: int) -> int:
     """What one micro-batch keeps in blocks of at least so many bytes, played out apart [bytes]."""
-    played = ForwardPlayback(tape, passes, Ledger(), _Bystander(), workspace_bytes=0)
+    engine = _Bystander()
+    played = ForwardPlayback(tape, passes, Ledger(), engine, workspace_bytes=0)
     played.forward()
     played.return_loss()
     return sum(size for _, _, size in kept_blocks(played.frames, least_bytes))
@@ -29,6 +30,9 @@ class _Bystander:
         """Nothing."""
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
+        """Nothing."""
+
+    def end_forward(self) -> None:
         """Nothing."""
 
     def before_backward(self, segment: Segment, repetition: int) -> None:

@@ -6,6 +6,7 @@ are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from weakref import proxy
 
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -356,7 +357,8 @@ class TallyPlayback:
         self.passes = passes
         self.ledger = ledger
         self.spots = ledger.spots.of(passes)
-        self.engine = engine
+        self.engine: Engine = proxy(engine)
+        """It has the playback: neither may keep the other."""
         self.uses = repeated_uses(passes)
         self.at = self.spots.between
         """Where the present micro-batch is when a pass is over."""
@@ -375,13 +377,18 @@ class TallyPlayback:
     def forward(self) -> None:
         """Every segment's forward pass."""
         spots = self.spots
-        joined_at = self.tape.joined_at
+        returned_at, joined_at = self.tape.returned_at, self.tape.joined_at
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
-            if joined_at == each.segment.index and not each.first:
+            if not each.first and each.segment.index in (returned_at, joined_at):
                 self.ledger.stand(own.start)
-                self.engine.run_joined()
+                if each.segment.index == returned_at:
+                    self.engine.end_forward()
+                if each.segment.index == joined_at:
+                    self.engine.run_joined()
             self._forward(each, own)
         self.ledger.rest(spots.at_return)
+        if returned_at is None:
+            self.engine.end_forward()
 
     def return_loss(self) -> None:
         """The model has returned: its outputs but the loss go, and casts."""

@@ -56,8 +56,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 ADAPTER_OPTIONS = (
     Option(
-        flag="--lora", field="adapter", panel=ADAPTER_PANEL, kind=int | None, metavar="RANK",
-        help_text="Train LoRA adapters of this rank; the model's weights are frozen.",
+        flag="--lora", field="adapter", panel=ADAPTER_PANEL, kind=int | None, metavar="[RANK]",
+        help_text="Train LoRA adapters of this rank, 16 where none is said; the model's weights are frozen.",
     ),
     Option(
         flag="--lora-targets", field="adapter", panel=ADAPTER_PANEL, kind=str | None, metavar="NAMES",

@@ -10,6 +10,7 @@ from memplan.options.compared_setups import compared_setups, is_of
 from memplan.options.largest import filled, found_note, looked_for, without_max
 from memplan.options.settings import setting_fields
 from memplan.options.table import Values
+from memplan.search.pipelined import STEPS, fewest_steps
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
@@ -58,14 +59,15 @@ def estimate_question(
         from memplan.search.depth import with_layers
 
         model = with_layers(model, values["num_layers"])
-    notes = base.notes
+    notes = (*_steps_note(asked, setups[0]), *base.notes)
     if quantity is not None:
         found = filled(
             quantity, model, setups, gpus, is_named=bool(named),
             global_batch_size=values["global_batch_size"],
         )  # fmt: skip
-        model, setups = found.model, [found.setup]
-        notes = (found_note(found, quantity, gpus[0]), *notes)
+        model, setups = found[0].model, [each.setup for each in found]
+        if len(found) == 1:
+            notes = (found_note(found[0], quantity, gpus[0]), *notes)
     return EstimateQuestion(
         model=model, setups=setups, gpus=gpus, node_memory_bytes=asked.node_memory_bytes(), notes=notes
     )  # fmt: skip
@@ -150,7 +152,7 @@ def _words(asked: Asked) -> tuple[dict[str, object], dict[str, str | None]]:
         **setting_fields(values),
         "engine_options": parse_engine_options(values["engine_option"]),
     }
-    given = asked.given_fields(fields)
+    given = with_fewest_steps(asked, fields)
     words: dict[str, str | None] = {name: values[name] for name in _ENGINE_WORDS}
     if values["deepspeed_config"] is None and values["accelerate_config"] is None:
         return given, words
@@ -163,6 +165,38 @@ def _words(asked: Asked) -> tuple[dict[str, object], dict[str, str | None]]:
     }
     given |= {name: value for name, value in named.items() if value is not None}
     return given, words | dict.fromkeys(("engine", "precision", "zero", "fsdp_strategy"))
+
+
+def with_fewest_steps(asked: Asked, fields: Values) -> dict[str, object]:
+    """The fields that were given, and of how many micro-batches a pipeline's step is where neither an option nor a file says it."""
+    given = asked.given_fields(fields)
+    if (STEPS_SAID - {"global_batch_size"}) & asked.given:
+        return given
+    steps = fewest_steps(given)
+    return given if steps == 1 else given | {STEPS: steps}
+
+
+def _steps_note(asked: Asked, setup: "TrainingSetup") -> tuple[str, ...]:
+    """That a number of micro-batches is the fewest that there can be, where nobody asked for one."""
+    steps = setup.gradient_accumulation_steps
+    if STEPS_SAID & asked.given or setup.pipeline is None or steps == 1:
+        return ()
+    ranks = setup.pipeline_parallel
+    words = f"{steps} micro-batches a step, the fewest that a pipeline of {ranks} ranks takes"
+    return (f"{words}: --gradient-accumulation says more",)
+
+
+STEPS_SAID = frozenset(
+    {
+        "gradient_accumulation",
+        "global_batch_size",
+        "setup",
+        "preset",
+        "training_args",
+        "accelerate_config",
+    }
+)
+"""Options of which each may say how many micro-batches a step has."""
 
 
 def _with_global_batch(asked: Asked, setups: "list[TrainingSetup]") -> "list[TrainingSetup]":

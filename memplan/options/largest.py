@@ -84,25 +84,30 @@ def filled(
     *,
     is_named: bool,
     global_batch_size: int | None,
-) -> "Found":
-    """The one setup with the largest value that fits the one card.
+) -> "list[Found]":
+    """Each setup with the largest value that fits the one card.
 
-    Raises ``UsageError`` for several setups or cards, and where none was named.
+    Raises ``UsageError`` for several cards, where none was named, and for several setups that would each be of
+    another model.
     """
     from memplan.errors import UsageError
     from memplan.search.largest import largest_setup
+    from memplan.search.quantity import Quantity
 
     option = _OPTIONS[quantity.value]
     if not is_named or len(gpus) > 1:
         msg = f"{option} max: is the largest that fits one card: name it, such as --gpu h100"
         raise UsageError(msg)
-    if len(setups) > 1:
+    if len(setups) > 1 and quantity is Quantity.LAYERS:
         msg = (
-            f"{option} max: {len(setups)} setups are compared, and each has a largest of its own: "
-            "name one whole (--zero 2 --offload none), or use memplan sweep"
+            f"{option} max: {len(setups)} setups are compared, and each would be of another model: "
+            "name one whole (--zero 2 --offload none), or use memplan plan --maximize layers"
         )
         raise UsageError(msg)
-    return largest_setup(model, setups[0], gpus[0], quantity, global_batch_size=global_batch_size)
+    return [
+        largest_setup(model, each, gpus[0], quantity, global_batch_size=global_batch_size)
+        for each in setups
+    ]
 
 
 def found_note(found: "Found", quantity: "Quantity", gpu: "GpuSpec") -> str:

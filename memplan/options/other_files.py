@@ -17,7 +17,7 @@ def other_file(values: Mapping[str, object], source: str) -> str | None:
     """What to say of a file that is no model's config; None where it may be one.
 
     >>> other_file({"zero_optimization": {"stage": 3}}, "ds.json")
-    "ds.json: is DeepSpeed's file, not a model's: name a MODEL, and give it as `deepspeed_config='ds.json'`"
+    "ds.json: is DeepSpeed's file, not a model's: name a MODEL, and give it as --deepspeed-config ds.json"
     >>> other_file({"hidden_size": 4096}, "config.json") is None
     True
     """
@@ -25,7 +25,7 @@ def other_file(values: Mapping[str, object], source: str) -> str | None:
     if not kind or "model_type" in values:
         return None
     named = "" if option == "setup" else "name a MODEL, and "
-    return f"{source}: is {kind}, not a model's: {named}give it as `{option}='{source}'`"
+    return f"{source}: is {kind}, not a model's: {named}give it as --{option.replace('_', '-')} {source}"
 
 
 def _kind(values: Mapping[str, object]) -> tuple[str, str]:

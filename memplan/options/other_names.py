@@ -1,4 +1,6 @@
-"""Options that people type and that are not there: under which name they are, or that it is not modelled."""
+"""Options as people know them from other tools: taken for what they mean here, or told that it is not modelled."""
+
+from collections.abc import Container, Sequence
 
 RENAMED = {
     **dict.fromkeys(
@@ -24,13 +26,16 @@ RENAMED = {
     **dict.fromkeys(("capacity-factor", "moe-expert-capacity-factor"), "--expert-imbalance"),
     **dict.fromkeys(("cp-kind", "cp-comm-type"), "--context-parallel-kind"),
     **dict.fromkeys(("lora-r", "lora-rank", "peft", "use-peft"), "--lora"),
+    **dict.fromkeys(("quantization",), "--quantize"),
+    **dict.fromkeys(("load-in-4bit", "4bit", "nf4"), "--quantize nf4"),
+    **dict.fromkeys(("load-in-8bit", "8bit", "int8"), "--quantize int8"),
+    "qlora": "--quantize nf4 --lora",
+    **{kind: f"--job {kind}" for kind in ("dpo", "grpo", "ppo", "orpo", "kto", "sft", "reward")},
     **dict.fromkeys(
-        ("quantization", "load-in-4bit", "load-in-8bit", "4bit", "8bit", "nf4", "int8"),
-        "--quantize",
+        ("trainer", "task-type", "training-type", "method", "rl", "objective"), "--job"
     ),
-    "qlora": "--lora 16 --quantize nf4",
-    **dict.fromkeys(("dpo", "grpo", "ppo", "orpo", "kto", "sft"), "--job"),
-    **dict.fromkeys(("trainer", "task-type", "training-type", "method", "rl"), "--job"),
+    **{kind: f"--format {kind}" for kind in ("json", "csv", "markdown", "jsonl")},
+    "md": "--format markdown",
     **dict.fromkeys(("write-setup", "save", "save-setup", "export", "write"), "--emit"),
     **dict.fromkeys(("html", "plot", "pdf"), "--report"),
     **dict.fromkeys(("config", "config-file", "yaml", "axolotl"), "--setup"),
@@ -63,26 +68,38 @@ RENAMED = {
     **dict.fromkeys(("zero-stage", "stage"), "--zero"),
     **dict.fromkeys(("optimiser",), "--optimizer"),
     **dict.fromkeys(("dtype", "mixed-precision", "torch-dtype"), "--precision"),
-    **dict.fromkeys(("bf16", "bfloat16"), "--precision bf16-amp"),
-    **dict.fromkeys(("fp16", "float16", "half"), "--precision fp16-amp"),
+    **dict.fromkeys(("fp16", "float16", "half"), "--precision fp16"),
     **dict.fromkeys(("flash-attention", "flash-attn", "fa2"), "--attention flash"),
     **dict.fromkeys(("attn-implementation",), "--attention"),
     **dict.fromkeys(("flash-attention-3", "fa3"), "--attention flash3"),
     **dict.fromkeys(("padding-free", "packed", "sample-packing"), "--packing padding_free"),
     **dict.fromkeys(("rope",), "--rotary"),
     **dict.fromkeys(("cce", "cut-cross-entropy"), "--loss cut"),
-    **dict.fromkeys(("torch-compile",), "--compile"),
+    **dict.fromkeys(("torch-compile",), "--compile model"),
     **dict.fromkeys(("offload-optimizer", "cpu-offload"), "--offload cpu"),
     **dict.fromkeys(("liger", "use-liger-kernel"), "--kernels liger"),
     **dict.fromkeys(("fsdp",), "--engine fsdp"),
     **dict.fromkeys(("ddp",), "--engine ddp"),
 }  # fmt: skip
-"""Name -> the option, with its value where the name says one."""
+"""Name -> the option, with its value where the name says one; several options, the last without its own."""
 
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off")
+"""What a name that says its value may be given, as the Hugging Face Trainer's flags are."""
+WORDS = {"--offload": ("none", "cpu", "nvme")}
+"""What it may be given instead, by the option."""
 
 TOLD = {
+    **dict.fromkeys(
+        ("quiet", "short", "brief", "summary"),
+        "the first line is the answer (| head -1), and --check says it in the exit code",
+    ),
     "output": "a page is written with --report, and estimate and plan write a setup with --emit",
     "versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`',
+    **dict.fromkeys(
+        ("bf16", "bfloat16"),
+        "bf16 is what every engine takes by default; --precision bf16 leaves out fp32 weights, too",
+    ),
     **dict.fromkeys(
         ("inference", "serve", "generate", "kv-cache", "vllm"),
         "memplan is about training: what a server needs is not modelled",
@@ -95,6 +112,39 @@ VALUED_ELSEWHERE = {"--deepspeed": "given with --deepspeed-config, where it is D
 """Options without a value that take one in the Hugging Face Trainer: how that is given here."""
 
 
+def own_words(name: str, known: Container[str]) -> list[str]:
+    """The options that a name from elsewhere stands for, with their values; none where the command has no such.
+
+    >>> own_words("--gradient-checkpointing", {"--checkpointing"}), own_words("--max_length", {"--seq-len"})
+    (['--checkpointing', 'full'], ['--seq-len'])
+    """
+    plain = _plain(name)
+    if f"--{plain}" in known:
+        return [f"--{plain}"]
+    own = RENAMED.get(plain, "").split()
+    return own if all(each in known for each in own if each.startswith("--")) else []
+
+
+def with_word(own: Sequence[str], says: str) -> list[str]:
+    """Options that say their value, with what was said beside them: nothing of what was denied.
+
+    >>> with_word(["--offload", "cpu"], "nvme"), with_word(["--checkpointing", "full"], "false")
+    (['--offload', 'nvme'], [])
+    """
+    if says.lower() in NO:
+        return []
+    return [*own[:-1], says] if says in WORDS.get(own[0], ()) else list(own)
+
+
+def is_word_of(own: Sequence[str], word: str) -> bool:
+    """Whether a word belongs to such options, and is no MODEL."""
+    return word.lower() in (*YES, *NO, *WORDS.get(own[0], ()))
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()
+
+
 def other_name(option: str, known: tuple[str, ...]) -> str:
     """What to say of an option that a command does not have; nothing where nothing is known.
 
@@ -105,7 +155,7 @@ def other_name(option: str, known: tuple[str, ...]) -> str:
     >>> other_name("--versus", ())
     'two setups are compared by `memplan compare MODEL --vs "--zero 3"`'
     """
-    name = option.lstrip("-").replace("_", "-").lower()
+    name = _plain(option)
     if name in TOLD:
         return TOLD[name]
     renamed = RENAMED.get(name, "")

@@ -98,7 +98,7 @@ def _pooled(
         remark(f"--objective {goal.objective.value}: {_WHY[goal.objective.value]}")
     return PlanQuestion(
         model=asked.model(values["model"]), goal=goal, gpus=[], pools=pools, times=times,
-        asks_count="gpus" in asked.given or goal.base.num_gpus > 1, shows_times=True,
+        asks_count=bool({"gpus", "nodes"} & asked.given) or goal.base.num_gpus > 1, shows_times=True,
     )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def _goal(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
         )
     }  # fmt: skip
     return Goal(
-        num_gpus=_counts(values["gpus"], base),
+        num_gpus=_counts(values["gpus"], values["nodes"], base),
         global_batch_size=values["global_batch_size"],
         headroom=parse_share(values["headroom"], option="--headroom"),
         objective=wanted,
@@ -198,12 +198,20 @@ def _laid_over(base: "TrainingSetup", changes: Values) -> "TrainingSetup":
     return replace(base, **given) if given else base
 
 
-def _counts(text: str | None, base: "TrainingSetup") -> tuple[int, ...]:
+def _counts(gpus: str | None, nodes: str | None, base: "TrainingSetup") -> tuple[int, ...]:
+    """Numbers of GPUs to look through. Raises ``UsageError`` where nodes would hold another number of them."""
     from memplan.search.ranges import parse_range
+    from memplan.training.setup_derived import GPUS_PER_NODE
 
-    if text is not None:
-        return tuple(parse_range(text, option="--gpus", minimum=1))
-    return (base.num_gpus if base.num_gpus > 1 else DEFAULT_NUM_GPUS,)
+    counts = () if gpus is None else tuple(parse_range(gpus, option="--gpus", minimum=1))
+    if nodes is not None:
+        asked = parse_range(nodes, option="--nodes", minimum=1)
+        needed = {-(-count // GPUS_PER_NODE) for count in counts}
+        if counts and needed != set(asked):
+            msg = f"--nodes: plans are of nodes with {GPUS_PER_NODE} GPUs each, and --gpus {gpus} says another number"
+            raise UsageError(msg)
+        return counts or tuple(count * GPUS_PER_NODE for count in asked)
+    return counts or (base.num_gpus if base.num_gpus > 1 else DEFAULT_NUM_GPUS,)
 
 
 def _objective(asked: Asked) -> "Objective":

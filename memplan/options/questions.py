@@ -75,6 +75,9 @@ PLAN_AXES = (
     *(each for each in VARIED if each.field not in PLANNED_FIELDS),
 )  # fmt: skip
 """What a plan may be held to, one value or several."""
+PLAN_NODES = replace(
+    as_axis(NODES), help_text="Nodes of 8 GPUs each, in place of --gpus: 1,2,4 or 1..8."
+)
 GOAL = (
     _goal("--objective", "What comes first: speed, cost, gpus or batch.", "WHAT", kind=str, default="speed"),
     _goal("--maximize", "Find the largest batch, seq-len or layers (in each stack) that fit.", "WHAT"),
@@ -97,5 +100,5 @@ PLAN_ONCE = (*CARDS, CPU_MEMORY, *GOAL, *GROUPED_OPTIONS, *FILES, *MODEL)
 """What it has one value of; numbers of GPUs are looked through."""
 SWEEP = tuple(map(as_axis, SWEEP_AXES)) + SWEEP_ONCE
 """Of ``sweep``, as they are typed."""
-PLAN = (as_axis(GPUS), POOLS, *PLAN_ONCE, *map(as_axis, PLAN_AXES))
+PLAN = (as_axis(GPUS), PLAN_NODES, POOLS, *PLAN_ONCE, *map(as_axis, PLAN_AXES))
 """Of ``plan``, as they are typed."""

@@ -141,6 +141,7 @@ class SeveralOptions(SharedOptions, total=False):
 
     gpu: "str | GpuSpec | Sequence[str | GpuSpec] | None"
     gpus: Numbers | None
+    nodes: Numbers | None
     engine: Words | None
     zero: Numbers | Words | None
     precision: Words | None
@@ -169,7 +170,6 @@ class SweepOptions(SeveralOptions, total=False):
     """Of ``memplan.sweep``."""
 
     setup: "TrainingSetup | Path | None"
-    nodes: Numbers | None
     fsdp_strategy: Words | None
     offload: Words | None
     offload_param: Words | None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memplan.memory.runtime import ByteRange
     from memplan.report.console import Console, Text
     from memplan.search.advice import Hints
+    from memplan.training.adapters import Adapter
 
 Rows = Sequence[Sequence[Estimate]]
 """A row for each setup, which holds it on every GPU asked for."""
@@ -174,19 +175,29 @@ def _job_text(setup: TrainingSetup) -> str:
     return f"{job.kind.value} with {words}" if held else job.kind.value
 
 
+def adapter_text(adapter: "Adapter", others: Sequence["Adapter | None"]) -> str:
+    """``LoRA 16``: the kind, and its rank where it has one."""
+    kind, _, rest = str(adapter).partition(" rank ")
+    if not rest:
+        return kind.partition(" on ")[0]
+    return f"{kind} {spread([getattr(each, 'rank', 0) for each in others])}"
+
+
 def head_parts(rows: Rows) -> list[str]:
     """The job in a few words, what the rows have in common."""
     first = rows[0][0]
     setup = first.setup
     nodes = f" on {setup.nodes} nodes" if setup.nodes > 1 else ""
     count = params_text(first)
-    tokens = f"{setup.seq_len:,} tokens"
+    tokens = f"{spread([row[0].setup.seq_len or 0 for row in rows])} tokens"
     if setup.target_seq_len != setup.seq_len:
         tokens += f" in, {setup.target_seq_len:,} out"
-    batch = f"micro-batch {setup.micro_batch_size}"
+    batch = f"micro-batch {spread([row[0].setup.micro_batch_size for row in rows])}"
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
     parts = [f"{first.model.name} ({first.model.task.value})", count, f"{gpus_label(setup)}{nodes}"]
+    if setup.adapter is not None:
+        parts.insert(2, adapter_text(setup.adapter, [row[0].setup.adapter for row in rows]))
     if setup.job.kind is not JobKind.SFT:
         parts.insert(2, _job_text(setup))
     if len(rows) == 1:
@@ -197,6 +208,16 @@ def head_parts(rows: Rows) -> list[str]:
     kept = checkpointing_label(setup)
     checkpointing = "no checkpointing" if kept == "none" else f"checkpointing {kept}"
     return [*parts, tokens, batch, f"{setup.optimizer.value}, {checkpointing}"]
+
+
+def spread(sizes: Sequence[int]) -> str:
+    """One size, or the range of several.
+
+    >>> spread([2048, 2048]), spread([1, 3])
+    ('2,048', '1-3')
+    """
+    low, high = min(sizes), max(sizes)
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
 def print_answer(

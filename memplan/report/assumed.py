@@ -88,7 +88,10 @@ def _kernel_words(texts: Sequence[str], answers: Sequence[Estimate]) -> list[str
     """Whose kernels, and behind the kind of attention what computes it in the end."""
     run = " or ".join(dict.fromkeys(each.attention_kernel for each in answers))
     words = [text.removeprefix("kernels ") for text in texts]
-    return [f"{each} ({run})" if each.startswith("attention ") else each for each in words]
+    return [
+        f"{each} ({run})" if each.startswith("attention ") and run not in each else each
+        for each in words
+    ]
 
 
 def short_precision(rows: Rows) -> str:

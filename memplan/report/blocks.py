@@ -61,6 +61,8 @@ def print_blocks(
     Columns that give way are left out before there is a second block, and named below.
     """
     fixed = sum(column.width + GAP for column in before)
+    room = width - fixed - MARGIN - GAP - min(label.width, max(LEAST_LABEL, longest_word(label)))
+    others = [each if each.is_figure else _no_wider(each, room) for each in others]
     others, left_out = with_room(width - fixed, label, others)
     folded = _folded(label, _label_width(width - fixed, label, others))
     for number, block in enumerate(packed(width, fixed + folded.width, others)):
@@ -86,12 +88,17 @@ def with_room(
     """
     kept, left_out = list(others), set()
     for column in sorted(others, key=lambda each: -each.gives_way):
-        label_width = _folded(label, _label_width(width, label, kept)).width
-        if not column.gives_way or len(packed(width, label_width, kept)) == 1:
+        if not column.gives_way or _is_whole(width, label, kept):
             break
         kept = [each for each in kept if each is not column]
         left_out.add(id(column))
     return kept, [each for each in others if id(each) in left_out]
+
+
+def _is_whole(width: int, label: Column, others: Sequence[Column]) -> bool:
+    """Whether all stand in one block, and no word of the label is broken for it."""
+    folded = _folded(label, _label_width(width, label, others))
+    return folded.width >= longest_word(label) and len(packed(width, folded.width, others)) == 1
 
 
 def has_room(width: int, before: Sequence[Column], label: Column, others: Sequence[Column]) -> bool:
@@ -140,11 +147,25 @@ def longest_word(column: Column) -> int:
     return max((len(word) for cell in column.cells for word in cell.split()), default=0)
 
 
-def _folded(label: Column, width: int) -> Column:
+def _no_wider(column: Column, room: int) -> Column:
+    """A column of words, folded where one line of it has no room beside the label."""
+    if column.width <= room or longest_word(column) > room:
+        return column
+    return _folded(column, room)
+
+
+def _folded(column: Column, width: int) -> Column:
     from textwrap import wrap
 
-    cells = ("\n".join(wrap(cell, width, break_on_hyphens=False)) for cell in label.cells)
-    return replace(label, cells=tuple(cells))
+    cells = (
+        "\n".join(
+            part
+            for line in cell.split("\n")
+            for part in wrap(line, width, break_on_hyphens=False) or [""]
+        )
+        for cell in column.cells
+    )
+    return replace(column, cells=tuple(cells))
 
 
 def hanging(text: str, width: int) -> list[str]:

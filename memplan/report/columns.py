@@ -66,6 +66,24 @@ def phase_column(lines: Sequence[SetupLine]) -> Column:
     )
 
 
+def size_columns(lines: Sequence[SetupLine]) -> list[Column]:
+    """What each setup has the most of that fits, where setups differ in it."""
+    sizes = (
+        (("micro-", "batch"), [line.first.setup.micro_batch_size for line in lines]),
+        (("tokens",), [line.first.setup.seq_len or 0 for line in lines]),
+        (("LoRA", "rank"), [_rank(line.first) for line in lines]),
+    )
+    return [
+        Column(header=header, cells=tuple(f"{size:,}" for size in found), is_figure=True)
+        for header, found in sizes
+        if len(set(found)) > 1
+    ]
+
+
+def _rank(answer: Estimate) -> int:
+    return getattr(answer.setup.adapter, "rank", 0)
+
+
 def reserved_column(lines: Sequence[SetupLine]) -> Column:
     """What the allocator reserves on a card with room."""
     sizes = (max(each.reserved_bytes for each in line.held.values()) for line in lines)

@@ -198,7 +198,7 @@ def _lines(text: Text, width: int | None) -> Iterator[tuple[int, int]]:
     start = 0
     for line in text.plain.split("\n"):
         if width is None or text.no_wrap:
-            yield start, start + len(line)
+            yield start, start + len(line.rstrip(" "))
         else:
             yield from ((start + first, start + last) for first, last in wrapped(line, width))
         start += len(line) + 1
@@ -207,10 +207,10 @@ def _lines(text: Text, width: int | None) -> Iterator[tuple[int, int]]:
 def wrapped(line: str, width: int) -> list[tuple[int, int]]:
     """Where each part of a line begins and ends that is cut between words; longer words are cut themselves.
 
-    Blanks where it is cut stay on the line before, as far as there is room.
+    There are no blanks at the end of a line.
 
     >>> wrapped("needs 17 of 31 GiB", 8)
-    [(0, 8), (9, 15), (15, 18)]
+    [(0, 8), (9, 14), (15, 18)]
     """
     found: list[tuple[int, int]] = []
     start = used = 0
@@ -228,7 +228,7 @@ def wrapped(line: str, width: int) -> list[tuple[int, int]]:
         else:
             used += columns_of(word)
     found.append((start, len(line)))
-    return [(begin, _trimmed(line, begin, end, width)) for begin, end in found]
+    return [(begin, begin + len(line[begin:end].rstrip(" "))) for begin, end in found]
 
 
 def _words(line: str) -> Iterator[tuple[int, int, str]]:
@@ -247,13 +247,6 @@ def _most_of(word: str, width: int) -> int:
         if used > width:
             return max(1, number)
     return len(word)
-
-
-def _trimmed(line: str, start: int, end: int, width: int) -> int:
-    """Where a line ends without the blanks for which there is no room."""
-    blanks = end - start - len(line[start:end].rstrip())
-    beyond = max(end - start, columns_of(line[start:end])) - width
-    return end - min(blanks, beyond) if beyond > 0 else end
 
 
 def columns_of(text: str) -> int:

@@ -26,6 +26,7 @@ from memplan.report.columns import (
     reserved_column,
     setup_lines,
     short_names,
+    size_columns,
 )
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ def comparison_columns(
     ]
     return [
         Column(header=("setup",), cells=tuple(line.label for line in lines)),
+        *size_columns(lines),
         allocated_column(lines),
         *([reserved_column(lines)] if reserved else []),
         phase_column(lines),

@@ -18,11 +18,17 @@ def print_lesson(console: "Console", lesson: Lesson, sizes: Sizes = USUAL) -> No
     """Print what each way to run the operation keeps, then why."""
     from rich.text import Text
 
-    console.print(Text.assemble((lesson.name, "bold"), f"  {lesson.title}"))
-    console.print(Text(sizes_words(lesson, sizes), style="dim"))
     taught = [teach(variant, sizes) for variant in lesson.variants]
+    kept = [
+        f"{size_text(each.kept_bytes)}{f' ({each.variant.name})' if len(taught) > 1 else ''}"
+        for each in taught
+    ]
+    console.print(Text.assemble((lesson.name, "bold"), f" keeps {' or '.join(kept)}"))
+    if all(each.variant.name != lesson.title for each in taught) or len(taught) == 1:
+        console.print(Text(lesson.title))
+    console.print(Text(sizes_words(lesson, sizes), style="dim"))
     for each in taught:
-        print_table(console, _table(each))
+        print_table(console, _table(each, each.variant.name if len(taught) > 1 else None))
     for line in conclusions(lesson, taught):
         console.print(Text(line))
     console.print(Text(f"Source: {lesson.source}", style="dim"))
@@ -107,12 +113,12 @@ def _row(
     }
 
 
-def _table(taught: Taught) -> "Table":
+def _table(taught: Taught, title: str | None) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(
-        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=taught.variant.name,
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title,
         title_justify="left", title_style="bold",
     )  # fmt: skip
     table.add_column("operation", no_wrap=True)

@@ -231,12 +231,12 @@ def _kind(gpu: GpuSpec) -> tuple[str, ...]:
 
 
 def _capacity_line(gpu: GpuSpec) -> str:
-    figure = f"{format_gib(gpu.capacity_bytes)} ({gpu.capacity_bytes // MIB} MiB)"
+    figure = f"{format_gib(gpu.capacity_bytes)} ({gpu.capacity_bytes // MIB:,} MiB)"
     return f"{figure}: {gpu.capacity_note}" if gpu.capacity_note else figure
 
 
 def _rates_line(rates: TflopsByDtype) -> str:
-    return ", ".join(f"{dtype} {rate:g}" for dtype, rate in _rates(rates) if rate is not None)
+    return ", ".join(f"{dtype} {rate:,g}" for dtype, rate in _rates(rates) if rate is not None)
 
 
 def _link_line(link: LinkSpec | None) -> str:
@@ -308,7 +308,7 @@ def _per_second(bytes_per_s: int | None) -> str:
 
 
 def _mebibytes(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else f"{num_bytes // MIB} MiB"
+    return "" if num_bytes is None else f"{num_bytes // MIB:,} MiB"
 
 
 def _number(value: float | None) -> str:

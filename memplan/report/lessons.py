@@ -97,8 +97,8 @@ class Sizes:
             return f"tensors of {sizes} in {self.dtype.label}: {size / GIB:,.2f} GiB"
         sequences = f"{self.batch} sequences of " if self.batch > 1 else ""
         return (
-            f"{sequences}{self.tokens} tokens, hidden size {self.hidden}, feed-forward {self.width}, "
-            f"{self.heads} heads, vocabulary {self.vocabulary}, {self.dtype.label}"
+            f"{sequences}{self.tokens:,} tokens, hidden size {self.hidden:,}, feed-forward {self.width:,}, "
+            f"{self.heads} heads, vocabulary {self.vocabulary:,}, {self.dtype.label}"
         )
 
 

@@ -9,6 +9,7 @@ from memplan.graph.counts import ParameterCounts
 from memplan.graph.module_tree import ModuleNode
 from memplan.model.checkpoint import CheckpointCount
 from memplan.model.spec import ModelSpec, Tying
+from memplan.report.blocks import Column, print_blocks
 from memplan.report.narrow import print_table
 from memplan.report.rows import rows_csv, rows_json, rows_markdown
 from memplan.units import format_count
@@ -105,19 +106,26 @@ def print_checkpoint(console: "Console", found: Sequence[CheckpointCount]) -> No
 
 def print_catalog(console: "Console", models: Sequence[CatalogRow]) -> None:
     """Print the list of built-in models."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    _print_columns(
+        console,
+        f"{len(models)} models; `memplan models qwen` counts those, `memplan models NAME` shows one",
+        [
+            Column(header=("model",), cells=tuple(row.name for row in models)),
+            Column(header=("family",), cells=tuple(row.family for row in models), gives_way=1),
+            Column(
+                header=("on the Hugging Face hub",), cells=tuple(row.hub_id for row in models),
+                gives_way=2,
+            ),
+        ],
+    )  # fmt: skip
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("model", style="bold", no_wrap=True)
-    table.add_column("family", no_wrap=True)
-    table.add_column("on the Hugging Face hub", overflow="fold")
-    for row in models:
-        table.add_row(row.name, row.family, row.hub_id)
-    console.print(
-        f"{len(models)} models; `memplan models qwen` counts those, `memplan models NAME` shows one"
-    )
-    print_table(console, table)
+
+def _print_columns(console: "Console", head: str, columns: Sequence[Column]) -> None:
+    """Print a line, and below it the columns for which there is room: what is named stays whole."""
+    console.print(head, markup=False)
+    console.print()
+    for line in print_blocks(console.width, columns[0], columns[1:]):
+        console.print(line, soft_wrap=True)
 
 
 def size_rows(models: Sequence[tuple[ModelSpec, str]]) -> list[dict[str, object]]:
@@ -140,23 +148,31 @@ def size_rows(models: Sequence[tuple[ModelSpec, str]]) -> list[dict[str, object]
 
 def print_sizes(console: "Console", rows: Sequence[dict[str, object]]) -> None:
     """Print models with their sizes."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    figures = {
+        "parameters": ("total_params", 0),
+        "layers": ("num_layers", 1),
+        "hidden": ("hidden_size", 2),
+        "context": ("context_length", 0),
+    }
+    _print_columns(
+        console,
+        f"{len(rows)} models; `memplan models NAME` shows where one's parameters are",
+        [
+            Column(header=("model",), cells=tuple(str(row["name"]) for row in rows)),
+            *(
+                Column(
+                    header=(header,), is_figure=True, gives_way=order,
+                    cells=tuple(_figure(name, row[name]) for row in rows),
+                )
+                for header, (name, order) in figures.items()
+            ),
+            Column(header=("family",), cells=tuple(str(row["family"]) for row in rows), gives_way=3),
+        ],
+    )  # fmt: skip
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("model", style="bold", overflow="fold")
-    table.add_column("family", overflow="fold")
-    for name in ("parameters", "layers", "hidden", "context"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            str(row["name"]),
-            str(row["family"]),
-            format_count(int(str(row["total_params"]))),
-            *(f"{row[name]:,}" for name in ("num_layers", "hidden_size", "context_length")),
-        )
-    console.print(f"{len(rows)} models; `memplan models NAME` shows where one's parameters are")
-    print_table(console, table)
+
+def _figure(name: str, value: object) -> str:
+    return format_count(int(str(value))) if name == "total_params" else f"{value:,}"
 
 
 def print_model(console: "Console", model: ModelSpec, counts: ParameterCounts) -> None:

@@ -425,7 +425,9 @@ def overfilling_lines(plan: Plan) -> list[str]:
     named = plan.goal.node_memory_bytes
     head = f"Needs more CPU RAM than the {format_gib(named or 0, digits=1)} of a node:"
     if named is None and usual is not None:
-        head = f"Needs more CPU RAM than a usual node has ({usual.name}; --host-ram says another):"
+        head = (
+            f"Needs more CPU RAM than a usual node has ({usual.name}; --cpu-memory says another):"
+        )
     return [
         head,
         *(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
 from memplan.memory.account import RankAccount
-from memplan.report.assumed import common_assumptions, print_assumptions
+from memplan.report.answer import print_answer
+from memplan.report.assumed import print_assumed
 from memplan.report.changes import setup_label
 from memplan.report.columns import kernel_groups, plain_gib
 from memplan.report.narrow import print_table
@@ -43,15 +44,7 @@ def print_ranks(console: "Console", rows: Sequence[Sequence[Estimate]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    first = rows[0][0]
-    console.print(
-        Text.assemble(
-            (first.model.name, "bold"),
-            f" ({first.model.task.value}), {first.setup.num_gpus} ranks; those that hold the same "
-            "share a line",
-        )
-    )
-    print_assumptions(console, first.model.assumptions, common_assumptions(rows))
+    print_answer(console, rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("setup", overflow="fold")
     table.add_column("ranks", overflow="fold")
@@ -63,10 +56,11 @@ def print_ranks(console: "Console", rows: Sequence[Sequence[Estimate]]) -> None:
             kernel = f", {answer.attention_kernel}" if len(groups) > 1 else ""
             _add_ranks(table, answer, setup_label(answer.setup) + kernel)
     print_table(console, table)
+    print_assumed(console, rows)
     console.print(
         Text(
-            "GiB = 2^30 bytes, allocated by PyTorch in a training step. The first rank writes "
-            "checkpoints for all.",
+            "GiB = 2^30 bytes, allocated by PyTorch in a training step. Ranks that hold the same share a line. "
+            "The first one writes checkpoints for all.",
             style="dim",
         )
     )

@@ -19,8 +19,27 @@ class PrintableConsole(Console):
         super().__init__(highlight=False, stderr=stderr)
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
-        """Render as rich does, every text printable."""
+        """Render as rich does, every text printable, and no blanks at the end of a line."""
+        line: list[Segment] = []
         for segment in super().render(renderable, options):
-            text = printable(segment.text)
-            same = segment.control or text == segment.text
-            yield segment if same else Segment(text, segment.style)
+            if segment.control:
+                line.append(segment)
+                continue
+            first, *others = printable(segment.text).split("\n")
+            line.append(Segment(first, segment.style))
+            for text in others:
+                yield from _without_blanks(line)
+                yield Segment("\n", segment.style)
+                line = [Segment(text, segment.style)]
+        # Rich takes an empty piece behind the last line for one line more.
+        yield from (each for each in line if each.text or each.control)
+
+
+def _without_blanks(line: list[Segment]) -> list[Segment]:
+    """A line without the blanks that fill a table up to its width."""
+    kept = list(line)
+    while kept and not kept[-1].control and not kept[-1].text.strip(" "):
+        kept.pop()
+    if kept and not kept[-1].control:
+        kept[-1] = Segment(kept[-1].text.rstrip(" "), kept[-1].style)
+    return kept

@@ -203,6 +203,9 @@ def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
             for verdict, word in _COUNT_WORDS.items()
             if verdict in verdicts
         ]
+        counts = [
+            each.replace("1 do not", "1 does not") if each[:2] == "1 " else each for each in counts
+        ]
         counts[0] = counts[0].replace(" ", f" of {len(verdicts)} ", 1)
         gpu, needed = column[0].gpu, [each.total_bytes for each in column]
         assert gpu is not None

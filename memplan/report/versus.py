@@ -253,7 +253,7 @@ def _answer_columns(sides: Sides, question: "TimeQuestion") -> tuple[Column, lis
 
 
 def difference_text(one: Estimate, other: Estimate, label: str) -> str:
-    """``--seq-len 1024 needs 5.30 GiB less: activations 4.12 GiB less; tokens then come ...``."""
+    """``--seq-len 1024 needs 5.3 GiB less: activations 4.1 GiB less; tokens then come ...``."""
     total = other.total_bytes.low - one.total_bytes.low
     parts = sorted(
         ((second - first, name) for name, first, second in component_figures(one, other)),
@@ -266,6 +266,8 @@ def difference_text(one: Estimate, other: Estimate, label: str) -> str:
         if abs(size) > TOLD_SHARE * largest
     ]
     range_text = f"{needed_text(other.total_bytes)} instead of {needed_text(one.total_bytes)} GiB"
+    if len(told) > MOST_TOLD:
+        told = [*told[: MOST_TOLD - 1], f"{len(told) - MOST_TOLD + 1} more"]
     why = f": {', '.join(told)}" if told else ""
     factor = time_factor(one, other)
     speed = f"; {factor_text(factor)}" if factor is not None else ""
@@ -273,4 +275,16 @@ def difference_text(one: Estimate, other: Estimate, label: str) -> str:
 
 
 def _less_or_more(num_bytes: int) -> str:
-    return f"{abs(num_bytes) / GIB:,.2f} GiB {'less' if num_bytes < 0 else 'more'}"
+    size = abs(num_bytes) / GIB
+    if size < LEAST_SAID:
+        return "as much"
+    decimals = 1 if size >= LEAST_TENTH else 2
+    return f"{size:,.{decimals}f} GiB {'less' if num_bytes < 0 else 'more'}"
+
+
+LEAST_SAID = 0.005
+"""GiB below which two decimals say nothing."""
+MOST_TOLD = 4
+"""Components of which a sentence says what moved."""
+LEAST_TENTH = 0.095
+"""GiB from which a sentence has one decimal, as what is needed has."""

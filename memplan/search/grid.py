@@ -12,6 +12,7 @@ from itertools import islice, product
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, replace
+from memplan.search.pipelined import STEPS, fewest_steps
 from memplan.search.quantity import MAX, OF_SETUP, Quantity
 from memplan.text import shown
 from memplan.training.choices import Offload
@@ -133,6 +134,8 @@ class Grid:
                 if name in values and values[name] != axes[name][0]:
                     return None
                 values[name] = None
+        if STEPS not in values and self.base.gradient_accumulation_steps == 1:
+            values[STEPS] = self._fewest_steps(values)
         try:
             setup = replace(self.base, **values)  # type: ignore[arg-type]
             if self.global_batch_size is not None:
@@ -140,6 +143,11 @@ class Grid:
         except SetupError as error:
             return Impossible(str(error))
         return None if self._is_excluded(setup) else setup
+
+    def _fewest_steps(self, values: Mapping[str, object]) -> int:
+        """Of a pipeline, where nobody says how many micro-batches a step has."""
+        names = ("pipeline_parallel", "pipeline_schedule")
+        return fewest_steps({name: getattr(self.base, name) for name in names} | dict(values))
 
     def _is_excluded(self, setup: TrainingSetup) -> bool:
         return any(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
-from memplan.sources.shell_flags import SHELL_SUFFIXES, flags_of
+from memplan.sources.shell_flags import SHELL_SUFFIXES, flags_of, laid_over, overrides_of
 from memplan.text import shortened, shown
 from memplan.units import MIB
 
@@ -78,11 +78,45 @@ def read_mapping(path: str | Path) -> dict[str, object]:
     label = str(path)
     text = _read_text(Path(path), label=label, max_bytes=MAX_YAML_BYTES)
     if suffix in SHELL_SUFFIXES:
-        found = flags_of(text, source=label)
-        return {name.replace("-", "_"): value for name, value in found.items()}
+        return _read_script(text, Path(path), label=label)
     if suffix == TOML_SUFFIX:
         return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
     return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")
+
+
+def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
+    """What a script's command says: Hydra's words over the configuration that it names, or flags.
+
+    A configuration that is not found beside the script stands among its ``defaults`` by its name.
+    """
+
+    def parsed(value: str) -> object:
+        try:
+            return _parse_yaml(value, label=label)
+        except ConfigError:
+            return value
+
+    over, named = overrides_of(text, source=label, parse=parsed)
+    if not over:
+        found = flags_of(text, source=label)
+        return {name.replace("-", "_"): value for name, value in found.items()}
+    own = None if named is None else _beside(path, f"{named}.yaml")
+    if own is not None:
+        over = laid_over(read_mapping(own), over)
+    elif named is not None:
+        over = {"defaults": [named, "_self_"], **over}
+    return _check_mapping(over, label=label, kind="keys and values")
+
+
+_NEARBY = 4
+"""Folders above a script's own in which its configurations are looked for."""
+
+
+def _beside(path: Path, name: str) -> Path | None:
+    """A configuration in the script's folder or one above it, or in ``config`` below one of these."""
+    above = [*path.absolute().parents][:_NEARBY]
+    places = (each / name for folder in above for each in (folder, folder / "config"))
+    return next((each for each in places if each.is_file()), None)
 
 
 def mapping_in(text: str, *, label: str, max_characters: int) -> dict[str, object]:

@@ -2,21 +2,28 @@
 
 Variables that the script sets are put in where they are used, ``${NAME:-default}`` and ``$((products))`` too, and lists of
 words (``NAME=( ... )``) are read where they stand. Nothing is run, and branches are not chosen: of a flag that stands twice the
-first counts.
+first counts. Hydra's words, ``trainer.nnodes=2``, are sections as its files have them; of those the last counts, as Hydra has it, of the
+first run alone.
 """
 
+import ast
+import operator
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from memplan.errors import ConfigError
 
 SHELL_SUFFIXES = frozenset({".sh", ".bash", ".args", ".txt"})
 """Files that are read so."""
 _SET = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(?![(])(.*)$")
-_DEFAULT = re.compile(r"\$\{(\w+):-([^{}]*)\}")
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=]((?:[^{}]|\$\{\w+\})*)\}")
 _NAMED = re.compile(r"\$\{(\w+)\}|\$([A-Za-z_]\w*)")
-_SUM = re.compile(r"\$\(\(([\d\s*+/-]+)\)\)")
+_SUM = re.compile(r"\$\(\((.+?)\)\)(?!\))")
+_UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_PROGRAM = re.compile(r"(?:.*/)?(pretrain_\w+)[.]py")
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)+)=(.*)", re.DOTALL)
+_OPENS = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=\"")
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _WHOLE = re.compile(r"[+-]?\d+")
 _ENDS = frozenset({")", "fi", "else", "then", "done", "}", ";;", "&&", "|", "||", ";", "&", "\\"})
@@ -26,16 +33,18 @@ _ENDS = frozenset({")", "fi", "else", "then", "done", "}", ";;", "&&", "|", "||"
 def flags_of(text: str, *, source: str) -> dict[str, object]:
     r"""The flags with their values: True where there is none, numbers as such, several words with spaces between them.
 
-    Raises ``ConfigError`` where quotes do not close.
+    ``program`` is the first of Megatron-LM's programs that the script runs. Raises ``ConfigError`` where quotes do not close.
 
     >>> flags_of("TP=2\nrun --tensor-model-parallel-size $TP --bf16 \\\n  --lr 1e-4", source="a.sh")
     {'tensor-model-parallel-size': 2, 'bf16': True, 'lr': 0.0001}
     """
-    known: dict[str, str] = {}
     found: dict[str, object] = {}
     name, words = "", list[str]()
-    for word in _words(text, known, source=source):
+    for word in _words(text, {}, source=source):
         match = _FLAG.fullmatch(word)
+        program = _PROGRAM.fullmatch(word)
+        if program is not None:
+            found.setdefault("program", program[1])
         if match is None:
             if name and not _ends(word) and not word.startswith("${"):
                 words.append(word)
@@ -46,6 +55,68 @@ def flags_of(text: str, *, source: str) -> dict[str, object]:
         _keep(found, name, words)
         name, words = match[1], [] if match[2] is None else [match[2]]
     _keep(found, name, words)
+    return found
+
+
+def overrides_of(
+    text: str, *, source: str, parse: Callable[[str], object]
+) -> tuple[dict[str, object], str | None]:
+    """What Hydra's words lay over a configuration, and the name of that; nothing where no two such words are there.
+
+    ``parse`` reads a value. What a path begins with, where only the machine knows it, is left out of it.
+
+    >>> overrides_of("python -m main a.b=2 +a.c=$HOME/x --config-name=own", source="a.sh", parse=str)
+    ({'a': {'b': '2', 'c': 'HOME/x'}}, 'own')
+    """
+    found: dict[str, object] = {}
+    named, count, awaits, is_run = None, 0, False, False
+    for word in _words(text, {}, source=source):
+        if word == "-m":
+            if is_run and count:
+                break  # another run, as of a branch that is not chosen
+            is_run = True
+        flag = _FLAG.fullmatch(word)
+        if awaits or (flag is not None and flag[1] == "config-name"):
+            value = word if flag is None else flag[2]
+            awaits = value is None
+            named = named if value is None else value.strip("'\"").removesuffix(".yaml")
+            continue
+        match = _OVERRIDE.fullmatch(word)
+        if match is not None:
+            count += 1
+            _lay(found, match[1].split("."), parse(_known_part(match[2])))
+    return (found, named) if count > 1 else ({}, None)
+
+
+def _known_part(value: str) -> str:
+    """A path without the sign of what only the machine knows.
+
+    >>> _known_part("${HOME}/models/a"), _known_part("$NODES")
+    ('HOME/models/a', '${NODES}')
+    """
+    return _UNKNOWN.sub(r"\1" if "/" in value else r"${\1}", value)
+
+
+def _lay(found: dict[str, object], parts: list[str], value: object) -> None:
+    for part in parts[:-1]:
+        inner = found.get(part)
+        if not isinstance(inner, dict):
+            inner = found[part] = {}
+        found = inner
+    found[parts[-1]] = value
+
+
+def laid_over(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """A configuration's sections with those of another over them.
+
+    >>> laid_over({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    """
+    found = dict(base)
+    for name, value in over.items():
+        below = found.get(name)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        found[name] = laid_over(below, value) if both else value  # type: ignore[arg-type]
     return found
 
 
@@ -61,7 +132,7 @@ def _keep(found: dict[str, object], name: str, words: list[str]) -> None:
 
 def _words(text: str, known: dict[str, str], *, source: str) -> Iterator[str]:
     """Every word of the script, its variables put in; a quoted flag with its value is two."""
-    for line in text.replace("\\\n", " ").split("\n"):
+    for line in _whole_lines(text):
         plain = _filled(line, known)
         match = _SET.match(plain)
         try:
@@ -79,6 +150,25 @@ def _words(text: str, known: dict[str, str], *, source: str) -> Iterator[str]:
             yield from word.split() if word.startswith("--") and " " in word else _opened(word)
 
 
+MAX_LINES = 200
+"""Lines that one quoted text goes over."""
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """Lines of a script; a value in quotes that goes over several of them is one."""
+    kept = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    lines = kept.replace("\\\n", " ").split("\n")
+    at = 0
+    while at < len(lines):
+        line, stop = lines[at], at + 1
+        if _OPENS.match(line) and line.count('"') == 1:
+            ends = (n for n in range(stop, min(stop + MAX_LINES, len(lines))) if '"' in lines[n])
+            stop = next(ends, at) + 1
+            line = " ".join(lines[at:stop])
+        yield line
+        at = stop
+
+
 def _opened(word: str) -> Iterator[str]:
     """A list's first word without what opens the list, and its end by itself; a flag that is a case's label is none."""
     if word.startswith("--") and word.endswith(")"):
@@ -89,24 +179,55 @@ def _opened(word: str) -> Iterator[str]:
 
 
 def _filled(line: str, known: dict[str, str]) -> str:
-    filled = _DEFAULT.sub(lambda match: known.get(match[1]) or match[2], line)
-    filled = _NAMED.sub(lambda match: known.get(match[1] or match[2], match[0]), filled)
-    return _SUM.sub(lambda match: str(_computed(match[1])), filled)
+    """With variables, defaults (which may stand in one another) and sums put in."""
+    filled = _NAMED.sub(lambda match: known.get(match[1] or match[2], match[0]), line)
+    for _ in range(MAX_NESTED):
+        before = filled
+        filled = _DEFAULT.sub(lambda match: known.get(match[1]) or match[2], before)
+        if filled == before:
+            break
+    return _SUM.sub(lambda match: _computed(match[1], known) or match[0], filled)
 
 
-def _computed(text: str) -> str:
-    """A product or a sum of whole numbers, from left to right; as it stands where it is none."""
-    parts = text.replace(" ", "")
-    pieces = re.findall(r"\d+|[*+/-]", parts)
-    total = int(pieces[0]) if pieces and pieces[0].isdecimal() else 0
-    for sign, number in zip(pieces[1::2], pieces[2::2], strict=False):
-        if not number.isdecimal() or (sign == "/" and int(number) == 0):
-            return text
-        value = int(number)
-        total = {"*": total * value, "+": total + value, "-": total - value}.get(
-            sign, total // value if value else total
-        )
-    return str(total)
+MAX_NESTED = 10
+"""Defaults in defaults that are put in."""
+_SIGNS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+def _computed(text: str, known: Mapping[str, str]) -> str | None:
+    """What the shell makes of whole numbers, variables and brackets; None where it is something else.
+
+    >>> _computed("(a + 2) * 3", {"a": "1"}), _computed("a / 0", {"a": "1"})
+    ('9', None)
+    """
+    if len(text) > MAX_SUM:
+        return None
+    try:
+        return str(_value_of(ast.parse(text.strip(), mode="eval").body, known))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+MAX_SUM = 200
+"""Characters of a sum that is worked out."""
+
+
+def _value_of(node: ast.expr, known: Mapping[str, str]) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name):
+        return int(known[node.id]) if node.id in known else _not_a_sum()
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_value_of(node.left, known), _value_of(node.right, known))
+    return _not_a_sum()
+
+
+def _not_a_sum() -> int:
+    msg = "is no sum"
+    raise ValueError(msg)
 
 
 def _value(text: str) -> object:

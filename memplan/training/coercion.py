@@ -31,7 +31,8 @@ def coerce_enum(name: str, value: object, kind: type[_Kind]) -> _Kind:
     meant = MEANT.get(kind, {}).get(str(value).lower().replace("-", "_"))
     hint = f" Did you mean {meant}?" if meant else did_you_mean(str(value), known)
     listed = ", ".join(known)
-    if len(known) > MOST_LISTED:
+    # Whoever comes near one is told that, anybody else what there is.
+    if len(known) > MOST_LISTED and hint:
         listed = f"{len(known)} that there are ({', '.join(known[:MOST_LISTED])}, ...)"
     msg = f"{name}: {shown(value)} is not one of {listed}.{hint}"
     raise SetupError(msg)

@@ -67,6 +67,17 @@ def rank_stages(
     return tuple(range(rank, num_ranks * num_virtual, num_ranks))
 
 
+def fewest_micro_batches(schedule: PipelineSchedule, num_ranks: int) -> int:
+    """Micro-batches of a step that torch's schedule takes at least.
+
+    >>> fewest_micro_batches(PipelineSchedule.ONE_F_ONE_B, 4)
+    4
+    """
+    if schedule is PipelineSchedule.ONE_F_ONE_B:
+        return num_ranks
+    return 2 * num_ranks if schedule is PipelineSchedule.DUALPIPEV else 1
+
+
 def check_schedule(
     schedule: PipelineSchedule, *, num_ranks: int, num_virtual: int, num_micro_batches: int
 ) -> None:
@@ -86,11 +97,7 @@ def check_schedule(
     if schedule.is_v and num_virtual != 2:
         msg = f"virtual_stages: {name} has exactly 2 stages a rank, got {num_virtual}"
         raise SetupError(msg)
-    least = 1
-    if schedule is PipelineSchedule.ONE_F_ONE_B:
-        least = num_ranks
-    elif schedule is PipelineSchedule.DUALPIPEV:
-        least = 2 * num_ranks
+    least = fewest_micro_batches(schedule, num_ranks)
     if num_micro_batches < least:
         msg = (
             f"gradient_accumulation_steps: {name} over {num_ranks} ranks needs at least as many "

@@ -149,6 +149,22 @@ JOBS = (
         answer=rf"^RTX4090  does not fit +{NEEDS}", words=("961.56M trained", "to fit: --")),
     Job(question="experts over two nodes", command="estimate mixtral-8x7b --gpus 16 --gpu a100 --zero 3",
         answer=rf"^A100-80  fits with ZeRO-3 +{NEEDS}", words=("on 2 nodes",)),
+    Job(question="QLoRA as others say it", command="estimate llama-3.2-1b --gpu rtx3060 --qlora --gradient-checkpointing",
+        answer=rf"^RTX3060  fits +{NEEDS}", words=("LoRA 16", "checkpointing full")),
+    Job(question="the largest batch of each setup", command="estimate t5-3b --gpus 8 --zero 3 --gpu a100-40gb --batch-size max",
+        answer=rf"^A100-40  fits with ZeRO-3 +{NEEDS} +batch <= \d", words=(r"micro-batch \d+-\d+", r"optimizer\+params")),
+    Job(question="the longest sequence of each", command="estimate llama-3.2-1b --gpus 4 --zero 2,3 --offload none --gpu a100-40gb --seq-len max",
+        answer=rf"^A100-40  fits with ZeRO-2 +{NEEDS}", words=(r"^ setup +tokens", r"ZeRO-3 +\d+,\d{3} ")),
+    Job(question="stages of a pipeline, and nothing said of steps", command="estimate llama-3.2-1b --gpus 4 --pp 4 --gpu a100-40gb",
+        answer=rf"^A100-40  fits +{NEEDS}", words=("micro-batch 1 x 4",)),
+    Job(question="a global batch over a pipeline", command="estimate llama-3.2-1b --gpus 8 --pp 4 --global-batch-size 64 --engine fsdp --gpu a100-40gb",
+        answer=rf"^A100-40  fits +{NEEDS}", words=("micro-batch 1 x 32",)),
+    Job(question="models whose names are long, whole", command="models deepseek-r1-", answer=r"^\d+ models",
+        words=("^ deepseek-r1-distill-qwen-1.5b +",)),
+    Job(question="one ds_config.json or the other", command="compare gpt2 --gpus 2 --gpu t4 --zero 2 "
+        '--vs "--deepspeed-config configs/files/zero3-offload.json"', answer="^--vs +T4  .*",
+        words=(r"zero3-offload\.json needs [\d.]+ GiB (less|more)",)),
+    Job(question="every optimizer", command="estimate gpt2 --optimizer list", answer="adafactor.*te-adamw", exit_code=3),
     Job(question="a stack's file, in CI", command="estimate --setup configs/files/axolotl-qlora.yaml --gpu 8GiB --check",
         answer=r"^8GiB  does not fit", exit_code=5),
 )  # fmt: skip
@@ -187,6 +203,8 @@ PLANS = (
     Job(question="and without prices", command="plan gpt2 --lora 8 --engine ddp --gpus 1 --gpu t4,a100 "
         "--checkpointing full --objective cost",
         answer="^T4  Cheapest: ", words=(r"Which card is cheapest\? --price t4=",)),
+    Job(question="on my nodes", command="plan gpt2 --nodes 2 --gpu t4 --engine ddp --checkpointing none",
+        answer="^Fastest: DDP on 16 GPUs"),
     Job(question="the longest sequence, and nothing said of targets", command="plan gpt2 --gpus 1 --gpu t4 "
         "--maximize seq-len --engine ddp", answer="^Longest sequence: 1,024 tokens"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memplan.cli.app import load_command
-from memplan.options.other_names import RENAMED, other_name
+from memplan.options.other_names import RENAMED, other_name, own_words
 
 Run = Callable[..., Any]
 
@@ -20,22 +20,47 @@ def options() -> tuple[str, ...]:
 def test_what_is_named_is_there_and_what_is_renamed_is_not(options: tuple[str, ...]) -> None:
     for name in RENAMED:
         assert f"--{name}" not in options
-        assert other_name(f"--{name}", options)
+        if name != "jsonl":  # only rows are written so
+            assert own_words(f"--{name}", options)
+            assert other_name(f"--{name}", options)
     for told in RENAMED.values():
-        assert told.split()[0] in options
+        assert all(word in options for word in told.split() if word.startswith("--"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("--lora-rank 8", {"lora": 8}),
+        ("--lora", {"lora": 16}),
+        ("--qlora", {"lora": 16, "quantize": "nf4"}),
+        ("--qlora 64", {"lora": 64, "quantize": "nf4"}),
+        ("--load_in_4bit --lora max", {"lora": "max", "quantize": "nf4"}),
+        ("--load-in-8bit true --peft", {"lora": 16, "quantize": "int8"}),
+        ("--tensor-model-parallel-size=2", {"tensor_parallel": 2}),
+        ("--max_length 4k", {"seq_len": 4096}),
+        ("--gradient-checkpointing", {"checkpointing": "full"}),
+        ("--gradient-checkpointing True", {"checkpointing": "full"}),
+        ("--gradient-checkpointing=false", {"checkpointing": "none"}),
+        ("--offload-optimizer nvme", {"offload": "nvme"}),
+        ("--cpu-offload", {"offload": "cpu"}),
+        ("--fsdp --json", {"engine": "fsdp", "format": "json"}),
+        ("--check --csv", {"check": "all", "format": "csv"}),
+        ("--dpo", {"job": "dpo"}),
+        ("--batch_size 4", {"batch_size": 4}),
+    ],
+)
+def test_names_from_elsewhere_are_taken(typed: str, read: dict[str, object]) -> None:
+    command = load_command("estimate")
+    for words in (["gpt2", *typed.split()], [*typed.split(), "gpt2"]):
+        values = command.make_context("estimate", list(words)).params
+        assert {"model": "gpt2", **read} == {name: values[name] for name in ("model", *read)}
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--lora-rank", "It is called '--lora'"),
-        ("--load_in_4bit", "It is called '--quantize'"),
-        ("--tensor-model-parallel-size", "It is called '--tensor-parallel'"),
-        ("--expert-parallel-size", "It is called '--expert-parallel'"),
-        ("--max-length", "It is called '--seq-len'"),
-        ("--gradient-checkpointing", "It is called '--checkpointing full'"),
-        ("--qlora", "It is called '--lora 16 --quantize nf4'"),
         ("--inference", "Memplan is about training"),
+        ("--bf16", "--precision"),
         ("--zeroo", "Did you mean '--zero'?"),
     ],
 )
@@ -44,6 +69,25 @@ def test_the_message(run: Run, option: str, words: str) -> None:
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+def test_a_value_is_no_option(run: Run) -> None:
+    done = run("compare", "gpt2", "--gpu", "t4", "--vs", "--qlora")
+    assert done.stdout.splitlines()[2].startswith("--qlora needs ")
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["legend"], "The answer"),
+        (["--legend"], "The answer"),
+        (["version"], "memplan "),
+        (["help"], "Usage: memplan [OPTIONS] COMMAND"),
+        (["help", "estimate"], "Usage: memplan estimate"),
+    ],
+)
+def test_options_as_commands(run: Run, words: list[str], first: str) -> None:
+    assert run(*words).stdout.startswith(first)
 
 
 def test_only_what_the_command_has_is_offered(run: Run) -> None:

@@ -1,5 +1,6 @@
 """The estimate as a whole: its parts agree with one another."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -260,3 +261,34 @@ def test_no_estimate_is_below_what_activations_alone_take(
     model = memplan.load_model(SMALL)
     alone = least_bytes(model, setup)
     assert 0 < alone < memplan.estimate(model, setup).peak_bytes
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"zero_stage": 3}, {"engine": "megatron", "pipeline_parallel": 2}],
+    ids=["zero3", "pipeline"],
+)
+def test_little_is_left_to_the_collector(values: dict[str, object]) -> None:
+    """A sweep's memory does not grow with its rows, although the collector waits for ten million objects."""
+
+    def left(batch: int) -> int:
+        gc.collect()
+        memplan.estimate(
+            "gpt2" if "zero_stage" in values else "qwen2.5-0.5b",
+            TrainingSetup(
+                num_gpus=8,
+                micro_batch_size=batch,
+                seq_len=256,
+                gradient_accumulation_steps=2,
+                **values,
+            ),
+            gpu="h100",
+        ).to_dict()
+        return gc.collect()
+
+    left(1)  # what is remembered is made
+    gc.disable()
+    try:
+        assert left(2) < 500
+    finally:
+        gc.enable()

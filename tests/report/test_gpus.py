@@ -69,8 +69,8 @@ def test_one_gpu_in_full() -> None:
     for part in (
         "H200 NVL 141GB (h200-nvl-141gb): 139.81 GiB usable",
         "printed as NVIDIA H200 NVL",
-        "139.81 GiB (143165 MiB)",
-        "nvidia-smi 143771 MiB",
+        "139.81 GiB (143,165 MiB)",
+        "nvidia-smi 143,771 MiB",
         "4,800 GB/s",
         "bf16 835",
         "NVLink4 bridge: 450 GB/s one way",
@@ -84,13 +84,13 @@ def test_one_gpu_in_full() -> None:
 
 def test_a_derived_capacity_says_how() -> None:
     text = " ".join(_printed(print_gpu, load_gpu("a10"), width=200).split())
-    assert "22.26 GiB (22797 MiB): the driver's 23028 MiB less 1 %, torch's is unknown" in text
+    assert "22.26 GiB (22,797 MiB): the driver's 23028 MiB less 1 %, torch's is unknown" in text
 
 
 def test_a_card_known_by_its_memory_has_only_what_is_known() -> None:
     text = _printed(print_gpu, gpu_from_memory(46 * GIB), width=80)
     assert text.splitlines()[0].strip() == "unlisted GPU, 46.00 GiB"
-    assert "46.00 GiB (47104 MiB)" in text
+    assert "46.00 GiB (47,104 MiB)" in text
     for label in (
         "printed as",
         "nvidia-smi",

@@ -99,10 +99,10 @@ def test_own_sizes(run: Callable[..., Any]) -> None:
     printed = run(
         "explain", "--operation", "softmax", "--seq-len", "4k", "--batch-size", "2"
     ).stdout
-    assert "2 sequences of 4096 tokens" in printed
+    assert "2 sequences of 4,096 tokens" in printed
     assert "4.00 GiB  its result" in printed
     own = run("explain", "llama-3.1-8b", "--operation", "swiglu").stdout
-    assert "feed-forward 14336, 32 heads, vocabulary 128256" in own
+    assert "feed-forward 14,336, 32 heads, vocabulary 128,256" in own
 
 
 def test_sizes_that_a_lesson_does_not_have_are_refused(run: Callable[..., Any]) -> None:

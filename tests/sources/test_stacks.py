@@ -337,6 +337,48 @@ def test_verl() -> None:
     assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
 
 
+VERL_SCRIPT = """
+set -x
+length=$((1024 * 2))
+both=$(((length + 1024) * 2))
+MODEL=${MODEL:-${DATA:-${HOME}/models}/Qwen2.5-7B}
+EXTRA="
+    --unused"
+COMMON=(
+    actor_rollout_ref.model.path="${MODEL}"
+    data.max_prompt_length=${length} data.max_response_length=1024
+)
+python3 -m verl.trainer.main_ppo --config-name='own_trainer' "${COMMON[@]}" \\
+    algorithm.adv_estimator=grpo trainer.nnodes=2 \\
+    # trainer.n_gpus_per_node=2 \\
+    +actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$both $@
+python3 -m verl.trainer.main_ppo trainer.nnodes=4 trainer.n_gpus_per_node=1
+"""
+
+
+def test_verl_scripts_lay_words_over_the_configuration_they_name(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "own_trainer.yaml").write_text(
+        "trainer: {n_gpus_per_node: 4, nnodes: 1}\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(VERL_SCRIPT)
+    found = read_setup_file(script)
+    assert found.model == "qwen2.5-7b"
+    setup = found.setup
+    assert (setup.num_gpus, setup.nodes) == (8, 2)
+    assert (setup.micro_batch_size, setup.seq_len) == (2, 3072)
+
+
+def test_a_configuration_that_a_script_names_and_nobody_has_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python -m verl.trainer.main_ppo --config-name own trainer.nnodes=1 actor_rollout_ref.a=1\n"
+    )
+    with pytest.raises(ConfigError, match="'own' is not beside the file"):
+        read_setup_file(script)
+
+
 def test_verl_counts_micro_batches_by_tokens() -> None:
     actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 16384, "strategy": "fsdp"}
     values = {**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}

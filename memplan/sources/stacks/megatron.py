@@ -1,7 +1,8 @@
-"""Arguments of Megatron-LM's ``pretrain_gpt.py``: a launcher's flags, or what ``--emit megatron`` writes.
+"""Arguments of Megatron-LM's programs: a launcher's flags, or what ``--emit megatron`` writes.
 
 Names are written with underscores, as ``megatron/training/arguments.py`` has them after parsing (main d98e8a64). The model is made of its
-sizes where a class of transformers' has the same layers; else it has to be named beside the file.
+sizes where a class of transformers' has the same layers; else it has to be named beside the file. Which model they are sizes of,
+the program says: ``pretrain_gpt.py`` where the script names none.
 """
 
 from collections.abc import Mapping
@@ -41,9 +42,25 @@ _VALUES = (
 _USUAL = {"make_vocab_size_divisible_by": 128, "transformer_impl": "transformer_engine"}
 
 
+_DECODERS = "pretrain_gpt"
+_OTHER_PROGRAMS = {
+    "pretrain_bert": "Megatron's BERT is not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_t5": "Megatron's T5 is not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_vlm": "Megatron's multimodal models are not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_ict": "Megatron's retrievers are not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_retro": "Megatron's RETRO is not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_vision_classify": "Megatron's ViT is not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_vision_dino": "Megatron's ViT is not modelled; its decoders (pretrain_gpt.py) are",
+    "pretrain_vision_inpaint": "Megatron's ViT is not modelled; its decoders (pretrain_gpt.py) are",
+}  # fmt: skip
+"""Programs that make another model of the same sizes."""
+
+
 def looks_like(values: Mapping[str, object]) -> bool:
     """Whether a model's sizes stand beside how it is split."""
     has_sizes = values.keys() >= _MARKS and bool(values.keys() & _SPLITS)
+    if values.get("program") in _OTHER_PROGRAMS:
+        return True
     return has_sizes or "tensor_model_parallel_size" in values
 
 
@@ -55,7 +72,7 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the arguments say into ``found``."""
     found.fields["engine"] = "megatron"
-    found.model = model_config(keys)
+    found.model = _model(keys)
     _read_degrees(keys, found, given)
     _read_sizes(keys, found, given)
     _read_states(keys, found)
@@ -65,6 +82,15 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     backend = keys.text("attention_backend")
     if backend in ("unfused", "local"):
         found.left_out.append(f"attention_backend {backend} (scores that it keeps)")
+
+
+def _model(keys: Keys) -> dict[str, object] | None:
+    """By its sizes, of the decoders that ``pretrain_gpt.py`` trains; hybrids have to be named."""
+    program = keys.text("program") or _DECODERS
+    if program in _OTHER_PROGRAMS:
+        keys.refuse("program", f"{program}.py: {_OTHER_PROGRAMS[program]}")
+    made = model_config(keys)
+    return made if program == _DECODERS else None
 
 
 def _read_degrees(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -187,7 +187,8 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     elif nodes is not None and not nodes * on_each % fewest:
         found.fields |= {"num_gpus": nodes * on_each, "num_nodes": nodes}
         nodes_words = "1 node" if nodes == 1 else f"{nodes} nodes"
-        found.notes.append(f"{nodes_words} of {on_each} GPUs, unless you say others")
+        gpus_words = "1 GPU" if on_each == 1 else f"{on_each} GPUs"
+        found.notes.append(f"{nodes_words} of {gpus_words}, unless you say others")
     elif fewest > 1:
         found.fields["num_gpus"] = fewest
         found.notes.append(
@@ -327,7 +328,7 @@ def _read_sharding(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
     if (of_given(given, "engine") or found.fields["engine"]) != "fsdp":
         found.options.pop("reduce_dtype", None)
         return
-    found.options["sync_each_batch"] = defers is False
+    found.options["sync_each_batch"] = defers is False or _reduces_each_batch(keys, found)
     if offloads is not None:
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     by_experts = keys.flag("distributed.moe.reshard_after_forward")
@@ -335,6 +336,19 @@ def _read_sharding(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
         found.options["reshard_after_forward"] = False
     if isinstance(replicas, int) and replicas > 1:
         found.options["data_parallel_replicate_degree"] = replicas
+
+
+def _reduces_each_batch(keys: Keys, found: Found) -> bool:
+    """Whether nothing defers the reduction of a mixture's gradients.
+
+    Where its outer model is no unit of FSDP's, neither ``get_sync_ctx`` nor torch's pipelines know it for one
+    (``components/distributed/utils.py``); its own ``MoEFSDPSyncMixin`` does, if it is asked to.
+    """
+    outer, own = (
+        keys.take("distributed.moe.wrap_outer_model"),
+        keys.flag("model.backend.enable_fsdp_optimizations"),
+    )
+    return "expert_parallel" in found.fields and outer is False and not own
 
 
 def _read_checkpointing(keys: Keys, found: Found) -> None:
@@ -396,8 +410,15 @@ def _read_routing(keys: Keys, found: Found) -> None:
         keys.flag("model.backend.fake_balanced_gate"),
         keys.number("model.backend.fake_gate_noise"),
     )
-    if balanced and not noise and "expert_parallel" in found.fields:
+    gathers = keys.text("model.backend.dispatcher") == "torch"
+    if "expert_parallel" not in found.fields:
+        return
+    if balanced and not noise:
         found.fields["expert_imbalance"] = 1
+    if gathers:
+        found.left_out.append(
+            "model.backend.dispatcher torch (the tokens of all ranks, which each gathers)"
+        )
 
 
 def _read_compilation(keys: Keys, found: Found) -> None:

@@ -1,7 +1,7 @@
 """verl's YAML: the hydra configuration of its PPO trainer, whole or what is laid over verl's own, and of SFT.
 
 The actor, the frozen reference and the engine that generates share the GPUs. A hydra file's ``defaults`` are verl's
-own, which the preset has; what is typed behind the command goes into the file. Source: verl 0.9.1,
+own, which the preset has; a script's words are read as what they are laid over. Source: verl 0.9.1,
 ``workers/engine/fsdp/transformer_impl.py``, ``workers/engine_workers.py``, ``trainer/ppo/utils.py``.
 """
 
@@ -12,6 +12,7 @@ from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
+from memplan.text import shown
 
 NAME = "verl"
 
@@ -37,6 +38,8 @@ _JOBS = {"gae": "ppo"}
 """Estimators of the advantage that have a critic; the others compare the answers of a group."""
 _MARKS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer", "ppo_veomni_trainer")
 """Files of verl's own that a hydra file's ``defaults`` name."""
+_WHOLE = ("_trainer", "_trainer_engine", "_trainer_split")
+"""How the names of its whole configurations end."""
 _CRITIC_OFFLOADS = (
     ("param_offload", "critic.fsdp.param_offload", "critic.model.fsdp_config.param_offload"),
     (
@@ -116,6 +119,8 @@ def _check_whole(keys: Keys) -> None:
         keys.refuse("_target_", "this is one section of a verl configuration: give the whole")
     defaults = keys.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else []:
+        if isinstance(each, str) and each != "_self_" and not each.endswith(_WHOLE):
+            keys.refuse("defaults", f"{shown(each)} is not beside the file: put what it says there")
         names = map(str, each.values() if isinstance(each, Mapping) else (each,))
         for name in names:
             engine = next((one for one in _OTHER_ENGINES if one in name), None)
