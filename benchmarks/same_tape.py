@@ -121,7 +121,9 @@ def one_line(operation: Operation, makers: dict[Storage, str]) -> str:
     kept = " ".join(makers.get(each, "given") for each in operation.saved)
     gradients = " ".join(map(str, operation.gradients))
     scratch = f"{operation.forward_scratch}/{operation.backward_scratch}"
-    return f"{operation.kind} {reads} -> {made} | {kept} | {gradients} | {scratch} | {operation.flops}"
+    return (
+        f"{operation.kind} {reads} -> {made} | {kept} | {gradients} | {scratch} | {operation.flops}"
+    )
 
 
 def tapes(old: ModelSpec, new: ModelSpec) -> Iterator[tuple[str, list[str]]]:
