@@ -169,7 +169,8 @@ class BloomModel(Decoder):
         alibi = self.alibi(batch, length, self.run.compute)
         mask = self.masks(batch, length)[None]
         for block in self.h:
-            x = block(x, alibi, mask)
+            outputs = block(x, alibi, mask)
+            x = outputs[0]
         x = self.ln_f(x)
         return x
 
@@ -277,6 +278,7 @@ class MptModel(Decoder):
         if mask is not None:
             mask = mask.apart(OperationKind.TO, dtype=DType.BOOL)
         for block in self.blocks:
-            x = block(x, alibi, mask)
+            outputs = block(x, alibi, mask)
+            x = outputs[0]
         x = self.norm_f(x)
         return x

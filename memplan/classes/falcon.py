@@ -249,7 +249,8 @@ class FalconModel(Decoder):
         x = embeds
         tables = self.rotary_emb(x, positions)
         for block in self.h:
-            x = block(x, alibi, mask, tables)
+            outputs = block(x, alibi, mask, tables)
+            x = outputs[0]
         x = self.ln_f(x)
         return x
 

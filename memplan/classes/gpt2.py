@@ -317,12 +317,10 @@ class GPTBigCodeBlock(GPT2Block):
 class GPTBigCodeModel(GPT2Model):
     unnamed_loss = False
     layer_class: type[DecoderLayer] = GPTBigCodeBlock
-    mask_buffer = True
-    """It keeps a matrix of which token sees which."""
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         run, table = self.run, self.children["wpe"]
-        if self.mask_buffer and isinstance(table, Embedding):
+        if isinstance(table, Embedding):  # not in a later stage of a pipeline
             run.buffer(table.weight.shape[0] ** 2, DType.BOOL, before="wte")
         embeds = self.embedded(batch, length) if received is None else received
         ids = counted_positions(run, length)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from memplan.classes.gpt2 import (
     GPT2Model,
     GPTBigCodeMLP,
-    GPTBigCodeModel,
     GPTBlock,
     OlderAttention,
+    counted_positions,
     hidden_size,
     inner_size,
     older_activation,
@@ -212,7 +212,8 @@ class GPTJModel(GPT2Model):
         if received is None:
             x = self.drop(x)
         for layer in self.h:
-            x = layer(x, mask, positions)
+            outputs = layer(x, mask, positions)
+            x = outputs[0]
         x = self.ln_f(x)
         return x
 
@@ -357,11 +358,26 @@ class GPTNeoBlock(GPTBlock):
         return x, attn_weights
 
 
-class GPTNeoModel(GPTBigCodeModel):
+class GPTNeoModel(GPT2Model):
     eager_only = True
-    mask_buffer = False
+    unnamed_loss = False
     dropout_key = "embed_dropout"
     layer_class: type[DecoderLayer] = GPTNeoBlock
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
+        embeds = self.embedded(batch, length) if received is None else received
+        ids = counted_positions(self.run, length)
+        mask = self.masks(batch, length)[None]
+        x = embeds
+        if received is None:
+            position_embeds = self.wpe((1, length), ids)
+            x = embeds + position_embeds
+            x = self.drop(x)
+        for layer in self.h:
+            outputs = layer(x, mask)
+            x = outputs[0]
+        x = self.ln_f(x)
+        return x
 
     def kinds(self, config: ConfigReader) -> list[LayerKind]:
         """Layers that see all and those that see some take the same memory; their list has to fit."""

@@ -6,21 +6,25 @@ from typing import TYPE_CHECKING
 from memplan.model.heads import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memplan.classes.base import Base
-    from memplan.model.config import ConfigReader
 
 CLASSES = {
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
+    "bert": "bert.BertModel",
     "bloom": "alibi.BloomModel",
+    "camembert": "bert.XLMRobertaModel",
     "codegen": "gptj.CodeGenModel",
     "cohere": "cohere.CohereModel",
     "cohere2": "cohere.Cohere2Model",
     "deepseek_v2": "latent.DeepseekV2Model",
     "deepseek_v3": "latent.DeepseekV3Model",
+    "distilbert": "distilbert.DistilBertModel",
     "dots1": "deepseek.Dots1Model",
+    "dpr": "bert_kin.DPRModel",
+    "electra": "bert.ElectraModel",
+    "esm": "prenorm.EsmModel",
+    "eurobert": "rotary_encoders.EuroBertModel",
     "exaone4": "llama_kin.Exaone4Model",
     "falcon": "falcon.FalconModel",
     "gemma": "gemma.GemmaModel",
@@ -38,11 +42,13 @@ CLASSES = {
     "granite": "llama_kin.GraniteModel",
     "granitemoe": "mixtures.GraniteMoeModel",
     "helium": "llama_kin.HeliumModel",
-    "hy_v3": "deepseek.HYV3Model",
     "hunyuan_v1_dense": "llama_kin.HunYuanModel",
+    "hy_v3": "deepseek.HYV3Model",
     "hyperclovax": "llama_kin.HyperCLOVAXModel",
     "jais2": "llama_kin.Jais2Model",
+    "jina_embeddings_v3": "rotary_encoders.JinaEmbeddingsV3Model",
     "kimi_k2": "latent.DeepseekV3Model",
+    "layoutlm": "bert_kin.LayoutLMModel",
     "llama": "llama.LlamaModel",
     "minicpm3": "latent.MiniCPM3Model",
     "minimax_m2": "deepseek.MiniMaxM2Model",
@@ -50,7 +56,10 @@ CLASSES = {
     "mistral": "llama.MistralModel",
     "mistral4": "latent.Mistral4Model",
     "mixtral": "mixtures.MixtralModel",
+    "modernbert": "rotary_encoders.ModernBertModel",
     "mpt": "alibi.MptModel",
+    "nemotron": "starcoder.NemotronModel",
+    "nomic_bert": "rotary_encoders.NomicBertModel",
     "olmo": "olmo.OlmoModel",
     "olmo2": "olmo.Olmo2Model",
     "olmo3": "olmo.Olmo3Model",
@@ -61,11 +70,14 @@ CLASSES = {
     "phi": "gpt_neox.PhiModel",
     "phi3": "glm.Phi3Model",
     "phimoe": "mixtures.PhimoeModel",
-    "nemotron": "starcoder.NemotronModel",
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixtures.Qwen2MoeModel",
     "qwen3": "llama.Qwen3Model",
     "qwen3_moe": "mixtures.Qwen3MoeModel",
+    "rembert": "bert_kin.RemBertModel",
+    "roberta": "bert.RobertaModel",
+    "roberta-prelayernorm": "prenorm.RobertaPreLayerNormModel",
+    "roc_bert": "bert_kin.RoCBertModel",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
     "solar_open": "deepseek.SolarOpenModel",
@@ -73,6 +85,8 @@ CLASSES = {
     "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
     "xglm": "opt.XGLMModel",
+    "xlm-roberta": "bert.XLMRobertaModel",
+    "xlm-roberta-xl": "prenorm.XLMRobertaXLModel",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
@@ -86,8 +100,8 @@ TASKS = {
 """The class around it (``memplan.classes.heads``)."""
 
 
-def base_class(model_type: str) -> "Callable[[ConfigReader], Base]":
+def base_class(model_type: str) -> "type[Base]":
     """The class of a type's base model."""
     file, _, name = CLASSES[model_type].partition(".")
-    found: Callable[[ConfigReader], Base] = getattr(import_module(f"memplan.classes.{file}"), name)
+    found: type[Base] = getattr(import_module(f"memplan.classes.{file}"), name)
     return found

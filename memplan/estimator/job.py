@@ -124,14 +124,8 @@ class Job:
 
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""
-        if rank is None:
-            account = worst_account(_Given(self.given), self.setup)
-        else:
-            account = rank_account(self.given, rank=rank)
+        account = self._without_workspaces(rank)
         gpu = self.gpu
-        if self.load_capacity_bytes is not None:
-            room = self.load_capacity_bytes
-            account = rank_account(self.given, rank=account.rank, capacity_bytes=room)
         if _multiplies(self.given, account.rank):
             account = with_workspaces(account, _scratch_bytes(self.setup, gpu))
         left_out = [*filter(None, (self.walked.model.activations_left_out,))]
@@ -142,6 +136,15 @@ class Job:
         if left_out:
             account = replace(account, left_out=(*account.left_out, *left_out))
         return account
+
+    def _without_workspaces(self, rank: int | None) -> RankAccount:
+        room = self.load_capacity_bytes
+        if rank is None:
+            worst = worst_account(_Given(self.given), self.setup)
+            if room is None:
+                return worst
+            rank = worst.rank
+        return rank_account(self.given, rank=rank, capacity_bytes=room)
 
     def run_source(self, account: RankAccount) -> RunSource:
         """From which that rank's run is played out."""

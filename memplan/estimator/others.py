@@ -124,6 +124,14 @@ def left_bytes(tape: Tape, setup: TrainingSetup) -> int:
     return found
 
 
+def generation(
+    walked: Walked, setup: TrainingSetup, gpu: GpuSpec | None, rows: int
+) -> "tuple[SideModel, SideModel]":
+    """The passes that generate completions of so many sequences at once: of the prompts, and of a token."""
+    prompt, token = _Plan(walked, setup, gpu)._generation(When.ROLLOUT, rows)
+    return prompt, token
+
+
 class _Plan:
     """Which passes a step makes."""
 
@@ -226,7 +234,7 @@ class _Plan:
         job = self.job
         if job.generates:
             job = replace(job, rollout_batch_size=how.batch_size, scoring_batch_size=None)
-        setup = replace(self.setup, job=job, micro_batch_size=how.batch_size, evaluation=None)
+        setup = replace(self._evaluated(how), job=job, evaluation=None)
         trained = Walked(
             model=self.walked.model, options=side.tape.options, tape=side.tape, passes=side.passes
         )
@@ -234,13 +242,18 @@ class _Plan:
             if each.when in (When.ROLLOUT, When.FIRST, When.JOINED):
                 yield replace(each, owns_weights=False, of_evaluation=True)
 
+    def _evaluated(self, how: Evaluation) -> TrainingSetup:
+        """The setup with a batch of evaluation in place of a step's."""
+        length = how.seq_len or self.setup.seq_len
+        return replace(self.setup, micro_batch_size=how.batch_size, seq_len=length)
+
     def _evaluation_options(self, how: Evaluation) -> TapeOptions:
         """A batch of it, whose outputs are held until the loop has taken what it keeps.
 
         Liger's fused head makes no logits where the loss alone is asked for (transformers 5.23,
         ``Trainer.prediction_step``); where they are kept it is not used.
         """
-        bare = replace(self.setup, micro_batch_size=how.batch_size)
+        bare = self._evaluated(how)
         if how.num_kept and LOSS_FORMS[bare.chosen_kernels.loss].matrix is not None:
             bare = replace(bare, loss=LossKernel.EAGER)
         options = self._options_without_gradients(has_adapter=True, setup=bare)

@@ -77,7 +77,7 @@ def step_visits(given: RankInput, *, rank: int = 0) -> tuple[Visit, ...]:
 
     Of more micro-batches than ``MICRO_BATCHES`` the first, one after it and the last are told.
     """
-    outlined = _outlined(_Question(_asked(given), rank, None))
+    outlined = _outlined(_Question(_asked(given), rank))
     return tuple(outlined.outline.visits[1:])
 
 
@@ -130,6 +130,7 @@ class _Weighed:
 
     rank: int
     outlined: "_Outlined"
+    loaded: "_Loaded"
     spots: Spots
     sizes: Sizes
     """Of what is beside a pipeline's passes."""
@@ -159,9 +160,14 @@ def _weigh(asked: _Asked, rank: int, capacity_bytes: int | None) -> _Weighed:
         from memplan.memory.programs.pipeline_ranks import sizes_of_rank  # only for pipelines
 
         sizes = sizes_of_rank(asked.given, rank)
+    outlined = _outlined(_Question(asked, rank))
+    loaded = outlined.loaded
+    if asked.goes_by_capacity and capacity_bytes is not None:
+        loaded = _loaded(_Question(asked, rank, capacity_bytes))
     return _Weighed(
         rank=rank,
-        outlined=_outlined(_Question(asked, rank, capacity_bytes)),
+        outlined=outlined,
+        loaded=loaded,
         spots=asked.spots,
         sizes=sizes,
         overflows=looks_for_overflow(asked.given.setup),
@@ -190,7 +196,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
         rank=found.rank,
         phases=tuple(_phases(found, inputs)),
         held_bytes=outlined.outline.held_bytes(found.sizes) + inputs.num_bytes,
-        host=_with_states(outlined.host, _away_bytes(given)),
+        host=_with_states(found.loaded.host, outlined.off_gpu_bytes + _away_bytes(given)),
         left_out=outlined.left_out,
         unsaved=outlined.unsaved,
     )
@@ -209,16 +215,15 @@ def _phases(weighed: _Weighed, inputs: Entry) -> list[Phase]:
     found: list[Phase] = []
     steady = _step_peak(weighed)
     outline, spots, sizes = weighed.outlined.outline, weighed.spots, weighed.sizes
-    loaded = outline.moments(spots, (Part.LOAD,), sizes)
+    loaded = weighed.loaded.outline
+    for part, moment in loaded.moments(spots, (Part.LOAD,), sizes).items():
+        found.append(make_phase(part.value, loaded.entries(moment.held)))
     begun = outline.moments(spots, (Part.FIRST_STEP,), sizes, above=steady)
     ended = outline.moments(spots, (Part.EVALUATION, Part.SAVE), sizes)
-    moments = {**loaded, **begun, **weighed.moments, **ended}
-    for part, moment in moments.items():
-        entries = outline.entries(moment.held)
-        if part is not Part.LOAD:
-            crowd = () if moment.crowd is NOTHING else sizes.entries(moment.crowd)
-            model = height_entries(spots.height(moment.spot, moment.repetition))
-            entries = (*entries, *crowd, inputs, *model)
+    for part, moment in {**begun, **weighed.moments, **ended}.items():
+        crowd = () if moment.crowd is NOTHING else sizes.entries(moment.crowd)
+        model = height_entries(spots.height(moment.spot, moment.repetition))
+        entries = (*outline.entries(moment.held), *crowd, inputs, *model)
         found.append(make_phase(part.value, entries))
     return found
 
@@ -228,9 +233,52 @@ class _Outlined:
     """What is the same for every batch."""
 
     outline: Outline
-    host: HostMemory
+    loaded: "_Loaded"
+    """On a card with room."""
+    off_gpu_bytes: int
+    """States of an optimizer that lie in CPU RAM."""
     left_out: tuple[str, ...]
     unsaved: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Loaded:
+    """How a rank loads, and what of CPU RAM goes by that."""
+
+    outline: Outline
+    host: HostMemory
+
+
+def _program(question: "_Question", given: RankInput, ledger: Tally) -> RankProgram:
+    return program_of(
+        given,
+        ledger,
+        workspace_bytes=0,
+        rank=question.rank,
+        capacity_bytes=question.capacity_bytes,
+    )
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _loaded(question: "_Question") -> _Loaded:
+    """Load as a rank does on a card without room for what loading takes elsewhere."""
+    asked = question.asked
+    # Which part of the flat buffer is a rank's makes no difference yet, but which stage is.
+    rank = question.rank if asked.given.stages else 0
+    outline = _load_outline(_Question(asked, rank, question.capacity_bytes))
+    given, spots = question.taken()
+    program = _program(question, given, Tally(spots))
+    return _Loaded(outline=outline, host=_with_average(program))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _load_outline(question: "_Question") -> Outline:
+    """Run a rank's program as far as it goes by the room of a card: what comes after loading does not."""
+    given, spots = question.taken()
+    ledger = Tally(spots)
+    program = _program(question, given, ledger)
+    program.start()
+    return ledger.close(program.weight_words)
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -238,13 +286,7 @@ def _outlined(question: "_Question") -> _Outlined:
     """Run a rank's program over a tally: loading, a steady step, a checkpoint."""
     given, spots = question.taken()
     ledger = Tally(spots)
-    program = program_of(
-        given,
-        ledger,
-        workspace_bytes=0,
-        rank=question.rank,
-        capacity_bytes=question.capacity_bytes,
-    )
+    program = _program(question, given, ledger)
     num_micro_batches = min(given.setup.gradient_accumulation_steps, MICRO_BATCHES)
     program.start()
     program.settle(num_micro_batches=num_micro_batches)
@@ -255,9 +297,11 @@ def _outlined(question: "_Question") -> _Outlined:
     program.evaluate(1)
     ledger.enter(Part.SAVE)
     program.save()
+    outline = ledger.close(program.weight_words)
     return _Outlined(
-        outline=ledger.close(program.weight_words),
-        host=_with_states(_with_average(program), program.off_gpu_bytes),
+        outline=outline,
+        loaded=_Loaded(outline=outline, host=_with_average(program)),
+        off_gpu_bytes=program.off_gpu_bytes,
         left_out=program.left_out,
         unsaved=program.unsaved,
     )
@@ -291,7 +335,7 @@ def _ranks(asked: _Asked) -> Sequence[int]:
     """Which ranks are weighed for the fullest; in a pipeline that goes by what is in flight, too."""
     if asked.given.stages:
         return heaviest_ranks(asked.given)
-    return _heaviest(_Question(asked, 0, None))
+    return _heaviest(_Question(asked, 0))
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -306,17 +350,21 @@ class _Question:
 
     __slots__ = ("_asked", "capacity_bytes", "key", "rank")
 
-    def __init__(self, asked: _Asked, rank: int, capacity_bytes: int | None) -> None:
+    def __init__(self, asked: _Asked, rank: int, capacity_bytes: int | None = None) -> None:
         self._asked: _Asked | None = asked
         self.rank = rank
-        self.capacity_bytes = capacity_bytes if asked.goes_by_capacity else None
+        self.capacity_bytes = capacity_bytes
         self.key = (asked.run, rank, self.capacity_bytes)
+
+    @property
+    def asked(self) -> _Asked:
+        """Of what, as long as it is not answered."""
+        assert self._asked is not None
+        return self._asked
 
     def taken(self) -> tuple[RankInput, Spots]:
         """What it is answered from; a question that is remembered does not keep it."""
-        asked = self._asked
-        assert asked is not None
-        self._asked = None
+        asked, self._asked = self.asked, None
         return asked.given, asked.spots
 
     def __hash__(self) -> int:
@@ -537,6 +585,7 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
         parameter.dtype.num_bytes,
         parameter.requires_grad,
         parameter.unused,
+        parameter.codes_bytes,
     )
 
 

@@ -4,7 +4,7 @@ Everything that only a replay needs is imported when one is asked for.
 """
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.rank import RankInput
@@ -83,10 +83,6 @@ def _played(
     )
 
 
-LONG_EVENTS = 400_000
-"""Of a run that takes some 15 MB as Python's numbers."""
-
-
 @lru_cache(maxsize=8)
 def _replayer(
     walked: _Walked,
@@ -107,9 +103,13 @@ def _replayer(
 
         shape, sizes = shape_of(given, workspace_bytes=workspace_bytes)
         key = (likeness, shape, rank, capacity_bytes, given.device)
-        ledger = _numbered_ledger(_Run(key, given, rank, workspace_bytes, capacity_bytes))
-        if len(ledger.events) > LONG_EVENTS:
-            _numbered_ledger.cache_clear()  # what is as long is kept in the compiled code alone
+        kept = NUMBERED.get(key)
+        if kept is None:
+            from memplan.memory.shapes import numbered
+
+            kept = _ledger(numbered(given), rank, workspace_bytes, capacity_bytes)
+            NUMBERED.keep(key, kept)
+        ledger = kept
     expandable = setup.allocator is AllocatorKind.EXPANDABLE
     return Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable, sizes=sizes)
 
@@ -128,28 +128,37 @@ def _ledger(
     return ledger
 
 
-class _Run(NamedTuple):
-    """A run to be played, told apart by its key."""
-
-    key: "Hashable"
-    given: RankInput
-    rank: int
-    workspace_bytes: int
-    capacity_bytes: int | None
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Run) and other.key == self.key
+KEPT_EVENTS = 1_600_000
+"""Of all runs that are kept, which take some 60 MB as Python's numbers: in a large sweep the same runs come again
+and again, with other sizes."""
 
 
-@lru_cache(maxsize=8)
-def _numbered_ledger(run: _Run) -> "Ledger":
-    """With stand-ins for the sizes of the model's blocks, for all runs of one shape."""
-    from memplan.memory.shapes import numbered
+class KeptLedgers:
+    """Runs with stand-ins for the sizes of the model's blocks, for all runs of one shape: the latest, as far as they
+    are short enough together."""
 
-    return _ledger(numbered(run.given), run.rank, run.workspace_bytes, run.capacity_bytes)
+    def __init__(self, most_events: int = KEPT_EVENTS) -> None:
+        self.most_events = most_events
+        self._ledgers: dict[Hashable, Ledger] = {}
+        self._num_events = 0
+
+    def get(self, key: "Hashable") -> "Ledger | None":
+        """One that is kept; it is then the latest."""
+        found = self._ledgers.pop(key, None)
+        if found is not None:
+            self._ledgers[key] = found
+        return found
+
+    def keep(self, key: "Hashable", ledger: "Ledger") -> None:
+        """A new one; what is too long by itself lasts in the compiled code alone."""
+        self._num_events += len(ledger.events)
+        self._ledgers[key] = ledger
+        while self._num_events > self.most_events:
+            first = next(iter(self._ledgers))
+            self._num_events -= len(self._ledgers.pop(first).events)
+
+
+NUMBERED = KeptLedgers()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -87,12 +87,27 @@ def test_a_ranks_gradients_are_of_the_stream_that_reduces(*, overlap: bool) -> N
     assert all((ledger.streams.get(block, 0) == REDUCE_STREAM) is overlap for block in owned)
 
 
-def test_flattening_without_room_goes_by_the_cpu() -> None:
-    """The weights leave the GPU before their flat copy comes."""
-    given = given_for("llama", zero_stage=1, num_gpus=16, num_nodes=2)
-    roomy = played(deepspeed_program(given, Ledger()))[0]
-    tight = played(deepspeed_program(given, Ledger(), capacity_bytes=1 << 20))[0]
-    assert tight < roomy
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_flattening_without_room_goes_by_the_cpu(stage: int, offload: str) -> None:
+    """The weights leave the GPU before their flat copy comes; every rank loads alike, and what comes then is the same."""
+    given = given_for(
+        "llama", zero_stage=stage, num_gpus=16, num_nodes=2, offload_optimizer=offload
+    )
+    runs = [(0, None), (0, 1 << 20), (5, None), (5, 1 << 20)]
+    programs = [
+        deepspeed_program(given, Ledger(), rank=rank, capacity_bytes=room) for rank, room in runs
+    ]
+    loads = [played(program)[0] for program in programs]
+    assert loads[0] == loads[2] > loads[1] == loads[3]
+    trained = [_sizes_after_loading(program) for program in programs]
+    assert trained[0] == trained[1] != trained[2] == trained[3]
+
+
+def _sizes_after_loading(program: Program) -> list[int]:
+    """What is asked for and, negative, given back."""
+    events = program.ledger.events[program.ledger.steps[0] :]
+    return [-program.ledger.events[~event] if event < 0 else event for event in events]
 
 
 RUNS = json.loads((Path(__file__).parents[1] / "data" / "allocator.json").read_text())

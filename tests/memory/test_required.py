@@ -7,7 +7,7 @@ import pytest
 from memplan import TrainingSetup, Verdict, estimate, load_gpu
 from memplan.memory.ledger import Ledger
 from memplan.memory.replay import Replayer, replay
-from memplan.memory.required import PlayedRun
+from memplan.memory.required import KeptLedgers, PlayedRun
 from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterShape
 from memplan.model.spec import ModelSpec, Task
@@ -55,3 +55,19 @@ def test_a_model_whose_operations_are_not_written_down_runs_as_its_states() -> N
     found = estimate(model, TrainingSetup(), gpu=load_gpu("h100"))
     assert found.verdict is Verdict.STATES_FIT
     assert found.required_bytes >= found.peak_bytes >= 8 * MIB
+
+
+def test_runs_of_one_shape_are_kept_while_they_are_short_enough_together() -> None:
+    kept, long = KeptLedgers(most_events=6), Ledger()
+    for _ in range(7):
+        long.allocate(MIB)
+    runs = {name: ledger() for name in "abcd"}  # of three events each
+    for name in "ab":
+        kept.keep(name, runs[name])
+    assert kept.get("a") is runs["a"]
+    kept.keep("c", runs["c"])
+    assert [kept.get(name) for name in "abc"] == [runs["a"], None, runs["c"]]
+    kept.keep("long", long)
+    assert [kept.get(name) for name in ("a", "c", "long")] == [None, None, None]
+    kept.keep("d", runs["d"])
+    assert kept.get("d") is runs["d"]

@@ -146,10 +146,6 @@ def _split_per_head(
     third = fused.numel // 3
     if projection is Projection.FUSED_SELECTED:
         return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
-    if projection is Projection.FUSED_UNBOUND:
-        # Gradients of heads are joined in rows, whatever their layout.
-        query, key, value = t.split(fused, third, third, third)
-        return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
     return query, key, value

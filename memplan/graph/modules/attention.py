@@ -32,12 +32,12 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 """Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
-def attention_function(run: Run, eager: "Attend | None" = None) -> Attend:
+def attention_function(run: Run, eager: Attend | None = None, *, causal: bool = True) -> Attend:
     """The function that a class's attention calls: by the kernels, and over shared sequences.
 
-    ``eager`` is the class's own way of writing attention out, where it has one.
+    ``eager`` is the class's own where it has another than Llama's.
     """
-    chosen: Attend = sdpa_attention
+    chosen: Attend = sdpa_attention if causal else two_sided_attention
     if run.kernels.attention is AttentionKernel.EAGER:
         chosen = fused_attention if run.kernels.fused_elementwise else eager or eager_attention
     group = run.options.context_parallel
@@ -48,8 +48,21 @@ def attention_function(run: Run, eager: "Attend | None" = None) -> Attend:
     return chosen
 
 
-def sdpa_attention(
+def two_sided_attention(
     query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """``sdpa_attention_forward`` of a module whose ``is_causal`` is false."""
+    return sdpa_attention(query, key, value, mask, probability, causal=False)
+
+
+def sdpa_attention(
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    probability: float,
+    *,
+    causal: bool = True,
 ) -> Attended:
     """``sdpa_attention_forward``: grouped heads are left to the kernel, or written out for every query head."""
     groups = query.shape[1] // key.shape[1]
@@ -58,7 +71,9 @@ def sdpa_attention(
     if groups > 1 and not kept and not query.run.kernels.attention.is_package:
         key = key.repeat_heads(groups)
         value = value.repeat_heads(groups)
-    out = scaled_dot_product_attention(query, key, value, mask, probability, grouped=kept)
+    out = scaled_dot_product_attention(
+        query, key, value, mask, probability, grouped=kept, causal=causal
+    )
     out = out.transpose(1, 2).contiguous()
     return out, None
 
@@ -77,6 +92,16 @@ def capped_attention(
     return _written_out(query, key, value, mask, probability, softcap=True)
 
 
+def unwidened_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """BERT's: the softmax names no format.
+
+    (transformers 5.23, models/bert/modeling_bert.py, ``eager_attention_forward``)
+    """
+    return _written_out(query, key, value, mask, probability, softcap=False, widened=False)
+
+
 def _written_out(
     query: Handle,
     key: Handle,
@@ -85,6 +110,7 @@ def _written_out(
     probability: float,
     *,
     softcap: bool,
+    widened: bool = True,
 ) -> Attended:
     run = query.run
     start = len(run.segment.operations)
@@ -98,7 +124,10 @@ def _written_out(
         weights = weights * 50.0
     if mask is not None:
         weights = weights + mask
-    weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    if widened:
+        weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    else:
+        weights = weights.like(softmax(run, weights.record))
     weights = dropout(weights, probability)
     out = matmul(weights, values)
     out = out.transpose(1, 2).contiguous()
@@ -125,12 +154,19 @@ def fused_attention(
 
 @lru_cache(maxsize=256)
 def score_spec(
-    heads: int, kv_heads: int, head_dim: int, value_dim: int, probability: float
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    probability: float,
+    *,
+    causal: bool = True,
 ) -> AttentionSpec:
     """What the kernels' formulas ask of a call."""
     return AttentionSpec(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, projection=Projection.SEPARATE,
-        dropout=probability, value_head_dim=value_dim if value_dim != head_dim else None,
+        causal=causal, dropout=probability,
+        value_head_dim=value_dim if value_dim != head_dim else None,
     )  # fmt: skip
 
 
@@ -143,6 +179,7 @@ def scaled_dot_product_attention(
     *,
     grouped: bool = False,
     spread: bool = False,
+    causal: bool = True,
 ) -> Handle:
     """The kernel that the card's dispatcher takes; what it gives lies as the queries do.
 
@@ -150,7 +187,7 @@ def scaled_dot_product_attention(
     """
     run = query.run
     batch, heads, length, width = query.shape
-    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability)
+    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability, causal=causal)
     kernel = _kernel_of(query, key, value, mask, probability, grouped=grouped, spread=spread)
     if run.autocast is not None:
         if mask is not None and mask.dtype is not DType.BOOL:

@@ -7,7 +7,6 @@ from typing import Any
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
-from memplan.graph.modules.run import Run
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
 
@@ -64,7 +63,7 @@ class LayerList(Module):
             cuts |= set() if options.stage.is_last else {depth - 1}
         if options.adaptation is not None:
             cuts |= options.adaptation.cuts(self.segment_name)
-        frozen = self.is_frozen(ModelPart.LAYERS)
+        frozen = self.is_frozen(ModelPart.LAYERS, self.segment_name.partition(".")[0])
         at = 0
         for kind, group in groupby(self.kinds):
             stop = at + len(list(group))
@@ -100,15 +99,6 @@ def _cast(args: Any) -> Any:
     return args if record is args.record else Handle(run, record, args.shape, args.strides)
 
 
-def _first(run: Run, returned: "Handle | tuple[Handle, *tuple[Handle | None, ...]]") -> Handle:
-    """The hidden states; the model's own variable holds what else a layer returns until the next one has run."""
-    if isinstance(returned, Handle):
-        return returned
-    made, *beside = returned
-    run.carry(*(each.record for each in beside if each is not None))
-    return made
-
-
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
@@ -122,9 +112,10 @@ class Layer:
         """What sets it apart from other layers."""
         return self._stretch.kind
 
-    def __call__(self, x: Handle, *args: Any) -> Handle:
+    def __call__(self, x: Handle, *args: Any) -> Any:
         """Run it once for all that are like it.
 
+        What it returns beside the hidden states the model holds until the next layer has returned.
         They are not where one gives another format than it is given, or the first trained one stands
         behind frozen ones.
         """
@@ -137,8 +128,12 @@ class Layer:
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
-        made = _first(run, self._module(x, *args))
+        returned = self._module(x, *args)
+        made, *further = returned if isinstance(returned, tuple) else (returned,)
+        beside = [each.record for each in further if each is not None]
+        run.touch(*beside)
         run.finish(made.record)
+        run.carry(*beside)
         if (made.dtype, made.requires_grad) != given:
             run.segment.repeat = 1
-        return made
+        return returned

@@ -361,12 +361,16 @@ class ShardedParametersProgram(DeepSpeedProgram):
         return recast
 
     def _take_shard(self, number: int) -> None:
-        """Into its place; with offload it comes back from the CPU to be added to and measured."""
+        """Into its place; with offload it comes back from the CPU to be added to and measured, and the last one goes there
+        once more in the masters' format, while the host waits (``fp32_grad_tensor.copy_`` in ``partition_grads``)."""
         if not self.settings.offloads:
             return
         stream, shard = self.reduce_stream, self.shards[number]
         sent = self.settings.accumulated_bytes * shard
         self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
+        self.ledger.exchange(ExchangeKind.TO_GPU, sent, hiding=self.hiding)
+        if self.last:
+            self.ledger.exchange(ExchangeKind.TO_HOST, self.job.master_bytes * shard)
         size, name = self.settings.accumulated_bytes * shard, "gradient shards from the CPU"
         arrived = self.allocate(size, _GRADIENTS, name, stream=stream)
         if self.last:
