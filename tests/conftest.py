@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from memplan.cli import PATIENCE
 
@@ -28,6 +30,10 @@ for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "HF_TOKEN", "TTY_COMP
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("fuzz", deadline=None)
 settings.load_profile("fuzz" if "FUZZ_SECONDS" in os.environ else "fixed")
+if "FUZZ_SECONDS" not in os.environ:
+    # Constants out of whatever is imported by then: examples would hang on which tests ran before, and nine
+    # hundred files be parsed for them in each process.
+    providers._get_local_constants = Constants
 
 FUZZ_SECONDS = 60.0
 """What all fuzzers together may take where ``FUZZ_SECONDS`` does not say."""

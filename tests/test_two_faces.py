@@ -112,6 +112,7 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
     "eval_batch_size": (8, {}),
     "eval_batches_kept": (2, EVALUATION),
     "eval_accumulation_steps": (2, EVALUATION),
+    "eval_seq_len": (2048, EVALUATION),
     "lengths": ("512:60%,1024:40%", {}),
     "engine_option": ({"reduce_bucket_size": 100_000_000}, DEEPSPEED),
     "global_batch_size": (64, DEEPSPEED),

@@ -1,8 +1,13 @@
 """What every base model offers the heads of its tasks."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
 from memplan.graph.stacks import counted_parts
+from memplan.model.config import ConfigReader
+from memplan.model.heads import Task
 from memplan.model.spec import ModelSpec
 
 
@@ -15,6 +20,12 @@ class Base(Module):
     """What it calls its token table."""
     classifies_tokens = True
     """The type has a class for tokens, as most decoders' is."""
+
+    tasks: ClassVar[Mapping[Task, type[Any]]] = {}
+    """The classes of its tasks, the usual one first, where they are not those that all decoders share."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        raise NotImplementedError
 
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""

@@ -28,7 +28,12 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
     base = base_class(request.model_type)(reader)
-    assert isinstance(base, LlamaModel)
+    if not isinstance(base, LlamaModel):
+        from memplan.classes.encoder_facts import read_encoder  # only for encoders
+        from memplan.classes.encoders import Encoder
+
+        assert isinstance(base, Encoder)
+        return read_encoder(base, reader, request)
     table = base.children[base.table]
     assert isinstance(table, Embedding)
     if not base.classifies_tokens:

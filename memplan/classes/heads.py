@@ -68,7 +68,7 @@ def finish(module: Task, loss: Tensor) -> None:
     run.release_cache()
     run.leave(WHOLE_MODEL)
     run.finish(loss)
-    if run.options.objective in JOINED and not run.options.without_gradients:
+    if run.options.objective in JOINED and run.options.ends_in_loss:
         from memplan.graph.joint_losses import joint_loss  # only where several take part
 
         joint_loss(run, loss, module.spec.num_outputs)

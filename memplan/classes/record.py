@@ -69,6 +69,7 @@ def _attached(
     built = build(blueprint.reader(), model)
     replace_classes(built, kernels, spread=spread)
     base, layers = layered(built)
+    built.base.beside = model if model.join is not None and not _is_apart(model) else None
     if isinstance(base, LlamaModel):
         _adjust(base, model)
     if blueprint.layers is not None:
@@ -79,14 +80,13 @@ def _attached(
     if stage is not None:
         cut(built, stage)
     built.attach(Site())
-    built.ordered = tuple(built.parameters())
+    built.ordered = tuple(built.named_parameters())
     return built
 
 
 def _adjust(base: LlamaModel, model: ModelSpec) -> None:
     """Give a text model what the class around it gives it."""
     stack = model.stacks[0]
-    base.beside = model if model.join is not None and not _is_apart(model) else None
     base.block_masks = stack.block_masks
     turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
     if any(each is not None and each.sections for each in turned):
@@ -117,8 +117,9 @@ def _record_apart(run: Run, model: ModelSpec) -> None:
 
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
-    task: type[Task] = getattr(heads, TASKS[model.task])
-    return task(config, model, base_class(config.model_type))
+    base = base_class(config.model_type)
+    task: type[Task] = base.tasks.get(model.task) or getattr(heads, TASKS[model.task])
+    return task(config, model, base)
 
 
 def _run(run: Run, built: Task, model: ModelSpec) -> None:

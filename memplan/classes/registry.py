@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING
 from memplan.model.heads import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from memplan.classes.base import Base
-    from memplan.model.config import ConfigReader
 
 CLASSES = {
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
+    "bert": "bert.BertModel",
+    "camembert": "bert.XLMRobertaModel",
     "cohere": "cohere.CohereModel",
     "cohere2": "cohere.Cohere2Model",
+    "distilbert": "distilbert.DistilBertModel",
     "dots1": "deepseek.Dots1Model",
+    "dpr": "bert_kin.DPRModel",
+    "electra": "bert.ElectraModel",
+    "esm": "prenorm.EsmModel",
+    "eurobert": "rotary_encoders.EuroBertModel",
     "exaone4": "llama_kin.Exaone4Model",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
@@ -28,15 +32,20 @@ CLASSES = {
     "granite": "llama_kin.GraniteModel",
     "granitemoe": "mixtures.GraniteMoeModel",
     "helium": "llama_kin.HeliumModel",
-    "hy_v3": "deepseek.HYV3Model",
     "hunyuan_v1_dense": "llama_kin.HunYuanModel",
+    "hy_v3": "deepseek.HYV3Model",
     "hyperclovax": "llama_kin.HyperCLOVAXModel",
     "jais2": "llama_kin.Jais2Model",
+    "jina_embeddings_v3": "rotary_encoders.JinaEmbeddingsV3Model",
+    "layoutlm": "bert_kin.LayoutLMModel",
     "llama": "llama.LlamaModel",
     "minimax_m2": "deepseek.MiniMaxM2Model",
     "ministral3": "llama_kin.Ministral3Model",
     "mistral": "llama.MistralModel",
     "mixtral": "mixtures.MixtralModel",
+    "modernbert": "rotary_encoders.ModernBertModel",
+    "nemotron": "starcoder.NemotronModel",
+    "nomic_bert": "rotary_encoders.NomicBertModel",
     "olmo": "olmo.OlmoModel",
     "olmo2": "olmo.Olmo2Model",
     "olmo3": "olmo.Olmo3Model",
@@ -44,17 +53,22 @@ CLASSES = {
     "phi": "gpt_neox.PhiModel",
     "phi3": "glm.Phi3Model",
     "phimoe": "mixtures.PhimoeModel",
-    "nemotron": "starcoder.NemotronModel",
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixtures.Qwen2MoeModel",
     "qwen3": "llama.Qwen3Model",
     "qwen3_moe": "mixtures.Qwen3MoeModel",
+    "rembert": "bert_kin.RemBertModel",
+    "roberta": "bert.RobertaModel",
+    "roberta-prelayernorm": "prenorm.RobertaPreLayerNormModel",
+    "roc_bert": "bert_kin.RoCBertModel",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
     "solar_open": "deepseek.SolarOpenModel",
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
+    "xlm-roberta": "bert.XLMRobertaModel",
+    "xlm-roberta-xl": "prenorm.XLMRobertaXLModel",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
@@ -68,8 +82,8 @@ TASKS = {
 """The class around it (``memplan.classes.heads``)."""
 
 
-def base_class(model_type: str) -> "Callable[[ConfigReader], Base]":
+def base_class(model_type: str) -> "type[Base]":
     """The class of a type's base model."""
     file, _, name = CLASSES[model_type].partition(".")
-    found: Callable[[ConfigReader], Base] = getattr(import_module(f"memplan.classes.{file}"), name)
+    found: type[Base] = getattr(import_module(f"memplan.classes.{file}"), name)
     return found

@@ -20,6 +20,10 @@ class Lane(StrEnum):
     COMPUTE = "compute"
     LINK = "communication"
     HOST = "host"
+    ASKED = "launches"
+    """The CPU, asking for kernels."""
+    STAGES = "other stages"
+    """Of a pipeline."""
 
 
 class Interval(NamedTuple):
@@ -68,6 +72,8 @@ class Clock:
         """Until when the host is busy asking for what has run so far."""
         self.intervals: list[Interval] = []
         """Without what is skipped."""
+        self.path: list[Interval] = []
+        """What the step waits for, stretch by stretch, without gaps; without what is skipped too."""
         self.skipped_s = 0.0
         self.lookahead_s = 0.0
         """What the stage before computes while this one's first exchange is on its way."""
@@ -92,24 +98,37 @@ class Clock:
         """A pass in which nothing is exchanged: what each of its stages takes the GPU and the host."""
         start = self.now_s
         for device, asked in stages:
-            self.now_s = self._computed(device, asked)
+            self.now_s = self._computed(device, asked, words)
         if self.draws:
             self._note(Lane.COMPUTE, start, self.now_s, words)
         self.lookahead_s = 0.0
 
-    def _computed(self, device: float, asked: float) -> float:
+    def _computed(self, device: float, asked: float, words: str) -> float:
         """When the GPU has done so much that it takes the host so long to ask for."""
         done = self.now_s + device
         self.asked_s += asked
+        self._go(Lane.COMPUTE, self.now_s, done, words)
         late = self.asked_s - done
         if late <= 0:
             return done
         self.host_bound_s += late
+        self._go(Lane.ASKED, done, done + late, words)
         return done + late
 
     def synchronize(self) -> None:
         """The host waits until the GPU has done everything."""
         self.asked_s = max(self.asked_s, self.now_s)
+
+    def wait_for_launches(self, words: str) -> None:
+        """Until the host has asked for everything."""
+        late = self.asked_s - self.now_s
+        if late > 0:
+            self.host_bound_s += late
+            if self.draws:
+                self._note(Lane.ASKED, self.now_s, self.asked_s, words)
+            self._go(Lane.ASKED, self.now_s, self.asked_s, words)
+            self.now_s = self.asked_s
+        self.synchronize()
 
     def skip(self, seconds: float) -> None:
         """So much time passes with what is not told again."""
@@ -126,6 +145,7 @@ class Clock:
             self._note(lane, self.now_s, self.now_s + seconds, words)
         if lane is not Lane.COMPUTE:
             self.exposed_s[lane] += seconds
+        self._go(lane, self.now_s, self.now_s + seconds, words)
         self.now_s += seconds
         self.free_s[lane] = max(self.free_s[lane], self.now_s)
         if lane is Lane.HOST:
@@ -134,6 +154,7 @@ class Clock:
     def _wait_for(self, lane: Lane, until_s: float) -> None:
         if until_s > self.now_s:
             self.exposed_s[lane] += until_s - self.now_s
+            self._go(lane, self.now_s, until_s, "")
             self.now_s = until_s
 
     def _run(self, stage: Stage) -> None:
@@ -144,7 +165,7 @@ class Clock:
         slowed = self.interference * (ahead + behind)
         self.slowed_s += slowed
         device = count * stage.compute_s + slowed
-        end = self._computed(device, count * stage.host_s)
+        end = self._computed(device, count * stage.host_s, stage.words)
         each = (end - start) / count
         if ahead or behind:
             end = self._exchange(Lane.LINK, stage, ahead, behind, each, end)
@@ -171,12 +192,21 @@ class Clock:
             late = arrived + each - end
             if late > 0:
                 self.exposed_s[lane] += late
+                self._go(lane, end, end + late, stage.words)
                 end += late
         done = max(begin + ahead + behind, end + last if behind else 0.0)
         if self.draws:
             self._note(lane, begin, done, stage.words, ahead + behind)
         self.free_s[lane] = done
         return end
+
+    def _go(self, lane: Lane, start_s: float, stop_s: float, words: str) -> None:
+        """The longest way goes there."""
+        if self.draws and stop_s > start_s:
+            shift = self.skipped_s
+            self.path.append(
+                Interval(lane, start_s - shift, stop_s - shift, words, stop_s - start_s)
+            )
 
     def _note(
         self, lane: Lane, start_s: float, stop_s: float, words: str, busy_s: float | None = None

@@ -2,14 +2,20 @@
 
 A ring moves (d-1)/d of an all-gather's or a reduce-scatter's message through each of d ranks, and twice
 that of an all-reduce's; each step of it has a latency. NCCL takes a tree in place of a long ring for small
-all-reduces, whose latency grows with the logarithm.
+all-reduces, whose latency grows with the logarithm, and lets the switches of NVLink add up large ones inside an island (NVLS): each GPU
+then sends its message once in place of nearly twice.
 """
 
 from math import ceil, log2
 
-from memplan.hardware.network import NODE_HOP_S, Network
+from memplan.hardware.network import NODE_HOP_S, SUMMED_S, Network
 from memplan.training.exchange import ExchangeKind, Ranks
 
+LEAST_SUMMED_BYTES = 2 * 2**20
+"""From which size NCCL lets NVLink's switches add up: 2 MiB on a node of eight H100, rings below (nccl-tests #309)."""
+LEAST_SUMMED_RANKS = 5
+"""And from how many GPUs it is faster: with two to four as fast as a ring, from five on 420, 440, 460 and 480 GB/s of bus bandwidth on H100,
+where a ring has 370 (NCCL #1455; NVIDIA's own word on eight: nccl-tests #212)."""
 _ROUNDS = {
     ExchangeKind.ALL_GATHER: 1, ExchangeKind.REDUCE_SCATTER: 1, ExchangeKind.ALL_REDUCE: 2,
     ExchangeKind.BROADCAST: 1, ExchangeKind.ALL_TO_ALL: 1,
@@ -47,7 +53,16 @@ def collective_seconds(
         )
     rounds = _ROUNDS[kind]
     moved = rounds * num_bytes * (degree - 1) / degree
-    return network.base_s + latency_seconds(kind, ranks, network) + moved / rate
+    ring_s = network.base_s + latency_seconds(kind, ranks, network) + moved / rate
+    if kind is ExchangeKind.ALL_REDUCE and is_summed_by_switches(num_bytes, ranks, network):
+        return min(ring_s, SUMMED_S + num_bytes / (network.summed_share * network.within_node))
+    return ring_s
+
+
+def is_summed_by_switches(num_bytes: float, ranks: Ranks, network: Network) -> bool:
+    """Whether NCCL leaves an all-reduce to the switches of NVLink."""
+    has_switches = network.summed_share > 0 and not network.crosses(*ranks)
+    return has_switches and ranks.degree >= LEAST_SUMMED_RANKS and num_bytes >= LEAST_SUMMED_BYTES
 
 
 def latency_seconds(kind: ExchangeKind, ranks: Ranks, network: Network) -> float:

@@ -3,6 +3,7 @@
 from typing import TypeGuard
 
 from memplan.compute.products import Shape, shape_of
+from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Operation
 from memplan.graph.tensors import Parameter, Tensor
@@ -11,6 +12,8 @@ from memplan.graph.tensors import Parameter, Tensor
 def product_shape(operation: Operation) -> Shape:
     """Of its forward pass."""
     first, out, second = operation.inputs[0], operation.outputs[0], second_operand(operation)
+    if out.dtype is DType.FP8:
+        out = operation.outputs[-1]  # behind the codes that it keeps
     if not (first.numel and second.numel and out.numel):
         return Shape(1, 1, 1, 1)
     if _is_matrix(second):

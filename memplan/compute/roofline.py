@@ -43,7 +43,7 @@ from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.exchange import NO_SENDS, ExchangeKind, Send
-from memplan.training.fp8 import Fp8Recipe
+from memplan.training.fp8 import FP8_RECIPES, Fp8Package
 from memplan.training.kernels import AttentionKernel
 
 VIEWS = frozenset(
@@ -123,6 +123,8 @@ class _Reader:
         self.share = float(causal_share(segment.layer, tape, model))
         """Of the scores, what attention's kernels compute."""
         self.is_compiled = segment.compiled is not Compilation.NONE
+        self.formats = FP8_RECIPES.get(tape.options.fp8)
+        """Of narrow products; None: there are none."""
         self.near: dict[Storage, None] = {}
         """What the cache holds, the least recent first."""
         self.near_bytes = 0
@@ -228,6 +230,7 @@ class _Reader:
         else:
             work.products_s += self._product(operation, product_shape(operation))
             self._norm_within(work, operation, NORM_BYTES[0], 0)
+            self._quantize(work, operation)
             self._move(work, 2 * scratch)
         self._keep(operation)
         if sends:
@@ -352,18 +355,22 @@ class _Reader:
         """How long a product takes; ``sums_rows``: over tokens, which lie row by row (of a weight's
         gradient), so that their number does not cut rows short."""
         rates, first = self.rates, operation.inputs[0]
-        dtype = DType.FP8 if self._is_narrow(operation) else first.dtype
+        is_narrow = self._is_narrow(operation)
+        dtype = DType.FP8 if is_narrow else first.dtype
+        made = first.dtype.num_bytes if is_narrow else 0
+        if sums_rows and self.tape.options.megatron is not None:
+            made = FUSED_GRADIENT_BYTES
         rate = rates.rate_of(dtype)
         if dtype is not DType.FP32 and shape.batch == 1:
             rate *= alignment_share(shape.n, shape.m if sums_rows else shape.k)
         in_turn = shape.batch if self._has_product_each(operation) else 1
         return rates.kernel_s + in_turn * product_seconds(
             shape if in_turn == 1 else shape._replace(batch=1),
-            first.dtype.num_bytes,
+            dtype.num_bytes,
             rate,
             rates.bytes_per_s,
             rates.num_multiprocessors,
-            FUSED_GRADIENT_BYTES if sums_rows and self.tape.options.megatron is not None else 0,
+            made,
         )
 
     def _has_product_each(self, operation: Operation) -> bool:
@@ -380,10 +387,70 @@ class _Reader:
 
     def _is_narrow(self, operation: Operation) -> bool:
         """Whether it multiplies codes of 8 bits."""
-        if operation.inputs[0].dtype is DType.FP8:
+        formats = self.formats
+        if formats is None:
+            return False
+        if operation.inputs[0].dtype is DType.FP8 or self._quantizes(operation):
             return True
-        fp8 = self.tape.options.fp8 is not Fp8Recipe.NONE
-        return fp8 and operation.in_python and operation.kind is OperationKind.LINEAR
+        is_own = formats.package is Fp8Package.TORCHAO
+        return is_own and operation.in_python and operation.kind is OperationKind.LINEAR
+
+    def _quantizes(self, operation: Operation) -> bool:
+        """Whether a module of TransformerEngine's makes the codes that it multiplies: they are what it keeps."""
+        if self.formats is None or operation.kind is not OperationKind.LINEAR:
+            return False
+        return operation.outputs[0].dtype is DType.FP8
+
+    def _quantize(self, work: Work, operation: Operation) -> None:
+        """What is narrowed is read and its codes are written; a norm whose scale is known writes them in place of 16 bits."""
+        formats = self.formats
+        if formats is None or not self._quantizes(operation):
+            return
+        x, (kept, *others) = operation.inputs[0], [
+            each for each in operation.outputs if each.dtype is DType.FP8
+        ]  # fmt: skip
+        moved = num_bytes_of(kept) * self._num_copies(operation.sends.forward)
+        if not has_norm(operation) or formats.scales_first:
+            moved += num_bytes_of(x) * (1 + formats.scales_first)
+        else:
+            moved -= num_bytes_of(x)
+        for each in others:
+            moved += num_bytes_of(second_operand(operation)) + num_bytes_of(each)
+        work.memory_s += moved / self.rates.bytes_per_s + self.rates.kernel_s * len(others)
+        if not has_norm(operation):
+            work.memory_s += self.rates.kernel_s
+            work.host_s += CPU_PRICES.kernel
+
+    def _quantize_back(self, work: Work, operation: Operation) -> None:
+        """The result's gradient, and what is gathered by row and multiplied by column."""
+        formats = self.formats
+        if formats is None or not self._quantizes(operation):
+            return
+        gradient = operation.outputs[-1]
+        codes = gradient.numel * formats.code_bits // 8
+        copies = 2 if self._has_two_copies else 1
+        moved = num_bytes_of(gradient) * (1 + formats.scales_first) + copies * codes
+        if self._has_two_copies and not formats.by_direction:
+            moved += 2 * sum(
+                each.num_bytes
+                for each in operation.sends.backward
+                if each.kind is ExchangeKind.ALL_GATHER
+            )
+        weight = second_operand(operation)
+        if self.tape.options.casts_weights_again:
+            moved += num_bytes_of(weight) + copies * weight.numel * formats.code_bits // 8
+        self._move(work, moved)
+        work.host_s += CPU_PRICES.kernel
+
+    @property
+    def _has_two_copies(self) -> bool:
+        return bool(self.formats and self.formats.by_direction) or self.tape.options.fp8_transposes
+
+    def _num_copies(self, sends: Sequence[Send]) -> int:
+        """Of an input's codes: those by column come with those by row, but where only these are gathered."""
+        is_gathered = any(each.kind is ExchangeKind.ALL_GATHER for each in sends)
+        by_direction = self.formats is not None and self.formats.by_direction
+        return 2 if by_direction or (self._has_two_copies and not is_gathered) else 1
 
     def _multiply_out(self, work: Work, operation: Operation) -> None:
         """Output matrix and loss in one: logits chunk by chunk, and all gradients at once."""
@@ -442,6 +509,7 @@ class _Reader:
             self._attend(work, operation, operation.flops * self.share * _factor(operation), 1)
             self._move(work, 2 * scratch)
         elif operation.flops:
+            self._quantize_back(work, operation)
             self._multiply_back(work, operation)
             self._norm_within(work, operation, NORM_BYTES[1], 1)
             self._move(work, 2 * scratch)
@@ -508,7 +576,10 @@ def _factor(operation: Operation) -> float:
 
 
 def _scratch(operation: Operation, scratch: Sequence[int]) -> int:
-    """A pass's temporaries, but for what its collectives write, which is in their time [bytes]."""
-    if not scratch or (operation.kind is OperationKind.LINEAR and operation.sends is not NO_SENDS):
+    """A pass's temporaries, but for what its collectives write, which is in their time, and narrow copies, which are told apart [bytes]."""
+    if not scratch:
+        return 0
+    is_product = operation.kind is OperationKind.LINEAR
+    if is_product and (operation.sends is not NO_SENDS or operation.outputs[0].dtype is DType.FP8):
         return 0
     return scratch_bytes(scratch)

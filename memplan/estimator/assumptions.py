@@ -363,7 +363,9 @@ def _fp8(setup: TrainingSetup) -> tuple[str, ...]:
     """What linear layers multiply in, where it is not the precision's own format."""
     if setup.fp8 is Fp8Recipe.NONE:
         return ()
-    head = "output matrix too" if FP8_RECIPES[setup.fp8].converts_head else "output matrix in bf16"
+    has_own_head = setup.chosen_engine is Engine.MEGATRON
+    is_narrow = FP8_RECIPES[setup.fp8].converts_head and not has_own_head
+    head = "output matrix too" if is_narrow else "output matrix in bf16"
     return (f"linear layers in {setup.fp8.value} ({head})",)
 
 

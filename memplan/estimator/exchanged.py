@@ -17,8 +17,9 @@ from memplan.training.exchange import Exchange, ExchangeKind, Hiding, Visit
 _MOVED = frozenset({ExchangeKind.COPY, ExchangeKind.UPDATE})
 """In the GPU's own memory."""
 _TO_HOST = frozenset({ExchangeKind.TO_GPU, ExchangeKind.TO_HOST})
+_IN_TURN = frozenset({ExchangeKind.TO_GPU_IN_TURN, ExchangeKind.TO_HOST_IN_TURN})
 _STORAGE = frozenset({ExchangeKind.FROM_STORAGE, ExchangeKind.TO_STORAGE})
-_ON_HOST = _TO_HOST | _STORAGE | {ExchangeKind.HOST_UPDATE}
+_ON_HOST = _TO_HOST | _IN_TURN | _STORAGE | {ExchangeKind.HOST_UPDATE}
 REMEMBERED = 4096
 """Passes: more than a sweep meets between two of the same kind."""
 
@@ -102,6 +103,8 @@ def exchange_seconds(exchange: Exchange, network: Network, rates: Rates) -> floa
         return exchange.num_bytes / (UPDATE_SHARE * rates.bytes_per_s)
     if kind in _TO_HOST:
         return exchange.num_bytes / network.to_host
+    if kind in _IN_TURN:
+        return exchange.num_bytes / network.to_host_alone
     if kind in _STORAGE:
         return exchange.num_bytes / STORAGE_BYTES_PER_S
     if kind is ExchangeKind.HOST_UPDATE:

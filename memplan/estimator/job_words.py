@@ -42,7 +42,8 @@ def _evaluation_words(evaluation: Evaluation) -> str:
     """``evaluation between steps in batches of 8, logits of 4 kept``"""
     kept = evaluation.num_kept
     logits = f"logits of {kept} kept" if kept else "loss alone"
-    return f"evaluation between steps in batches of {evaluation.batch_size}, {logits}"
+    length = f" of {evaluation.seq_len:,} tokens" if evaluation.seq_len else ""
+    return f"evaluation between steps in batches of {evaluation.batch_size}{length}, {logits}"
 
 
 def _of_job(resolved: TrainingSetup) -> list[str]:

@@ -6,11 +6,16 @@ from memplan.memory.megatron.options import MegatronStates, layers_of
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import Fp8Recipe
+from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN
 from memplan.training.kernels import KernelPreset, Packing
-from memplan.training.megatron import MegatronLayers, RecomputeGranularity, RecomputeMethod
+from memplan.training.megatron import (
+    MegatronLayers,
+    RecomputeGranularity,
+    RecomputeMethod,
+    TransformerImpl,
+)
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
@@ -36,6 +41,7 @@ def check_megatron(setup: TrainingSetup) -> None:
             msg = f"{name}: is not modelled with the engine megatron; {nearest}"
             raise SetupError(msg)
     layers = layers_of(setup)
+    _check_narrow(setup, layers)
     MegatronStates.of(setup)
     _check_experts(setup, layers)
     master = PRECISIONS[setup.chosen_precision].master_weights
@@ -50,6 +56,24 @@ def check_megatron(setup: TrainingSetup) -> None:
         msg = (
             "engine_options: wrap_with_ddp: without it nothing reduces gradients or keeps fp32 copies: take "
             "precision bf16 or fp32, and no more GPUs than tensor_parallel"
+        )
+        raise SetupError(msg)
+
+
+def _has_recipe(setup: TrainingSetup) -> bool:
+    """Whether its products are of 16 bits, or by a recipe of TransformerEngine's."""
+    found = FP8_RECIPES.get(setup.fp8)
+    return found is None or found.package is Fp8Package.TRANSFORMER_ENGINE
+
+
+def _check_narrow(setup: TrainingSetup, layers: MegatronLayers) -> None:
+    """Only TransformerEngine's modules multiply 8 bits."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return
+    if layers.transformer_impl is not TransformerImpl.TRANSFORMER_ENGINE:
+        msg = (
+            f"fp8: {setup.fp8.value}: transformer_impl {layers.transformer_impl.value} multiplies 16 bits: leave fp8 or "
+            "transformer_impl out"
         )
         raise SetupError(msg)
 
@@ -96,7 +120,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
         ("ema", setup.ema is not None, plain),
         ("lengths", setup.lengths is not None, plain),
         ("quantize", setup.chosen_quantization is not None, plain),
-        ("fp8", setup.fp8 is not Fp8Recipe.NONE, plain),
+        ("fp8", not _has_recipe(setup), "take one of TransformerEngine's recipes, as te-delayed"),
         ("compile", setup.compile is not Compilation.NONE, plain),
         ("packing", setup.packing is not Packing.NONE, plain),
         ("optimizer_in_backward", setup.optimizer_in_backward, plain),

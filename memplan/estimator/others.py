@@ -124,6 +124,14 @@ def left_bytes(tape: Tape, setup: TrainingSetup) -> int:
     return found
 
 
+def generation(
+    walked: Walked, setup: TrainingSetup, gpu: GpuSpec | None, rows: int
+) -> "tuple[SideModel, SideModel]":
+    """The passes that generate completions of so many sequences at once: of the prompts, and of a token."""
+    prompt, token = _Plan(walked, setup, gpu)._generation(When.ROLLOUT, rows)
+    return prompt, token
+
+
 class _Plan:
     """Which passes a step makes."""
 
@@ -169,6 +177,9 @@ class _Plan:
         """A reference or teacher on top of what the trained model keeps."""
         if self.job.generates:
             return
+        if self.job.kind is JobKind.KTO:
+            mismatched = self._scorer("reference", When.JOINED, Objective.PREFERENCE)
+            yield from (replace(each, owns_weights=False) for each in mismatched)
         for role in ("reference", "teacher"):
             objective = Objective.LOGITS if role == "teacher" else Objective.PREFERENCE
             yield from self._scorer(role, When.JOINED, objective)
@@ -176,8 +187,6 @@ class _Plan:
     def _mismatched(self) -> "Iterator[SideModel]":
         """KTO's other pairs of prompt and answer, for the KL term."""
         yield self._own(When.FIRST, Objective.PREFERENCE, role="mismatched answers")
-        reference = self._scorer("reference", When.FIRST, Objective.PREFERENCE)
-        yield from (replace(each, owns_weights=False) for each in reference)
 
     def _rollouts(self) -> "Iterator[SideModel]":
         """Completions, their log-probabilities under each model, and their scores."""
@@ -216,8 +225,27 @@ class _Plan:
                 when=When.EVALUATION, owns=False,
             )  # fmt: skip
             yield replace(side, evaluation=how)
+            yield from self._attending(how, side)
         if job.generate_batch_size is not None:
             yield from self._generation(When.EVALUATION, job.generate_batch_size)
+
+    def _attending(self, how: Evaluation, side: SideModel) -> "Iterator[SideModel]":
+        """What a step's passes are joined by, over a batch of evaluation; weights are there."""
+        job = self.job
+        if job.generates:
+            job = replace(job, rollout_batch_size=how.batch_size, scoring_batch_size=None)
+        setup = replace(self._evaluated(how), job=job, evaluation=None)
+        trained = Walked(
+            model=self.walked.model, options=side.tape.options, tape=side.tape, passes=side.passes
+        )
+        for each in _Plan(trained, setup, self.gpu).models():
+            if each.when in (When.ROLLOUT, When.FIRST, When.JOINED):
+                yield replace(each, owns_weights=False, of_evaluation=True)
+
+    def _evaluated(self, how: Evaluation) -> TrainingSetup:
+        """The setup with a batch of evaluation in place of a step's."""
+        length = how.seq_len or self.setup.seq_len
+        return replace(self.setup, micro_batch_size=how.batch_size, seq_len=length)
 
     def _evaluation_options(self, how: Evaluation) -> TapeOptions:
         """A batch of it, whose outputs are held until the loop has taken what it keeps.
@@ -225,11 +253,11 @@ class _Plan:
         Liger's fused head makes no logits where the loss alone is asked for (transformers 5.23,
         ``Trainer.prediction_step``); where they are kept it is not used.
         """
-        bare = replace(self.setup, micro_batch_size=how.batch_size)
+        bare = self._evaluated(how)
         if how.num_kept and LOSS_FORMS[bare.chosen_kernels.loss].matrix is not None:
             bare = replace(bare, loss=LossKernel.EAGER)
         options = self._options_without_gradients(has_adapter=True, setup=bare)
-        return replace(options, outputs_held=True, of_trained=True)
+        return replace(options, outputs_held=True, of_trained=True, evaluated=True)
 
     def _generation(self, when: When, batch: int | None) -> "Iterator[SideModel]":
         """transformers' ``generate``: the prompt at once, then token after token."""

@@ -4,7 +4,7 @@ What a rank waits for is not assumed of a schedule: it is what is left where its
 schedule, find nothing to do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memplan.compute.lanes import Interval, Lane
@@ -214,7 +214,13 @@ class PipelineTimer:
             Interval(Lane.COMPUTE, start, stop, words, stop - start)
             for start, stop, words in (lane.intervals if case.is_expected else ())
         ]
+        clock.path = _path_of(clock.intervals, clock.now_s)
         update = self._update(case, place)
+        for drawn, own in (
+            (clock.intervals, update.clock.intervals),
+            (clock.path, update.clock.path),
+        ):
+            drawn += [_later(each, clock.now_s) for each in own]
         clock.now_s += update.clock.now_s
         for words, seconds in update.sums.items():
             run.add(words, seconds)
@@ -351,6 +357,23 @@ class PipelineTimer:
         for lane in lanes:
             lane.end()
         return _Simulated(max(lane.now_s for lane in lanes), lanes)
+
+
+def _path_of(passes: Sequence[Interval], end_s: float) -> list[Interval]:
+    """A rank's passes, and what is between them: waiting for other stages."""
+    found, now_s = list[Interval](), 0.0
+    for each in (*passes, Interval(Lane.COMPUTE, end_s, end_s, "", 0.0)):
+        if each.start_s > now_s:
+            waited_s = each.start_s - now_s
+            found.append(Interval(Lane.STAGES, now_s, each.start_s, BUBBLE, waited_s))
+        if each.busy_s:
+            found.append(each)
+        now_s = each.stop_s
+    return found
+
+
+def _later(each: Interval, seconds: float) -> Interval:
+    return each._replace(start_s=each.start_s + seconds, stop_s=each.stop_s + seconds)
 
 
 def _without_background(laid: Passed) -> Passed:

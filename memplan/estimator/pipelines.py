@@ -90,7 +90,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
         ("ema", setup.ema is not None),
         ("lengths", setup.lengths is not None),
         ("quantize", setup.chosen_quantization is not None),
-        ("fp8", setup.fp8 is not Fp8Recipe.NONE),
+        ("fp8", setup.fp8 is not Fp8Recipe.NONE and setup.chosen_engine is not Engine.MEGATRON),
         ("compile", setup.compile is not Compilation.NONE),
         ("packing", setup.packing is not Packing.NONE),
         ("freeze", setup.freeze.any),

@@ -16,6 +16,7 @@ from memplan.compute.host import HostSpeed
 from memplan.compute.lanes import Interval
 from memplan.compute.rates import DEFAULT_TFLOPS, Rates, is_compared, rates_of
 from memplan.compute.roofline import segment_work
+from memplan.compute.side_pass import GENERATION, NO_SIDE_PASSES
 from memplan.compute.slowest import slowest_factor
 from memplan.errors import InputError, UnsupportedOperationError
 from memplan.estimator.calibration import (
@@ -28,7 +29,7 @@ from memplan.estimator.calibration import (
 )
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
-from memplan.estimator.recording import Walked
+from memplan.estimator.recording import Walked, completion_length
 from memplan.estimator.site import USUAL_SITE, Site
 from memplan.estimator.timer import (
     BUSY_LINKS,
@@ -78,6 +79,8 @@ class StepTime:
     """What the expected step consists of, the longest first [s]."""
     intervals: tuple[Interval, ...] = field(repr=False, compare=False)
     """Its lanes: a first micro-batch of each kind, then the update."""
+    path: tuple[Interval, ...] = field(default=(), repr=False, compare=False)
+    """What the drawn step waits for, stretch by stretch: they follow one another without gaps."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -190,6 +193,7 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
         peak_flops_per_s=_peak(gpu, setup),
         shares=expected.shares(),
         intervals=tuple(expected.clock.intervals),
+        path=tuple(expected.clock.path),
         notes=tuple(_widened(job, site, high)),
     )
     return found if found.mfu <= 1 else replace(found, notes=(*found.notes, ABOVE_ONE))
@@ -266,7 +270,14 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
 
         return ForPipelines(job.given, model, network=network, rates=rates)
     work = segment_work(job.given.tape, model, rates)
-    return Timer(job.given, work, step_visits(job.given), network=network, rates=rates)
+    beside = NO_SIDE_PASSES
+    if job.given.beside.models:
+        from memplan.estimator.side_passes import side_passes  # only for jobs beside sft
+
+        beside = side_passes(job, network, rates)
+    return Timer(
+        job.given, work, step_visits(job.given), network=network, rates=rates, beside=beside
+    )
 
 
 def _cases(job: Job, site: Site) -> Cases:
@@ -331,6 +342,9 @@ def _widened(job: Job, site: Site, high: Run) -> Iterator[str]:
         yield "the high end is on a quarter of the usual network: nothing says which one it is (network)"
     if not is_compared(job.gpu):
         yield "no step on this card was ever compared with what is said of it: the range is wider"
+    if GENERATION in waited:
+        tokens = completion_length(job.setup)
+        yield f"completions are {tokens:,} tokens each; no step that generates was ever compared"
     if job.setup.num_gpus > MOST_COMPARED_GPUS:
         yield f"no step on more than {MOST_COMPARED_GPUS:,} GPUs was ever compared with what is said of it"
 

@@ -8,6 +8,7 @@ from memplan.compute.host import HostFactors, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
 from memplan.compute.rates import Rates
+from memplan.compute.side_pass import NO_SIDE_PASSES, SidePass, SidePasses
 from memplan.compute.work import SegmentWork, Work
 from memplan.estimator.exchanged import (
     NOTHING,
@@ -48,6 +49,8 @@ class Case(NamedTuple):
     asked: float
     """How many times as long as the CPU of the prices the host takes to ask for kernels."""
     is_expected: bool = False
+    shorter: float = 1.0
+    """Of the longest completion, how long those are that are generated."""
 
 
 class Cases(NamedTuple):
@@ -77,6 +80,8 @@ UNNAMED_LINKS = Ends(0.85, 4.0)
 CPU_WORK = Ends(0.4, 2.5)
 """CPUs step an optimizer at 4 billion parameters in a second at best (arXiv:2101.06840, table 4, where cores are bound and
 nothing else is counted), and at the usual half (``HOST_MEMORY_BYTES_PER_S``)."""
+SHORTER = 0.5
+"""Of the longest completion, how long those are that are generated, at the low end: an assumption."""
 BESIDE_NCCL = 0.12
 """NCCL takes 16 of an H100's 132 multiprocessors while it runs."""
 
@@ -87,7 +92,7 @@ def cases_of(
     """What is expected, and what lies around it for want of knowing better; ``slowest``: by how much the slowest of the GPUs computes
     longer than one of its kind."""
     return Cases(
-        Case(slowest * compute.low, links.low, CPU_WORK.low, 0.0, host.low),
+        Case(slowest * compute.low, links.low, CPU_WORK.low, 0.0, host.low, shorter=SHORTER),
         Case(slowest, 1.0, 1.0, BESIDE_NCCL, host.expected, is_expected=True),
         Case(slowest * compute.high, links.high, CPU_WORK.high, 0.2, host.high),
     )
@@ -165,6 +170,17 @@ class Run:
             return
         clock.run([_stage(stage, case) for stage in each.stages])
 
+    def side_pass(self, each: SidePass) -> None:
+        """What runs beside the trained model's own passes, and before them."""
+        case, clock = self.case, self.clock
+        shorter = case.shorter if each.is_shorter else 1.0
+        device, asked = case.compute * each.device_s * shorter, case.asked * each.asked_s * shorter
+        self.add(each.words, device)
+        stage = Stage(each.words, 1, device, asked, ahead_s=case.links * each.ahead_s)
+        clock.run([stage])
+        clock.wait(Lane.LINK, case.links * each.sent_s * shorter, each.words)
+        clock.wait(Lane.HOST, case.host * each.host_s, each.words)
+
     def repeat(self, more: int, before: "Mark") -> None:
         """So many more of what has run since a mark."""
         clock = self.clock
@@ -234,9 +250,11 @@ class Timer:
         *,
         network: Network,
         rates: Rates,
+        beside: SidePasses = NO_SIDE_PASSES,
     ) -> None:
         setup = given.setup
         self.given = given
+        self.beside = beside
         self.work = work
         self.network = network
         self.rates = rates
@@ -276,8 +294,14 @@ class Timer:
     def run(self, case: Case) -> Run:
         """Every micro-batch, then the update."""
         run = Run(case)
+        for side in self.beside.of_step:
+            run.side_pass(side)
+        if self.beside.of_step:
+            run.clock.synchronize()
         for forward, backward, count in self._laid:
             before = run.mark() if count > 1 else None
+            for side in self.beside.of_micro_batch:
+                run.side_pass(side)
             run.pass_over(forward)
             run.pass_over(backward)
             if self.waits_each_time:
@@ -400,11 +424,7 @@ class Timer:
             else:
                 clock.wait(lane, case.links * seconds, words)
         clock.asked_s += case.asked * self.step_asked_s
-        late = clock.asked_s - clock.now_s
-        if late > 0:
-            clock.host_bound_s += late
-            clock.wait(Lane.COMPUTE, late, LAUNCHES)
-        clock.synchronize()
+        clock.wait_for_launches(LAUNCHES)
 
 
 def reads_each_loss(setup: TrainingSetup) -> bool:

@@ -154,9 +154,7 @@ def _lilt(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
         num_rows=rows, num_positions=positions, width=width,
         norm=LAYER_NORM, dropout=stack.embedding.dropout,
     )  # fmt: skip
-    embedding = replace(
-        stack.embedding, num_box_positions=0, layout=tables, positions_in_place=True
-    )
+    embedding = replace(stack.embedding, layout=tables, positions_in_place=True)
     stack = replace(stack, embedding=embedding, spare_mask=True)
     return replace(model, stacks=(stack,), eager_attention_only=True)
 

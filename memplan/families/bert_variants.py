@@ -1,32 +1,20 @@
-"""BERT's nearer relatives: RoBERTa with norms before, RemBERT, RoCBert, MPNet, and DPR's encoders.
-
-Each is BERT or RoBERTa as ``memplan.families.encoders`` reads them, with one part replaced.
-"""
+"""MPNet and Longformer: RoBERTa as ``memplan.families.encoders`` reads it, with its attention replaced."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families import counted_encoders
-from memplan.families.encoders import LAYER_NORM, ROBERTA, Variation, read_encoder
+from memplan.families.encoders import ROBERTA, Variation, read_encoder
 from memplan.families.llama import join_runs
 from memplan.families.request import ReadRequest, reject_task
 from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias, SlidingChunksSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import EmbeddingSpec, LayerRun, NormPlacement
-from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
+from memplan.model.layers import EmbeddingSpec, LayerRun
+from memplan.model.networks import Activation
 from memplan.model.spec import ModelSpec, Task
 
 VARIATIONS: dict[str, Variation] = {
-    "roberta-prelayernorm": replace(ROBERTA, placement=NormPlacement.PRE, final_norm=True),
-    "rembert": Variation(
-        token_type_buffer=False,
-        head_activation=None,
-        classifier_dropout_key="classifier_dropout_prob",
-        spare_bias=False,
-    ),
-    "roc_bert": Variation(head_activation=None),
     "mpnet": replace(ROBERTA, classifier_dropout_key="hidden_dropout_prob", names_weights=False),
-    "dpr": Variation(pooler_tasks=(), tasks=(Task.BASE,)),
     "longformer": replace(
         ROBERTA,
         tasks=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION),
@@ -77,47 +65,6 @@ def _plain_scores(
     return replace(model, stacks=(replace(stack, runs=runs),), eager_attention_only=True)
 
 
-def _prelayernorm(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """The embeddings pass a norm all the same; the second norm is the feed-forward's own."""
-    del reader
-    model = _with_embedding(model, replace(_embedding(model), norm=LAYER_NORM))
-    stack = model.stacks[0]
-    layer = stack.runs[0].layer
-    if isinstance(layer.feed_forward, FeedForwardSpec):
-        layer = replace(layer, feed_forward=replace(layer.feed_forward, place=NetworkPlace.STEPS))
-    runs = (replace(stack.runs[0], layer=layer),)
-    return replace(model, stacks=(replace(stack, runs=runs),))
-
-
-def _rembert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """Narrow embeddings in, wide ones out, each with a projection; untied by default."""
-    inputs = reader.integer("input_embedding_size")
-    outputs = reader.integer("output_embedding_size")
-    if model.head.tied and inputs != outputs:
-        problem = "cannot tie unequal input_embedding_size and output_embedding_size"
-        key = "tie_word_embeddings"
-        raise reader.fail(key, problem)
-    head, embedding = model.head, _embedding(model)
-    if head.transform is not None:
-        head = replace(head, transform=replace(head.transform, intermediate_size=outputs))
-    model = _plain_scores(replace(model, head=head), AttentionForm.PLAIN_SCORES)
-    return _with_embedding(
-        model, replace(embedding, embedding_size=inputs, projection_in_encoder=True)
-    )
-
-
-def _roc_bert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """Tables of a character's shape and sound are joined to the tokens' and projected."""
-    for key in ("concat_input", "enable_shape", "enable_pronunciation"):
-        if not reader.flag(key, default=True):
-            raise reader.fail(key, "only true is supported: else some tables are left unused")
-    tables = tuple(
-        (reader.integer(f"{name}_vocab_size"), reader.integer(f"{name}_embed_dim"))
-        for name in ("shape", "pronunciation")
-    )
-    return _with_embedding(model, replace(_embedding(model), joined_tables=tables))
-
-
 def _mpnet(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     """One table of relative positions for all layers, no token types, and no checkpointing.
 
@@ -128,14 +75,6 @@ def _mpnet(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
     model = _plain_scores(model, form, bias=PositionBias.STACK, buckets=buckets)
     embedding = replace(_embedding(model), num_token_types=0)
     return replace(_with_embedding(model, embedding), recomputes=False)
-
-
-def _dpr(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
-    """BERT's encoder without a pooler (``DPREncoder``)."""
-    if reader.integer("projection_dim", minimum=0):
-        key = "projection_dim"
-        raise reader.fail(key, "only 0 is supported: no projection of the first token")
-    return model
 
 
 def _attends_locally(reader: ConfigReader, request: ReadRequest) -> bool:
@@ -168,11 +107,7 @@ def _longformer(reader: ConfigReader, model: ModelSpec) -> ModelSpec:
 
 
 ADJUSTMENTS: dict[str, Callable[[ConfigReader, ModelSpec], ModelSpec]] = {
-    "roberta-prelayernorm": _prelayernorm,
-    "rembert": _rembert,
-    "roc_bert": _roc_bert,
     "mpnet": _mpnet,
-    "dpr": _dpr,
     "longformer": _longformer,
 }
 """What is replaced in each type."""

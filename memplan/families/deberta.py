@@ -38,7 +38,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     norm = LAYER_NORM if second else NormSpec(kind=NormKind.LAYER_DIVIDED, bias=True)
     convolution = _convolution(reader, hidden_size) if second else None
     dropout = reader.number("hidden_dropout_prob")
-    variation = Variation(pooler_tasks=(), head_activation=None, fp32_softmax=False)
+    variation = Variation(pooler_tasks=(), head_activation=None)
     layer = LayerSpec(
         attention=replace(
             encoder_attention(reader, variation, hidden_size),

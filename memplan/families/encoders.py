@@ -1,14 +1,14 @@
-"""Encoders: BERT, RoBERTa and their relatives.
+"""What encoders that are no classes yet share with BERT.
 
-They share an embedding of tokens, positions and types, layers with attention and a feed-forward
+That is an embedding of tokens, positions and types, layers with attention and a feed-forward
 network of biased linear layers, a pooler, a masked-LM head on the token table, and classification
-heads. What sets the types apart is a row of ``VARIATIONS``.
+heads. What sets the types apart is a ``Variation``.
 """
 
 from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, RotarySpec
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
 from memplan.model.layers import (
@@ -18,12 +18,12 @@ from memplan.model.layers import (
     NormPlacement,
     StackSpec,
 )
-from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
+from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
-"""``torch.nn.LayerNorm`` with weight and bias, as every one of them has it but EuroBERT."""
+"""``torch.nn.LayerNorm`` with weight and bias."""
 
 TASKS = (
     Task.MASKED_LM,
@@ -38,22 +38,13 @@ TASKS = (
 class Variation:
     """How one type differs from BERT (transformers 5.23, the class's modelling file)."""
 
-    positions: bool = True
-    """A learned table of positions; without it they are rotary, or none."""
     positions_from_ids: bool = False
     """Positions are counted from the ids and start behind the padding token's."""
     token_type_buffer: bool = True
-    placement: NormPlacement = NormPlacement.POST
-    feed_forward_place: NetworkPlace = NetworkPlace.MODULE
-    final_norm: bool = False
-    fp32_softmax: bool = False
     padding_mask: bool = False
-    attention_bias: bool = True
-    gated: bool = False
     pooler_tasks: tuple[Task, ...] = (Task.BASE, Task.SEQUENCE_CLASSIFICATION)
     """Tasks whose class has the pooler."""
     names_weights: bool = True
-    names_attended: bool = False
     head_activation: Activation | None = Activation.GELU
     """Of the masked-LM head; None for the config's own."""
     classifier_dense: Activation | None = None
@@ -62,9 +53,6 @@ class Variation:
     classifier_dropout_key: str = "classifier_dropout"
     spare_bias: bool = True
     """The head's bias is its own, tied to the output matrix's where their weights are tied."""
-    discriminator: bool = False
-    """Its pretraining tells which tokens were replaced (ELECTRA)."""
-    attention_dropout_only: bool = False
     attends: bool = True
     """Its config has heads; FNet's has none."""
     tasks: tuple[Task, ...] = TASKS
@@ -78,63 +66,6 @@ ROBERTA = Variation(
     classifier_dense=Activation.TANH,
     classifier_first_dropout=True,
 )
-
-VARIATIONS: dict[str, Variation] = {
-    "bert": Variation(head_activation=None),
-    "roberta": ROBERTA,
-    "xlm-roberta": ROBERTA,
-    "camembert": ROBERTA,
-    "xlm-roberta-xl": Variation(
-        positions_from_ids=True,
-        placement=NormPlacement.PRE,
-        feed_forward_place=NetworkPlace.NESTED,
-        final_norm=True,
-        attention_dropout_only=True,
-        pooler_tasks=_BASE_ONLY,
-        classifier_dense=Activation.TANH,
-        classifier_first_dropout=True,
-    ),
-    "layoutlm": Variation(
-        token_type_buffer=False,
-        fp32_softmax=True,
-        names_weights=False,
-        padding_mask=True,
-        head_activation=None,
-        pooler_tasks=TASKS,
-        classifier_dropout_key="hidden_dropout_prob",
-    ),
-    "electra": Variation(
-        pooler_tasks=(),
-        classifier_dense=Activation.GELU,
-        classifier_first_dropout=True,
-        spare_bias=False,
-        discriminator=True,
-        tasks=(*TASKS, Task.PRETRAINING),
-    ),
-    "jina_embeddings_v3": Variation(
-        names_attended=True,
-        positions=False,
-        token_type_buffer=False,
-        pooler_tasks=_BASE_ONLY,
-        classifier_dense=Activation.TANH,
-        classifier_first_dropout=True,
-    ),
-    "nomic_bert": Variation(
-        positions=False,
-        token_type_buffer=False,
-        attention_bias=False,
-        gated=True,
-        pooler_tasks=(Task.SEQUENCE_CLASSIFICATION,),
-        names_attended=True,
-        head_activation=None,
-        tasks=tuple(task for task in TASKS if task is not Task.QUESTION_ANSWERING),
-    ),
-}
-
-
-def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """Read a config of any type in ``VARIATIONS``."""
-    return read_encoder(reader, request, VARIATIONS[request.model_type])
 
 
 def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variation) -> ModelSpec:
@@ -151,22 +82,18 @@ def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variatio
         feed_forward=FeedForwardSpec(
             intermediate_size=reader.integer("intermediate_size"),
             activation=read_activation(reader, "hidden_act"),
-            gated=variation.gated,
-            bias=not variation.gated,
-            place=variation.feed_forward_place,
+            bias=True,
         ),
         norm=LAYER_NORM,
-        placement=variation.placement,
+        placement=NormPlacement.POST,
         dropout=reader.number("hidden_dropout_prob"),
         dropout_modules=True,
-        attention_dropout_only=variation.attention_dropout_only,
-        names_attended=variation.names_attended,
     )
     stack = StackSpec(
         name="encoder",
         runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
         embedding=encoder_embedding(reader, variation, embedding_size),
-        final_norm=LAYER_NORM if variation.final_norm else None,
+        final_norm=None,
     )
     return encoder_model(
         reader, request, stack,
@@ -238,20 +165,18 @@ def encoder_attention(
         return AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=hidden_size, causal=False)
     num_heads = reader.integer("num_attention_heads")
     head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
-    bias = variation.attention_bias
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=head_dim,
-        query_bias=bias,
-        key_bias=bias,
-        value_bias=bias,
-        output_bias=bias,
-        rotary=None if variation.positions else RotarySpec(dim=head_dim),
+        query_bias=True,
+        key_bias=True,
+        value_bias=True,
+        output_bias=True,
         causal=False,
-        output_apart=not variation.names_attended,
+        output_apart=True,
         dropout=reader.number("attention_probs_dropout_prob"),
-        fp32_softmax=variation.fp32_softmax,
+        fp32_softmax=False,
         names_weights=variation.names_weights,
         padding_mask=variation.padding_mask,
     )
@@ -260,17 +185,15 @@ def encoder_attention(
 def encoder_embedding(
     reader: ConfigReader, variation: Variation, embedding_size: int
 ) -> EmbeddingSpec:
-    """The tables that are summed up; XLM-RoBERTa-XL alone has no norm behind them."""
-    boxes = reader.optional_integer("max_2d_position_embeddings")
+    """The tables that are summed up, and the norm behind them."""
     return EmbeddingSpec(
         embedding_size=embedding_size,
-        num_positions=reader.integer("max_position_embeddings") if variation.positions else 0,
+        num_positions=reader.integer("max_position_embeddings"),
         positions_from_ids=variation.positions_from_ids,
         num_token_types=reader.optional_integer("type_vocab_size") or 0,
         token_type_buffer=variation.token_type_buffer,
-        num_box_positions=boxes or 0,
         own_module=True,
-        norm=None if variation.placement is NormPlacement.PRE else LAYER_NORM,
+        norm=LAYER_NORM,
         dropout=reader.number("hidden_dropout_prob"),
         dropout_module=True,
     )
@@ -289,7 +212,6 @@ def encoder_head(reader: ConfigReader, variation: Variation, embedding_size: int
         ),
         transform_norm=LAYER_NORM,
         spare_bias=variation.spare_bias,
-        discriminator=read_activation(reader, "hidden_act") if variation.discriminator else None,
         pooler_tasks=variation.pooler_tasks,
         classifier=ClassifierSpec(
             pooling=Pooling.FIRST if variation.classifier_dense else Pooling.POOLER,

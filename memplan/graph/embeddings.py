@@ -12,7 +12,6 @@ from memplan.graph.operations.elementwise import add_in_place, dropout
 from memplan.graph.operations.lookups import embedding, embedding_lookup
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.layers import EmbeddingSpec, RegionsSpec
@@ -38,10 +37,6 @@ def module_embeddings(
     t.embedded(x, table)
     x = seen(x)
     held = [x]
-    if spec.joined_tables:
-        x = _joined(t, spec, x, tokens, held)
-    if spec.token_dropout:
-        x = _token_dropout(t, x)
     if spec.num_token_types and not spec.types_last:
         x = t.add(x, _token_types(t, spec, tokens, held))
     if spec.num_positions:
@@ -55,8 +50,6 @@ def module_embeddings(
         zeros = t.tensor(x.numel, x.dtype)
         t.record(OperationKind.ZEROS, (), (zeros,))
         held.append(zeros)
-    if spec.num_box_positions:
-        x = _boxes(t, spec, x, tokens, held)
     if spec.regions is not None:
         x = _with_regions(t, spec.regions, x, width, held)
     module = "dropout" if spec.dropout_module else ""
@@ -107,28 +100,6 @@ def _token_types(t: Tape, spec: EmbeddingSpec, tokens: int, held: list[Tensor]) 
     return rows
 
 
-def _boxes(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]) -> Tensor:
-    """LayoutLM's tables of left, upper, right and lower edges, heights and widths."""
-    corners = _made(t, 4 * tokens, hold=True)
-    tables = [
-        t.parameter(
-            f"{axis}_position_embeddings.weight",
-            spec.num_box_positions,
-            x.numel // tokens,
-            role=WeightRole.TABLE,
-        )
-        for axis in "xyhw"
-    ]
-    left_and_right, upper_and_lower, height, width = tables
-    for table in (left_and_right, upper_and_lower, left_and_right, upper_and_lower):
-        held.append(embedding_lookup(t, table, tokens, t.view(corners, tokens)))
-    for table in (height, width):
-        held.append(embedding_lookup(t, table, tokens, _made(t, tokens, hold=False)))
-    for rows in held[-6:]:
-        x = t.add(x, rows)
-    return x
-
-
 def _with_regions(t: Tape, spec: RegionsSpec, x: Tensor, width: int, held: list[Tensor]) -> Tensor:
     """VisualBERT's: features of a picture's regions, projected, with positions and types of their own."""
     from memplan.graph.towers.state import from_batch  # only then
@@ -145,41 +116,9 @@ def _with_regions(t: Tape, spec: RegionsSpec, x: Tensor, width: int, held: list[
     return t.concatenate(x, summed)
 
 
-def _joined(t: Tape, spec: EmbeddingSpec, x: Tensor, tokens: int, held: list[Tensor]) -> Tensor:
-    """RoCBert's: rows of shapes and sounds beside a copy of the tokens', joined one by one."""
-    width = spec.embedding_size
-    joined = t.scale(x, OperationKind.CLONE)
-    for index, (rows, columns) in enumerate(spec.joined_tables):
-        ids = _made(t, tokens, hold=False)
-        found = embedding(t, f"joined_embeddings.{index}", rows, columns, tokens, ids)
-        held.append(found)
-        joined = t.concatenate(joined, found)
-        width += columns
-    held.append(joined)
-    return linear(t, joined, "map_inputs", width, spec.embedding_size, bias=True)
-
-
 def _times_mask(t: Tape, x: Tensor, tokens: int) -> Tensor:
     """DeBERTa's: rows of padding become zero, though there be none."""
     mask = t.tensor(tokens, x.dtype)
     t.record(OperationKind.ONES, (), (mask,))
     t.hold(mask)
     return t.mul(x, mask)
-
-
-def _token_dropout(t: Tape, x: Tensor) -> Tensor:
-    """ESM's: masked tokens' rows are zeroed, the others scaled by how many there are."""
-    tokens = t.options.batch_size * t.options.seq_len
-    masked = t.tensor(tokens, DType.BOOL)
-    t.record(OperationKind.EQ, (), (masked,))
-    zeroed = t.tensor(x.numel, x.dtype)
-    t.record(
-        OperationKind.MASKED_FILL,
-        (x, masked),
-        (zeroed,),
-        saves=(masked,),
-        gradients=(Gradient.FRESH, -2),
-    )
-    ratio = t.tensor(t.options.batch_size, DType.FP32)
-    t.record(OperationKind.MEAN, (), (ratio,))
-    return t.cast(t.mul(t.scale(zeroed), ratio), x.dtype)

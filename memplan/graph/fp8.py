@@ -12,7 +12,7 @@ from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.parameters import ModelPart
 from memplan.training.compilation import Compilation
 from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Package, Fp8Recipe
-from memplan.units import ceil_div
+from memplan.units import ceil_div, round_up
 
 SCALE_BYTES = DType.FP32.num_bytes
 
@@ -211,17 +211,25 @@ def _weight_bytes(t: Tape, formats: Fp8Formats, weight: Parameter) -> int:
     return sum(code_bytes(formats, rows, width, by_column=each) for each in copies)
 
 
-def code_bytes(formats: Fp8Formats, rows: int, width: int, *, by_column: bool = False) -> int:
+def code_bytes(
+    formats: Fp8Formats, rows: int, width: int, *, by_column: bool = False, is_weight: bool = False
+) -> int:
     """Codes and scales of a matrix [bytes].
 
-    Scales of blocks are padded to 128 by 4 as cuBLAS wants them (``get_scale_shape``).
+    Scales of blocks in one byte are padded to 128 by 4 as cuBLAS wants them (``get_scale_shape`` of mxfp8_tensor.py); those in fp32 to 4
+    along the rows, and a weight has one for a square (of float8_blockwise_tensor.py).
 
     >>> code_bytes(FP8_RECIPES[Fp8Recipe.MXFP8], 256, 1024)
     270336
+    >>> code_bytes(FP8_RECIPES[Fp8Recipe.BLOCKWISE], 256, 1024), 256 * 1024
+    (270336, 262144)
     """
     codes = ceil_div(rows * width * formats.code_bits, 8)
     if formats.block is None:
         return codes
     along, across = (rows, width) if by_column else (width, rows)
-    padded = ceil_div(across, 128) * 128
-    return codes + padded * ceil_div(ceil_div(along, formats.block), 4) * 4
+    blocks = ceil_div(along, formats.block)
+    if formats.scale_bytes == SCALE_BYTES:
+        across = ceil_div(across, formats.block) if is_weight else across
+        return codes + SCALE_BYTES * blocks * round_up(across, 4)
+    return codes + round_up(across, 128) * round_up(blocks, 4)

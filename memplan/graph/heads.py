@@ -30,8 +30,7 @@ def masked_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
     around = _around(spec)
     if spec.transform is not None:
         width = spec.transform.intermediate_size
-        hidden, bias = model.hidden_size, spec.transform_bias
-        x = linear(t, x, f"{around}transform.dense", hidden, width, bias=bias)
+        x = linear(t, x, f"{around}transform.dense", model.hidden_size, width, bias=True)
         x = activation(t, x, spec.transform.activation)
     if spec.transform_norm is not None:
         x = norm(t, x, spec.transform_norm, f"{around}transform.norm", width)
@@ -84,9 +83,6 @@ def base_parts(t: Tape, model: ModelSpec, x: Tensor) -> Tensor | None:
     Of parts that no loss reaches only autocast's copies are kept to the end of the forward pass.
     """
     spec = model.head
-    if spec.contact_features:
-        idle_linear(t, t.parameter("contact_head.weight", 1, spec.contact_features))
-        t.parameter("contact_head.bias", 1).unused = True
     if model.task not in spec.pooler_tasks:
         return None
     if model.task in (Task.BASE, Task.PRETRAINING) or (
@@ -109,13 +105,10 @@ def classification(t: Tape, model: ModelSpec, x: Tensor, pooled: Tensor | None) 
     spec = model.head.classifier or DECODER_CLASSIFIER
     if model.task in WHOLE_SEQUENCES:
         return cross_entropy(t, _sequence_logits(t, model, spec, x, pooled))
-    if spec.every_token:
-        x = _dense(t, model, spec, x)
     if model.task is Task.TOKEN_CLASSIFICATION:
         x = dropout(t, x, spec.token_dropout)
         logits = _classify(t, model, x, bias=True)
         return cross_entropy(t, t.cast(logits, DType.FP32) if spec.upcast_tokens else logits)
-    x = dropout(t, x, spec.span_dropout)
     return span_loss(t, _classify(t, model, x, bias=True), model.num_labels)
 
 
@@ -160,26 +153,19 @@ def _sequence_logits(
         x = t.slice(x, batch * hidden)
     elif spec.pooling is Pooling.LAST:
         x = _selected(t, x, batch * hidden)
-    elif spec.pooling is Pooling.MEAN:
-        x = t.mean(x, t.options.seq_len)
     elif pooled is not None:
         x = pooled
     x = _dense(t, model, spec, x)
-    logits = _classify(t, model, dropout(t, x, spec.dropout), bias=True)
-    if spec.pooling is Pooling.MEAN_LOGITS:
-        return t.mean(logits, t.options.seq_len)
-    return logits
+    return _classify(t, model, dropout(t, x, spec.dropout), bias=True)
 
 
 def _dense(t: Tape, model: ModelSpec, spec: ClassifierSpec, x: Tensor) -> Tensor:
-    """The dense layer before the classes, where there is one, its activation and norm."""
+    """The dense layer before the classes, where there is one, and its activation."""
     hidden = model.hidden_size
     if spec.dense is not None:
         x = dropout(t, x, spec.first_dropout)
-        x = linear(t, x, "classifier.dense", hidden, hidden, bias=spec.dense_bias)
+        x = linear(t, x, "classifier.dense", hidden, hidden, bias=True)
         x = activation(t, x, spec.dense)
-    if spec.norm is not None:
-        x = norm(t, x, spec.norm, "classifier.norm", hidden)
     return x
 
 

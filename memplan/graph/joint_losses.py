@@ -50,19 +50,16 @@ def objective_outputs(
         t.compiled_before = t.segment.index
         return _ended(t, fused_log_probabilities(t, x, weight, rows))
     logits = project(x)
-    _leave_graph(t, logits)
+    if objective is not Objective.DIVERGENCE or t.options.compile is Compilation.MODEL:
+        _return(t, logits)
     if objective is Objective.DIVERGENCE:
         t.hold(logits)
         return logits
-    if t.options.without_gradients:
-        # The model has returned, and nothing keeps its last hidden states.
-        t.end(logits)
-        t.begin("log_probabilities", part=ModelPart.HEAD, x=logits)
     likelihood = None
-    if objective is Objective.LIKELIHOOD_AND_PREFERENCE and not t.options.without_gradients:
+    if objective is Objective.LIKELIHOOD_AND_PREFERENCE and t.options.ends_in_loss:
         likelihood = _chosen_likelihood(t, logits, rows, model.num_outputs)
     each = log_probabilities(t, logits, rows, model.num_outputs)
-    if not t.options.without_gradients:
+    if t.options.ends_in_loss:
         # The caller's variable, until the loss is there.
         t.hold(logits)
     else:
@@ -71,11 +68,15 @@ def objective_outputs(
     return out if likelihood is None else t.add(t.mean(out, out.numel), likelihood)
 
 
-def _leave_graph(t: Tape, x: Tensor) -> None:
-    """What follows is the trainer's own, in which torch.compile's graph of the model has no part."""
+def _return(t: Tape, x: Tensor) -> None:
+    """The model returns: what follows is the trainer's own, in which torch.compile's graph has no part.
+
+    Without gradients nothing keeps its last hidden states then.
+    """
+    t.end(x)
+    t.begin("log_probabilities", part=ModelPart.HEAD, x=x)
+    t.returned_at = t.segment.index
     if t.options.compile is Compilation.MODEL and not t.options.without_gradients:
-        t.end(x)
-        t.begin("log_probabilities", part=ModelPart.HEAD, x=x)
         t.loss_apart = True
         t.compiled_before = t.segment.index
 
@@ -239,6 +240,8 @@ def joint_loss(t: Tape, x: Tensor, vocab_size: int) -> None:
     """The loss, once other models' passes have run."""
     t.begin("loss", part=ModelPart.HEAD, x=x)
     t.joined_at = t.segment.index
+    if t.returned_at is None:
+        t.returned_at = t.segment.index
     if t.options.objective is Objective.DIVERGENCE:
         loss = divergence(t, x, vocab_size)
     else:

@@ -49,7 +49,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     hidden = context.hidden_size
     if layer.entry_norm:
         x = norm(t, x, layer.norm, "pre_ln", hidden)
-    normed = norm(t, x, layer.norm, "input_layernorm", hidden) if layer.attention_norm else x
+    normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)
     if layer.residual_vectors:
@@ -62,7 +62,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     context.attention_frame = ()
     if layer.names_attended:
         t.linger(attended)
-    named = layer.names_attended and not layer.unnamed_norms
+    named = layer.names_attended
     if named:
         t.touch(normed)
     first = normed

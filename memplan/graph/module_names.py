@@ -65,12 +65,16 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
             name, _, module = each.partition(" ")
             if name == segment.name and module in kinds:
                 kinds[module] = ModuleKind.OTHER
-        # A traced module says by its weights which of its layers is the last.
+        # A traced module and a class say by their weights which of their layers is the last.
+        by_weights = model.traced is not None or (model.blueprint is not None and has_output)
         outputs = {
             each.module
             for each in segment.parameters
-            if model.traced is not None and each.role is WeightRole.OUTPUT
+            if by_weights and each.role is WeightRole.OUTPUT
         }
+        outputs |= (
+            {module for module, _ in segment.tied} if model.blueprint and has_output else set()
+        )
         first = begun.get(segment.name, 0)
         for repetition in range(first, first + segment.num_copies):
             found += [
@@ -78,7 +82,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                     full_name(names.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
                     module in outputs
-                    or (has_output and segment.part is ModelPart.HEAD
+                    or (has_output and segment.part is ModelPart.HEAD and kind is not ModuleKind.OTHER
                         and module in (OUTPUT_MATRIX, MASKED_OUTPUT)),
                 )
                 for module, kind in kinds.items()
@@ -131,7 +135,7 @@ def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:
         kinds.setdefault(parameter.module, ModuleKind.OTHER)
         if parameter.of_linear:
             kinds[parameter.module] = ModuleKind.LINEAR
-    own = set(segment.parameters)
+    own, tied = set(segment.parameters), {weight: module for module, weight in segment.tied}
     for operation in segment.operations:
         for tensor in operation.inputs:
             if not isinstance(tensor, Parameter) or tensor.name != f"{tensor.module}.weight":
@@ -139,7 +143,8 @@ def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:
             if operation.kind is OperationKind.LINEAR and len(tensor.shape) == 2:
                 is_tied = tensor not in own
                 if is_tied or not is_class:
-                    kinds[OUTPUT_MATRIX if is_tied else tensor.module] = ModuleKind.LINEAR
+                    owner = tied.get(tensor, OUTPUT_MATRIX) if is_class else OUTPUT_MATRIX
+                    kinds[owner if is_tied else tensor.module] = ModuleKind.LINEAR
             elif operation.kind is OperationKind.EMBEDDING and tensor in own:
                 kinds[tensor.module] = ModuleKind.EMBEDDING
     return kinds

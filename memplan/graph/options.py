@@ -129,6 +129,8 @@ class TapeOptions(HashedOnce):
     """The pass runs under ``torch.no_grad()``: nothing is kept."""
     of_trained: bool = False
     """Such a pass is one of the trained model: its weights are leaves that want gradients all the same."""
+    evaluated: bool = False
+    """Such a pass ends in the loss, as that of a step does: evaluation."""
     quantization: "Quantization | None" = None
     """How the weights of linear layers are packed, its formats filled in."""
     norms: DType | None = None
@@ -137,6 +139,11 @@ class TapeOptions(HashedOnce):
     """What they were quantized from."""
     quantizer: "Quantizer | None" = None
     """The same for a model's class; found when it is recorded."""
+
+    @property
+    def ends_in_loss(self) -> bool:
+        """Whether a loss of its own follows: a pass for somebody else's has none."""
+        return self.evaluated or not self.without_gradients
 
     @property
     def is_tiled(self) -> bool:

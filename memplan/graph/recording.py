@@ -88,6 +88,8 @@ class Recording:
         """Activations that require a gradient without being computed from any parameter."""
         self._casts: dict[Parameter, Tensor] = {}
         self._touches = 0
+        self.returned_at: int | None = None
+        """The segment before which the model has returned; None: with the last one."""
         self.joined_at: int | None = None
         """The segment before which passes of other models run, whose results it takes."""
         self.cached: list[tuple[Tensor, Segment]] = []

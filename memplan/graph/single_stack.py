@@ -516,7 +516,7 @@ def head(
     t.release_cache()
     t.leave(WHOLE_MODEL)
     t.end(loss)
-    if t.options.objective in JOINED and not t.options.without_gradients:
+    if t.options.objective in JOINED and t.options.ends_in_loss:
         from memplan.graph.joint_losses import joint_loss  # only for jobs of several models
 
         joint_loss(t, loss, model.num_outputs)

@@ -116,6 +116,7 @@ class Parameter(Tensor):
     __slots__ = (
         "added_up",
         "block",
+        "codes_bytes",
         "experts",
         "gathered_as",
         "gradient_numel",
@@ -164,6 +165,8 @@ class Parameter(Tensor):
         """An adapter's own weight, or a copy that is trained in place of a frozen one."""
         self.experts = experts
         """Set where it holds all routed experts' matrices."""
+        self.codes_bytes = 0
+        """Of narrow copies that stay from its first use on, beside itself (TransformerEngine's, with Megatron)."""
         self.gathered_as = dtype
         """What it is when an engine has gathered it, where it is sharded."""
         self.gradient_numel = numel

@@ -33,6 +33,11 @@ NODE_HOP_S = 14e-6
 FIFTH_BASE_S, FIFTH_HOP_S = 23e-6, 8.6e-6
 """The same of a node with NVLink 5, measured in training: gathers 23.1 and 9.2 microseconds, scatters 25.6 and 8.0, all-reduces 22.2 and
 5.5 each way (SimuMax 1.2, configs/system/b200_bf16_ceperm.json, ``fixed_latency_us`` and ``latency_us``)."""
+SUMMED_S = 25e-6
+"""An all-reduce's latency where NVLink's switches add up [2, ``hwLat`` of NVLS]."""
+_SUMMED: tuple[tuple[tuple[int, int], float], ...] = (((10, 0), 0.695), ((9, 0), 0.74))
+"""Of what rings reach, the rate at which messages are added up by the third and fourth generation of NVLink's switches: 274 of 370 GB/s on
+eight H100 (nccl-tests #212: 480 GB/s of bus bandwidth), 483 of 695 on eight B300 (NCCL #2140)."""
 HOST_MEMORY_BYTES_PER_S = 80_000_000_000
 """What a node's CPUs reach in their memory with an optimizer's step, a fifth of two sockets' data sheet: threads are bound to no cores
 and lines are read before they are written. A node of eight A100 steps 18 billion parameters in 10 s (DeepSpeed #6834, 32 GPUs and 72
@@ -70,6 +75,8 @@ class Network:
     between_nodes: float
     """Its share of what its node sends to others, as collectives reach it."""
     to_host: float
+    """Where all GPUs of a node copy at once."""
+    to_host_alone: float
     gpus_per_node: int
     num_joined: int = 0
     """GPUs on one switch of their own links, where these are of several nodes; 0: those of a node."""
@@ -83,6 +90,8 @@ class Network:
     """What a collective takes whatever its size [s]."""
     hop_s: float = HOP_S
     """From one GPU of a node to the next one of a ring [s]."""
+    summed_share: float = 0.0
+    """Of ``within_node``, the rate at which its switches add up all-reduces; 0: they do not."""
     is_pinned: bool = True
     """What goes to the host goes to pages that stay where they are: beside computing."""
 
@@ -149,16 +158,19 @@ def network_of(
     is_fifth = link is not None and capability is not None and capability >= (10, 0)
     reached = FIFTH_NVLINK if is_fifth else ACHIEVED
     within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
+    pinned = 1 if is_pinned else PAGEABLE_SHARE
     return Network(
         within_node=within,
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
-        to_host=_host_share(gpu, gpus_per_node) * pcie * (1 if is_pinned else PAGEABLE_SHARE),
+        to_host=_host_share(gpu, gpus_per_node) * pcie * pinned,
+        to_host_alone=HOST_ACHIEVED * pcie * pinned,
         oversubscription=oversubscription,
         is_pinned=is_pinned,
         base_s=FIFTH_BASE_S if is_fifth else BASE_S,
         hop_s=FIFTH_HOP_S if is_fifth else HOP_S,
         gpus_per_node=gpus_per_node,
         num_joined=link.num_joined if link is not None else 0,
+        summed_share=_summed_share(gpu),
         is_switched=link is not None,
     )
 
@@ -170,6 +182,16 @@ def _host_share(gpu: GpuSpec | None, gpus_per_node: int) -> float:
         and gpus_per_node > GPUS_OF_AN_UPLINK
     )  # fmt: skip
     return HOST_ACHIEVED / GPUS_OF_AN_UPLINK if shares_uplink else HOST_ACHIEVED
+
+
+def _summed_share(gpu: GpuSpec | None) -> float:
+    """NVLink's switches add up from Hopper on; bridges between cards have none."""
+    link = gpu.link if gpu is not None else None
+    capability = gpu.compute_capability if gpu is not None else None
+    has_switches = link is not None and ("NVSwitch" in link.topology or link.num_joined > 0)
+    if capability is None or not has_switches:
+        return 0.0
+    return next((share for least, share in _SUMMED if capability >= least), 0.0)
 
 
 def _usual_network(gpu: GpuSpec | None) -> int:

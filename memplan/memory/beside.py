@@ -19,6 +19,7 @@ from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.training.evaluation import Evaluation
 from memplan.training.exchange import ALONE as ALONE_RANKS
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
+from memplan.training.jobs import ROLES
 from memplan.training.setup import TrainingSetup
 
 
@@ -55,6 +56,8 @@ class SideModel:
     """By the engine, as the trained one is."""
     is_one_unit: bool = False
     """Where it is: gathered all at once."""
+    of_evaluation: bool = False
+    """It runs with evaluation's passes in place of a step's, and ``when`` says where in these."""
     kept_bytes: int = 0
     """What stays of it while it runs: a cache of keys and values, logits of earlier batches."""
     kept_words: str = ""
@@ -92,7 +95,7 @@ class Beside:
     def structure(self) -> tuple[object, ...]:
         """What an outline depends on, but for the models' tapes."""
         return (
-            *((each.role, each.when, each.owns_weights, each.is_sharded, each.is_one_unit, each.setup, each.kept_bytes, each.evaluation)
+            *((each.role, each.when, each.owns_weights, each.is_sharded, each.is_one_unit, each.of_evaluation, each.setup, each.kept_bytes, each.evaluation)
               for each in self.models),
             self.shares, self.averaged_bytes, self.averaged_host_bytes,
         )  # fmt: skip
@@ -130,15 +133,27 @@ def _lifted(each: _PassT, start: Height) -> _PassT:
     return replace(each, start=start)
 
 
-class SideLedger(Ledger):
-    """The ledger as another model's program sees it: its blocks are that model's."""
+STREAMS_OF_ENGINE = 5
+"""The main one, which all share, and what an engine's communication has of its own."""
 
-    __slots__ = ("ledger", "role")
+
+class SideLedger(Ledger):
+    """The ledger as another model's program sees it: its blocks are that model's.
+
+    An engine that takes another model makes streams of its own for it (FSDP2's ``FSDPCommContext``, stage 3's
+    ``DeepSpeedZeRoOffload``): blocks of one do not serve the other.
+    """
+
+    __slots__ = ("first_stream", "ledger", "role")
 
     def __init__(self, ledger: Ledger, role: str) -> None:
         super().__init__()
         self.ledger = ledger
         self.role = role
+        self.first_stream = STREAMS_OF_ENGINE * (ROLES.index(role) + 1) if role in ROLES else 0
+
+    def _stream(self, stream: int) -> int:
+        return stream + self.first_stream if stream else 0
 
     def allocate(
         self,
@@ -148,6 +163,7 @@ class SideLedger(Ledger):
         name: object = None,
     ) -> Block:
         """Ask for a block; what it is for, is said with whose it is."""
+        stream = self._stream(stream)
         if kind is None:
             return self.ledger.allocate(num_bytes, stream)
         if kind in _OWN:
@@ -179,7 +195,7 @@ class SideLedger(Ledger):
 
     def move(self, block: Block, stream: int) -> None:
         """Let a block be of another stream."""
-        self.ledger.move(block, stream)
+        self.ledger.move(block, self._stream(stream))
 
     def free(self, block: Block) -> None:
         """Give a block back."""

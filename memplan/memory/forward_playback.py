@@ -71,7 +71,7 @@ class ForwardPlayback:
         self.ledger.allocate(size, 0, ComponentKind.INPUTS, "token ids and labels")
 
     def forward(self) -> None:
-        """Every segment's forward pass; ``return_loss`` is to follow."""
+        """Every segment's forward pass, the hooks behind the model's own included; ``return_loss`` is to follow."""
         self.frames = {}
         self.inputs: dict[Name, Sources] = {}
         self.shared: dict[Tensor, Block] = {}
@@ -84,12 +84,16 @@ class ForwardPlayback:
         self.casts: list[Place] = []
         self.carried: list[Place] = []
         self.output: Place | None = None
-        joined_at = self.tape.joined_at
+        returned_at, joined_at = self.tape.returned_at, self.tape.joined_at
         for each in self.passes.forward:
+            if returned_at == each.segment.index and not each.first:
+                self.engine.end_forward()
             if joined_at == each.segment.index and not each.first:
                 self.engine.run_joined()
             self._forward(each)
         self._let_go_of_carried()
+        if returned_at is None:
+            self.engine.end_forward()
 
     def return_loss(self) -> None:
         """The model has returned, its hooks have run: its outputs but the loss go, and casts."""

@@ -32,6 +32,9 @@ class _Bystander:
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Nothing."""
 
+    def end_forward(self) -> None:
+        """Nothing."""
+
     def before_backward(self, segment: Segment, repetition: int) -> None:
         """Nothing."""
 

@@ -33,6 +33,7 @@ def shape_of(given: RankInput, *, workspace_bytes: int) -> tuple[Hashable, list[
     buffers = given.tape.buffers_in_use
     sizes += (*_others(given), *buffers, workspace_bytes)
     loaded = tuple([each.num_bytes for each in given.tape.buffers])
+    loaded += tuple([each.codes_bytes for part in given.tape.segments for each in part.parameters])
     return (tuple(pattern), seen.kinds(), loaded, len(buffers), workspace_bytes > 0), sizes
 
 

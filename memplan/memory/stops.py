@@ -63,6 +63,9 @@ class Engine(Protocol):
     def gradient_ready(self, weight: tuple[Parameter, int], block: Block) -> None:
         """A gradient is finished, and the engine's."""
 
+    def end_forward(self) -> None:
+        """The model has returned."""
+
     def run_joined(self) -> None:
         """Passes of other models run whose results the loss takes."""
 

@@ -381,13 +381,18 @@ class TallyPlayback:
     def forward(self) -> None:
         """Every segment's forward pass."""
         spots = self.spots
-        joined_at = self.tape.joined_at
+        returned_at, joined_at = self.tape.returned_at, self.tape.joined_at
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
-            if joined_at == each.segment.index and not each.first:
+            if not each.first and each.segment.index in (returned_at, joined_at):
                 self.ledger.stand(own.start)
-                self.engine.run_joined()
+                if each.segment.index == returned_at:
+                    self.engine.end_forward()
+                if each.segment.index == joined_at:
+                    self.engine.run_joined()
             self._forward(each, own)
         self.ledger.rest(spots.at_return)
+        if returned_at is None:
+            self.engine.end_forward()
 
     def return_loss(self) -> None:
         """The model has returned: its outputs but the loss go, and casts."""

@@ -25,8 +25,6 @@ class Projection(Enum):
     """One linear layer whose output is viewed per head, then split (GPT-NeoX)."""
     FUSED_SELECTED = "fused_selected"
     """One linear layer whose output is viewed per head, each third indexed out (BLOOM)."""
-    FUSED_UNBOUND = "fused_unbound"
-    """One linear layer whose output is viewed as heads of q, k and v, then cut (ModernBERT)."""
     FUSED_COPIED = "fused_copied"
     """One linear layer whose output is split in blocks of heads, which are copied (CodeGen)."""
 
@@ -41,8 +39,6 @@ class RotarySpec:
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
     upcast_apart: bool = False
     """``x`` and its turned halves are each cast to fp32 (Ernie 4.5)."""
-    upcast_twice: bool = False
-    """The same, with a copy in fp32 for each of the two products (ModernBERT)."""
     full_tables: bool = False
     """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
     expanded_tables: bool = False
@@ -134,8 +130,6 @@ class QueryScaling(Enum):
     """The attention kernel does."""
     AT_ONCE = "at_once"
     """As soon as they are projected, before the keys are (OPT)."""
-    LAST = "last"
-    """Once keys and values are there too (ESM)."""
     BOTH = "both"
     """So are the keys, each once they are turned (OpenAI's privacy filter)."""
     NORMED = "normed"

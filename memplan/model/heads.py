@@ -19,12 +19,8 @@ class Pooling(Enum):
     """The first token's."""
     POOLER = "pooler"
     """What the base model's pooler made of the first token's."""
-    MEAN = "mean"
-    """Their mean."""
     LAST = "last"
     """The last end-of-sequence token's (BART, T5)."""
-    MEAN_LOGITS = "mean_logits"
-    """Every token is classified, and the logits averaged."""
     LAST_LOGITS = "last_logits"
     """Every token is classified without a bias, and the last one's logits taken (decoders)."""
 
@@ -59,11 +55,6 @@ class ClassifierSpec:
     """Of a sequence classifier; the others look at every token."""
     dense: Activation | None = None
     """The activation behind a dense layer of the hidden size; None for no such layer."""
-    dense_bias: bool = True
-    norm: NormSpec | None = None
-    """Behind that activation (ModernBERT)."""
-    every_token: bool = False
-    """The dense layer and its norm stand before the classes of tokens and spans too."""
     first_dropout: float = 0.0
     """Probability before the dense layer."""
     dropout: float = 0.0
@@ -72,8 +63,6 @@ class ClassifierSpec:
     """Classes of tokens are cast to fp32 before their loss (``ForTokenClassification``)."""
     token_dropout: float = 0.0
     """The same, for tokens."""
-    span_dropout: float = 0.0
-    """The same, for spans."""
 
 
 DECODER_CLASSIFIER = ClassifierSpec(
@@ -112,7 +101,6 @@ class HeadSpec:
     bias: bool = False
     transform: FeedForwardSpec | None = None
     """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""
-    transform_bias: bool = True
     transform_norm: NormSpec | None = None
     softcap: bool = False
     capped_at_once: bool = False
@@ -148,7 +136,5 @@ class HeadSpec:
     """The activation of the head that tells replaced tokens from others (ELECTRA)."""
     regions: RegionHeadSpec | None = None
     """Pretraining predicts a picture's regions and answers too (LXMERT)."""
-    contact_features: int = 0
-    """Inputs of a regression on attention maps that no loss reaches (ESM)."""
     classifier: ClassifierSpec | None = None
     """None for a decoder's: one linear layer over every token."""

@@ -132,12 +132,8 @@ class LayerSpec:
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
     half_clamp: HalfClamp = HalfClamp.NEVER
-    unnamed_norms: bool = False
-    """The norms' results go straight into attention and feed-forward (ModernBERT)."""
     entry_norm: bool = False
     """A norm before all else, whose result is the residual stream (RWKV's first layer)."""
-    attention_norm: bool = True
-    """There is a norm before attention; ModernBERT's first layer has none."""
     own_modules: bool = False
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
@@ -311,8 +307,6 @@ class EmbeddingSpec:
     num_token_types: int = 0
     token_type_buffer: bool = False
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
-    num_box_positions: int = 0
-    """Rows of each of the four tables of bounding-box coordinates (LayoutLM)."""
     layout: LayoutTablesSpec | None = None
     """A stream beside the text begins with tables of boxes (LiLT)."""
     trajectory: TrajectorySpec | None = None
@@ -325,14 +319,10 @@ class EmbeddingSpec:
     """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
     """Positions are added in place (LiLT)."""
-    joined_tables: tuple[tuple[int, int], ...] = ()
-    """Rows and widths of tables that are joined to the tokens', then projected (RoCBert)."""
     zeros_for_positions: bool = False
     """Zeros are made where no positions are looked up, and not added (DeBERTa)."""
     padding_product: bool = False
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
-    token_dropout: bool = False
-    """Masked tokens' embeddings are zeroed and the others scaled up for it (ESM)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
     projection_in_encoder: bool = False

@@ -45,6 +45,7 @@ _EVALUATION = {
     "batch_size": "eval_batch_size",
     "batches_kept": "eval_batches_kept",
     "accumulation_steps": "eval_accumulation_steps",
+    "seq_len": "eval_seq_len",
 }
 """Options, by what of an evaluation they say."""
 
@@ -102,6 +103,11 @@ JOBS = (
                 flag="--eval-accumulation-steps", field="evaluation", kind=int | None,
                 metavar="N", panel=JOB_PANEL,
                 help_text="Batches after which they go to the CPU. [default: when all are through]",
+            ),
+            Option(
+                flag="--eval-seq-len", field="evaluation", kind=int | None, metavar="N",
+                panel=JOB_PANEL,
+                help_text="Tokens of a sequence of evaluation. [default: a step's]",
             ),
         ),
     ),

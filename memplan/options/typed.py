@@ -60,6 +60,7 @@ class SharedOptions(ModelOptions, total=False):
     eval_batch_size: int | None
     eval_batches_kept: int | None
     eval_accumulation_steps: int | None
+    eval_seq_len: int | None
     lengths: "Lengths | Path | None"
     time: bool
     tokens: Number | None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memplan.report.console import Console
 
 LABEL_WIDTH = max(len(lane.value) for lane in Lane) + 2
-MARKS = {Lane.COMPUTE: "█", Lane.LINK: "▒", Lane.HOST: "░"}
+MARKS = {Lane.COMPUTE: "█", Lane.LINK: "▒", Lane.HOST: "░", Lane.ASKED: "·", Lane.STAGES: "~"}
 BACKWARD_MARK = "▓"
 LEAST_WIDTH = 20
 TOLERANCE = 1e-6
@@ -32,12 +32,13 @@ def print_lanes(console: "Console", answer: "Estimate") -> None:
     width = max(LEAST_WIDTH, console.width - LABEL_WIDTH - 2)
     for line in lane_lines(time.intervals, width):
         console.print(Text(line), soft_wrap=True)
+    console.print(Text(path_line(time.path, width)), soft_wrap=True)
     console.print()
     for line in stage_lines(time.intervals):
         console.print(Text(line), soft_wrap=True)
     note = (
-        "█ computing forward and the update, ▓ backward, ▒ between GPUs, ░ to and from the host. Micro-"
-        "batches that are alike are drawn once."
+        "█ computing forward and the update, ▓ backward, ▒ between GPUs, ░ to and from the host; the critical "
+        "path is what the step waits for: these, · launches, ~ other stages. Micro-batches that are alike are drawn once."
     )
     console.print(Text(note, style="dim"))
 
@@ -73,6 +74,26 @@ def lane_lines(intervals: Sequence[Interval], width: int) -> Iterator[str]:
         yield (f"{lane.value:<{LABEL_WIDTH}}" + "".join(cells)).rstrip()
     stop = seconds_text(end)
     yield " " * LABEL_WIDTH + "0 s" + stop.rjust(width - 3)
+
+
+def path_line(path: Sequence[Interval], width: int) -> str:
+    """What the step waits for, each column by what most of its time is spent on.
+
+    >>> layers = Interval(Lane.COMPUTE, 0.0, 0.5, "layers", 0.5)
+    >>> late = Interval(Lane.LINK, 0.5, 1.0, "layers", 0.5)
+    >>> path_line([layers, late], 10)
+    'critical path  █████▒▒▒▒▒'
+    """
+    end = max((each.stop_s for each in path), default=0.0)
+    cells = [dict[str, float]() for _ in range(width)]
+    for each in path:
+        mark = BACKWARD_MARK if _is_backward(each) else MARKS[each.lane]
+        first, last = each.start_s / end * width, each.stop_s / end * width
+        for place in range(int(first), min(width, int(last) + 1)):
+            own = cells[place]
+            own[mark] = own.get(mark, 0.0) + min(last, place + 1) - max(first, place)
+    found = [max(own, key=lambda mark: own[mark]) if own else " " for own in cells]
+    return (f"{'critical path':<{LABEL_WIDTH}}" + "".join(found)).rstrip()
 
 
 def _is_backward(each: Interval) -> bool:

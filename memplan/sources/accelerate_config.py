@@ -9,6 +9,7 @@ changes memory in a way that is not modelled. A value that contradicts an option
 is refused too.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -50,6 +51,8 @@ _FSDP_KEYS = (
     "activation_checkpointing", "activation_checkpointing_offload", "limit_all_gathers",
     "ignored_modules",
 )  # fmt: skip
+_LAYER_CLASS = re.compile(r"(?!.*(?:MoE|Moe|Expert)s?Block$)\w*(?:Layer|Block)")
+"""Names of classes that are whole layers: not ``MixtralSparseMoeBlock``, nor ``LlamaMLP``."""
 _DEEPSPEED_KEYS = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "gradient_clipping",
@@ -222,10 +225,21 @@ class _Reader:
         if section.get("ignored_modules"):
             self._refuse("fsdp_config.fsdp_ignored_modules", "is not modelled; leave it out")
         self._read_shared(section, version)
+        self._check_units(section)
         if version == "1":
             self._read_version_1(section)
         else:
             self._read_version_2(section)
+
+    def _check_units(self, section: Mapping[str, object]) -> None:
+        """Name units that are parts of layers: what is beside them is gathered with the root, whole."""
+        for key in ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"):
+            value = section.get(key) or ()
+            names = value.split(",") if isinstance(value, str) else value
+            classes = [str(each).strip() for each in names if str(each).strip()]  # type: ignore[attr-defined]
+            if classes and not any(_LAYER_CLASS.fullmatch(each) for each in classes):
+                text = f"fsdp_{key} {','.join(classes)} (what is beside these parts of layers lies whole in the root's unit)"
+                self.fields["left_out"] = (text,)
 
     def _read_shared(self, section: Mapping[str, object], version: str) -> None:
         if self._flag(section, "offload_params", default=False):
@@ -292,6 +306,7 @@ class _Reader:
         else:
             config, source = self._named_config(section, path)
         self._add_half(config)
+        self._add_leaves(config, section)
         shared = self._section("parallelism_config", "parallelism_config_", _PARALLEL_KEYS)
         if shared.get("sp_size") not in (None, 1):
             config.setdefault("sequence_parallel_size", shared["sp_size"])
@@ -302,6 +317,16 @@ class _Reader:
         self.options = dict(read.fields["engine_options"])  # type: ignore[call-overload]
         self.notes += read.notes
         self._read_zero_init(section)
+
+    def _add_leaves(self, config: dict[str, object], section: Mapping[str, object]) -> None:
+        """Mixtures that stage 3 gathers at once (``DeepSpeedPlugin.set_moe_leaf_modules``)."""
+        named = (
+            section.get(f"{each}_cls_names") for each in ("deepspeed_moe_layer", "transformer_moe")
+        )
+        classes = [name.strip() for each in named if each for name in str(each).split(",")]
+        zero = config.get("zero_optimization")
+        if classes and isinstance(zero, Mapping):
+            config["zero_optimization"] = {**zero, "leaf_module": {"classes": classes}}
 
     def _read_zero_init(self, section: Mapping[str, object]) -> None:
         """``zero3_init_flag`` decides whether the model is built in shards; stage 3 alone can."""

@@ -56,6 +56,11 @@ _PIPELINE = (
 _PLAIN_SPLIT = ("autotp_size", "dtype", "keep_module_on_host")
 """Keys of ``tensor_parallel`` beside which layers are split as transformers plans it."""
 
+_TORCH_FORMS = {
+    (False, False): "adamw-foreach", (False, True): "adamw-loop",
+    (True, False): "adamw-fused", (True, True): "adamw-fused",
+}  # fmt: skip
+"""torch's AdamW, which ``optimizer.params`` go to as they are, by whether it is fused and not foreach."""
 _REMOVED_AT = {"": tuple(REMOVED), "zero_optimization.": REMOVED_FROM_ZERO}
 """Keys that are passed over, by where they stand: ``_pass_over_removed`` speaks of them."""
 
@@ -345,7 +350,7 @@ class _Reader:
         if name == "sgd" and params.get("momentum", AUTO) not in (0, AUTO):
             name = "sgd-momentum"
         if name == "adamw-fused" and params.get("torch_adam") is True:
-            name = "adamw-foreach"
+            name = _TORCH_FORMS[params.get("fused") is True, params.get("foreach") is False]
         self._set("optimizer", name, "optimizer.type")
 
     def _optimizer_name(self, kind: str) -> str:

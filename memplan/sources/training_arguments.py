@@ -563,7 +563,8 @@ class _Arguments(ArgumentValues):
         if fields.get("engine") == Engine.FSDP1.value and self._is_reentrant():
             options["reentrant_checkpointing"] = True
         fields["micro_batch_size"] = found["micro_batch_size"]
-        return self._made({**found, **fields}, options)
+        missing = (*found["left_out"], *fields.get("left_out", ()))  # type: ignore[misc]
+        return self._made({**found, **fields, "left_out": missing}, options)
 
     def _made(self, found: dict[str, object], options: dict[str, object]) -> TrainingSetup:
         chosen = self._given_precision()

@@ -15,7 +15,7 @@ class Evaluation:
     """Batches without gradients between two steps.
 
     >>> Evaluation.read(8)
-    Evaluation(batch_size=8, batches_kept=0, accumulation_steps=None)
+    Evaluation(batch_size=8, batches_kept=0, accumulation_steps=None, seq_len=None)
     >>> str(Evaluation.read("8:accumulation_steps=4")), Evaluation.read("8:accumulation_steps=4").num_kept
     ('8:accumulation_steps=4', 0)
     >>> Evaluation.read({"batch_size": 8, "batches_kept": 9, "accumulation_steps": 4}).num_kept
@@ -30,11 +30,13 @@ class Evaluation:
     accumulation_steps: int | None = None
     """Batches after which they go to the CPU, and the cache is emptied (``eval_accumulation_steps``).
     None: when all are through."""
+    seq_len: int | None = None
+    """Tokens of each sequence (torchtitan's ``validation.seq_len``). None: as many as a step's."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("batches_kept", 0), ("accumulation_steps", 1)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is None and name == "accumulation_steps":
+            if value is None and name in _OPEN:
                 continue
             if value.__class__ is not int or not least <= value <= MAX_COUNT:
                 msg = f"evaluation: {name}: must be a whole number from {least} up, got {shown(value)}"
@@ -80,6 +82,11 @@ class Evaluation:
             if (value := getattr(self, each.name)) != each.default
         ]
         return f"{self.batch_size}:{','.join(parts)}" if parts else str(self.batch_size)
+
+
+_LEAST = {"batch_size": 1, "batches_kept": 0, "accumulation_steps": 1, "seq_len": 1}
+_OPEN = frozenset({"accumulation_steps", "seq_len"})
+"""May be left open."""
 
 
 def _parts(text: str) -> dict[str, object]:

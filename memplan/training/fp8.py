@@ -6,7 +6,7 @@ its source, and no run confirms them here, which the result says.
 
 Sources: torchao 0.18, ``float8/float8_linear.py``, ``float8_training_tensor.py`` and ``config.py``;
 TransformerEngine d0067d0, ``pytorch/module/linear.py``, ``tensor/mxfp8_tensor.py`` and
-``tensor/nvfp4_tensor.py``. Adding a recipe is adding a row.
+``tensor/nvfp4_tensor.py``; 2.11, ``tensor/float8_blockwise_tensor.py``. Adding a recipe is adding a row.
 """
 
 from enum import Enum
@@ -23,6 +23,7 @@ class Fp8Recipe(Enum):
     ROWWISE_HIGH_PRECISION = "torchao-rowwise-with-gw-hp"
     DELAYED = "te-delayed"
     CURRENT = "te-current"
+    BLOCKWISE = "te-blockwise"
     MXFP8 = "te-mxfp8"
     NVFP4 = "te-nvfp4"
 
@@ -48,6 +49,10 @@ class Fp8Formats:
     block: int | None = None
     """Elements of one row, or column, that share a scale of a byte; None: a scale for all, or for a
     whole row."""
+    scale_bytes: int = 1
+    """Of a block's scale."""
+    scales_first: bool = False
+    """The largest value is looked for before anything is narrowed: what is narrowed is read twice."""
     by_direction: bool = False
     """A copy with scales along rows and one along columns differ on every card; where they do not,
     only cards before compute capability 10 need the second one, which is a transpose."""
@@ -67,7 +72,18 @@ FP8_RECIPES: dict[Fp8Recipe, Fp8Formats] = {
     ),
     # accelerate 1.15 replaces every nn.Linear whose sizes are multiples of 16 (transformer_engine.py).
     Fp8Recipe.DELAYED: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True),
-    Fp8Recipe.CURRENT: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True),
+    Fp8Recipe.CURRENT: Fp8Formats(
+        package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True, scales_first=True
+    ),
+    # Rows of 128, of weights squares of 128 by 128, with fp32 scales (common/recipe/__init__.py, ``Float8BlockScaling``).
+    Fp8Recipe.BLOCKWISE: Fp8Formats(
+        package=Fp8Package.TRANSFORMER_ENGINE,
+        block=128,
+        scale_bytes=4,
+        by_direction=True,
+        converts_head=True,
+        least_capability=(9, 0),
+    ),
     Fp8Recipe.MXFP8: Fp8Formats(
         package=Fp8Package.TRANSFORMER_ENGINE,
         block=32,

@@ -331,8 +331,6 @@ class Job:
         return f"{self.kind}:{','.join(parts)}" if parts else str(self.kind)
 
 
-EVALUATED_ALONE = frozenset({JobKind.SFT, JobKind.ORPO, JobKind.CPO, JobKind.SIMPO, JobKind.REWARD})
-"""Kinds whose evaluation runs the trained model alone."""
 DEFAULT_SHARE = 0.3
 """Of the card, for a colocated vLLM (TRL 1.16, ``GRPOConfig.vllm_gpu_memory_utilization``)."""
 _FUSIBLE = (JobKind.DPO, JobKind.KTO, JobKind.SIMPO, JobKind.PPO, JobKind.GRPO)

@@ -7,7 +7,7 @@ from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
-from memplan.training.jobs import EVALUATED_ALONE, PLAIN
+from memplan.training.jobs import PLAIN, JobKind
 from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, TILED_LOSSES, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
@@ -129,7 +129,7 @@ class DerivedSetup(SetupFields):
             or self.tensor_parallel * self.pipeline_parallel * self.context_parallel > 1
             or self.expert_parallel > 1
             or self.chosen_kernels.loss in TILED_LOSSES
-            or self.job.kind not in EVALUATED_ALONE
+            or self.job.kind is JobKind.PPO
         )
 
     @property

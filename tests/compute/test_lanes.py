@@ -16,7 +16,7 @@ def test_what_the_gpu_is_behind_hides_what_the_host_needs_longer_next() -> None:
     clock = ran(Stage("a", 3, 2.0, host_s=1.0), Stage("b", 2, 1.0, host_s=4.0))
     assert clock.now_s == 3 + 8
     assert clock.host_bound_s == 11 - 8
-    assert clock.exposed_s == {Lane.COMPUTE: 0, Lane.LINK: 0, Lane.HOST: 0}
+    assert not any(clock.exposed_s.values())
     assert [each[1:3] for each in clock.intervals] == [(0, 6), (6, 11)]
 
 
@@ -89,7 +89,9 @@ def test_what_nothing_hides() -> None:
 
 def test_the_host_has_a_lane_of_its_own() -> None:
     clock = ran(Stage("a", 2, 2.0, behind_s=1.0, fetched_s=8.0, stored_s=1.0))
-    assert clock.exposed_s == {Lane.COMPUTE: 0, Lane.LINK: 0, Lane.HOST: pytest.approx(7.0)}
+    assert {lane: each for lane, each in clock.exposed_s.items() if each} == {
+        Lane.HOST: pytest.approx(7.0)
+    }
     # Both fetched and the first stored by 8.5, then a layer, then the last is stored.
     assert clock.now_s == 8.5 + 2 + 0.5
 

@@ -16,8 +16,12 @@ from memplan.hardware.network import (
 from memplan.sources.catalog import load_gpu
 from memplan.training.exchange import ExchangeKind, Ranks
 
-FAST = Network(within_node=400e9, between_nodes=50e9, to_host=50e9, gpus_per_node=8)
-SLOW_INSIDE = Network(within_node=10e9, between_nodes=50e9, to_host=50e9, gpus_per_node=8)
+FAST = Network(
+    within_node=400e9, between_nodes=50e9, to_host=50e9, to_host_alone=50e9, gpus_per_node=8
+)
+SLOW_INSIDE = Network(
+    within_node=10e9, between_nodes=50e9, to_host=50e9, to_host_alone=50e9, gpus_per_node=8
+)
 N = 8_000_000_000
 """Bytes of a message."""
 ONCE = (ExchangeKind.ALL_GATHER, ExchangeKind.REDUCE_SCATTER, ExchangeKind.BROADCAST)
@@ -145,3 +149,33 @@ def test_islands_of_several_nodes() -> None:
     assert not network.crosses(8, 8)
     assert network.nodes_of(144, 1) == 2
     assert network.rate(2, 72) == network.between_nodes
+
+
+def test_switches_add_up_large_all_reduces_of_five_and_more() -> None:
+    """Bus bandwidths that NCCL's users and makers measured on H100: 370 GB/s up to four GPUs and without switches, 420 to 480 with five to
+    eight (NCCL #1455, nccl-tests #212), 845 on eight B300 (NCCL #2140); rings for what is small, and for scatters."""
+
+    def bus(
+        gpu: str, degree: int, size: int = N, kind: ExchangeKind = ExchangeKind.ALL_REDUCE
+    ) -> float:
+        network = network_of(load_gpu(gpu), gpus_per_node=8)
+        rounds = 2 if kind is ExchangeKind.ALL_REDUCE else 1
+        return (
+            rounds
+            * size
+            * (degree - 1)
+            / degree
+            / collective_seconds(kind, size, Ranks(degree), network)
+            / 1e9
+        )
+
+    for degree, measured in ((2, 370), (4, 370), (5, 420), (6, 440), (7, 460), (8, 480)):
+        assert bus("h100", degree) == pytest.approx(measured, rel=0.04)
+    assert bus("b300", 8) == pytest.approx(845, rel=0.1)
+    assert bus("h100", 8, kind=ExchangeKind.REDUCE_SCATTER) == pytest.approx(370, rel=0.04)
+    assert bus("a100-80gb", 8) == pytest.approx(235, rel=0.04)
+    small = 2**20
+    h100 = network_of(load_gpu("h100"), gpus_per_node=8)
+    assert collective_seconds(ExchangeKind.ALL_REDUCE, small, Ranks(8), h100) == pytest.approx(
+        BASE_S + 14 * HOP_S + 2 * small * 7 / 8 / h100.within_node
+    )

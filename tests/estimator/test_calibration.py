@@ -193,5 +193,7 @@ def test_what_a_node_is_timed_by() -> None:
     assert moved_said(10**9, rates) == pytest.approx(1e9 / rates.bytes_per_s, rel=0.01)
     assert copied_said(10**9, network) == 1e9 / network.to_host
     assert adam_said(10**9, network) == 8 * 28e9 / network.host_memory
-    ring = collective_said(ExchangeKind.ALL_REDUCE, 10**9, 8, network)
-    assert ring == pytest.approx(1.75e9 / network.within_node, rel=0.02)
+    ring = collective_said(ExchangeKind.REDUCE_SCATTER, 10**9, 8, network)
+    assert ring == pytest.approx(0.875e9 / network.within_node, rel=0.02)
+    summed = collective_said(ExchangeKind.ALL_REDUCE, 10**9, 8, network)  # by NVLink's switches
+    assert summed == pytest.approx(1e9 / (network.summed_share * network.within_node), rel=0.02)

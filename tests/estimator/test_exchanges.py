@@ -29,7 +29,12 @@ CONFIG = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024, "tie_word_embeddings": False,
 }  # fmt: skip
 NETWORK = Network(
-    within_node=100.0, between_nodes=10.0, to_host=20.0, gpus_per_node=8, host_memory=400.0
+    within_node=100.0,
+    between_nodes=10.0,
+    to_host=20.0,
+    to_host_alone=40.0,
+    gpus_per_node=8,
+    host_memory=400.0,
 )
 KIND = ExchangeKind
 NO_CACHE = {
@@ -90,9 +95,30 @@ def test_accumulation_gathers_each_time_and_reduces_once_under_fsdp() -> None:
 
 
 def test_an_offloaded_optimizer_sends_gradients_there_and_weights_back() -> None:
-    found = moved(zero_stage=2, offload_optimizer="cpu")
-    assert found["backward", KIND.TO_HOST] == found["step", KIND.TO_GPU] == 4 / 8  # in fp32
+    dealt = {"round_robin_gradients": True}
+    found = moved(zero_stage=2, offload_optimizer="cpu", engine_options=dealt)
+    assert found["backward", KIND.TO_HOST] == pytest.approx(4 / 8, rel=0.3)  # in fp32
+    assert found["step", KIND.TO_GPU] == 4 / 8
     assert found["step", KIND.HOST_UPDATE] == (28 + HOST_PASSES_BYTES) / 8
+
+
+def test_gradients_go_to_the_host_rank_by_rank_unless_they_are_dealt_out() -> None:
+    """DeepSpeed #1067: parts of the flat buffer come one after the other, and all ranks wait for the one whose they are."""
+    small = {"reduce_bucket_size": 10**4}
+    found = moved(zero_stage=2, offload_optimizer="cpu", engine_options=small)
+    assert ("backward", KIND.TO_HOST) not in found
+    assert found["backward", KIND.TO_HOST_IN_TURN] == pytest.approx(4, rel=0.2)
+    added = moved(
+        zero_stage=2, offload_optimizer="cpu", gradient_accumulation_steps=3, engine_options=small
+    )
+    assert added["backward", KIND.TO_GPU_IN_TURN] == pytest.approx(2 * 2, rel=0.2)
+
+
+def test_stage_3_brings_offloaded_gradients_back_to_measure_them() -> None:
+    """``partition_grads``: there in 16 bits, back for their norm, and there once more in fp32."""
+    found = moved(zero_stage=3, offload_optimizer="cpu", engine_options=NO_CACHE)
+    assert found["backward", KIND.TO_HOST] == pytest.approx((2 + 4) / 8)
+    assert found["backward", KIND.TO_GPU] == pytest.approx(2 / 8)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +128,7 @@ def test_an_offloaded_optimizer_sends_gradients_there_and_weights_back() -> None
         (KIND.UPDATE, 800 / (UPDATE_SHARE * rates_of(None).bytes_per_s)),
         (KIND.TO_GPU, 800 / 20),
         (KIND.TO_HOST, 800 / 20),
+        (KIND.TO_HOST_IN_TURN, 800 / 40),
         (KIND.FROM_STORAGE, 800 / STORAGE_BYTES_PER_S),
         (KIND.TO_STORAGE, 800 / STORAGE_BYTES_PER_S),
         (KIND.HOST_UPDATE, 800 * 8 / 400),  # a node's ranks share its memory

@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 
 import memplan
+from memplan.compute.lanes import Lane
 from memplan.compute.rates import rates_of
 from memplan.compute.slowest import slowest_factor
 from memplan.errors import InputError
 from memplan.estimator.job import Job
+from memplan.estimator.pipeline_timer import BUBBLE
 from memplan.estimator.run_cost import TimeQuestion, run_cost
 from memplan.estimator.site import Site
 from memplan.estimator.step_time import StepTime, step_time, time_of
+from memplan.estimator.timer import HOST, LAUNCHES, LINKS
 from memplan.hardware.network import STORAGE_BYTES_PER_S
 from memplan.memory.accounts import step_visits
 
@@ -27,7 +30,6 @@ def timed(model: str = LLAMA, gpu: str = "h100", **settings: object) -> StepTime
 def test_the_range_holds_what_is_expected() -> None:
     time = timed(engine="fsdp", micro_batch_size=2)
     assert time.low_s < time.expected_s < time.high_s
-    assert sum(each.seconds for each in time.shares) == pytest.approx(time.expected_s, rel=0.12)
     assert time.binding == time.shares[0].words == "products of matrices"
     assert time.tokens == 8 * 2 * 4096
     assert time.mfu * time.peak_flops_per_s == pytest.approx(time.flops_per_s_per_gpu)
@@ -93,12 +95,18 @@ def test_zero_3_slows_down_across_nodes_with_slow_links() -> None:
 def test_an_optimizer_on_the_cpu_costs_what_deepspeed_measured() -> None:
     """Its CPU Adam steps 10 billion parameters in 2.57 s on one node (arXiv:2101.06840, table 4).
 
-    Nodes are faster by now: the low end of the range; theirs is inside.
+    Nodes are faster by now: the low end of the range; theirs is inside. The table has Adam alone, so that gradients are dealt
+    out here: rank by rank their copies take as long again.
     """
-    plain, offloaded = (
-        timed(gpu="a100-80gb", zero_stage=2, num_gpus=8, seq_len=1024, offload_optimizer=place)
-        for place in ("none", "cpu")
-    )
+    dealt = {"round_robin_gradients": True}
+    shape = {
+        "gpu": "a100-80gb",
+        "zero_stage": 2,
+        "num_gpus": 8,
+        "seq_len": 1024,
+        "engine_options": dealt,
+    }
+    plain, offloaded = (timed(**shape, offload_optimizer=place) for place in ("none", "cpu"))  # type: ignore[arg-type]
     per_10b = 10 / 8.03
     assert per_10b * (offloaded.low_s - plain.low_s) < 2.57
     assert per_10b * (offloaded.high_s - plain.high_s) > 2.57
@@ -223,6 +231,48 @@ def test_what_is_sent_goes_by_how_many_ranks_there_are() -> None:
         visits = step_visits(job.given)
         found.append({each.ranks.degree for visit in visits for each, _ in visit.exchanges})
     assert found == [{1, 8}, {1, 512}]
+
+
+PATHS = [
+    {"engine": "fsdp", "micro_batch_size": 2},
+    {"engine": "fsdp", "num_gpus": 16, "gradient_accumulation_steps": 5, "checkpointing": "full"},
+    {"zero_stage": 3, "seq_len": 512},
+    {"zero_stage": 2, "offload_optimizer": "cpu", "gradient_accumulation_steps": 4},
+    {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
+    {"engine": "ddp", "num_gpus": 1, "model": "qwen2.5-0.5b", "seq_len": 256},
+    {"engine": "fsdp", "model": "qwen2.5-1.5b", "job": "ppo:rollout=vllm,sleep=1"},
+    {"engine": "fsdp", "offload_activations": "save-on-cpu"},
+    {"engine": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2, "gradient_accumulation_steps": 8},
+    {
+        "engine": "megatron", "pipeline_parallel": 4, "virtual_stages": 2, "pipeline_schedule": "interleaved-1f1b",
+        "gradient_accumulation_steps": 8, "num_gpus": 16, "engine_options": {"use_distributed_optimizer": True},
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", PATHS)
+def test_parts_and_critical_path_add_up_to_the_step(settings: dict[str, object]) -> None:
+    """To the microsecond; the drawn path has no gap, and with one micro-batch each lane's part of it is what the shares say."""
+    time = timed(**settings)  # type: ignore[arg-type]
+    assert sum(each.seconds for each in time.shares) == pytest.approx(time.expected_s, abs=1e-6)
+    now_s = 0.0
+    for each in time.path:
+        assert each.start_s == pytest.approx(now_s, abs=1e-6)
+        now_s = each.stop_s
+    assert now_s <= time.expected_s + 1e-6
+    if settings.get("gradient_accumulation_steps", 1) != 1 and "pipeline_parallel" not in settings:
+        return  # micro-batches that are alike are drawn once
+    assert now_s == pytest.approx(time.expected_s, abs=1e-6)
+    if "pipeline_parallel" in settings:
+        bubble = sum(each.busy_s for each in time.path if each.lane is Lane.STAGES)
+        told = sum(each.seconds for each in time.shares if each.words == BUBBLE)
+        assert bubble == pytest.approx(told, rel=0.02)  # passes of a kind differ from one another
+        return
+    for lane, words in ((Lane.LINK, LINKS), (Lane.HOST, HOST), (Lane.ASKED, LAUNCHES)):
+        own = sum(each.busy_s for each in time.path if each.lane is lane)
+        assert own == pytest.approx(
+            sum(each.seconds for each in time.shares if each.words == words), abs=1e-6
+        )
 
 
 def test_a_step_takes_as_long_as_the_slowest_gpu() -> None:

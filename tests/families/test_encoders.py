@@ -189,7 +189,7 @@ def test_labels_are_counted_and_overruled() -> None:
 def test_layouts_pooler_is_owned_but_never_trained() -> None:
     tape = record({**SMALL, "model_type": "layoutlm"}, Task.MASKED_LM)
     unused = {each.name for segment in tape.segments for each in segment.parameters if each.unused}
-    assert unused == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert unused == {"layoutlm.pooler.dense.weight", "layoutlm.pooler.dense.bias"}
 
 
 def test_alberts_layers_share_one_set_of_parameters() -> None:

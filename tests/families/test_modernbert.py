@@ -69,10 +69,10 @@ def test_every_third_layer_sees_everything() -> None:
 
 
 def test_only_the_first_layer_has_no_norm_before_attention() -> None:
-    runs = read({**SMALL, "num_hidden_layers": 7}).stacks[0].runs
-    assert [run.layer.attention_norm for run in runs for _ in range(run.count)] == [False] + [
-        True
-    ] * 6
+    tape = record_model(read({**SMALL, "num_hidden_layers": 7}), TapeOptions())
+    layers = [each for each in tape.segments if each.is_layer for _ in range(each.repeat)]
+    normed = [any(each.module == "attn_norm" for each in layer.parameters) for layer in layers]
+    assert normed == [False] + [True] * 6
 
 
 @pytest.mark.parametrize(("length", "made"), [(63, False), (64, True)])

@@ -5,6 +5,7 @@ be off, and what is known of why.
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ OFF: dict[str, dict[str, Any]] = json.loads(
 USUAL = {"peak": PEAK, "reserved": RESERVED}
 
 
+@cache
+def run_of(path: Path) -> Verified:
+    """Estimated once for both that ask."""
+    return replayed(path)
+
+
 def errors_of(run: Verified) -> dict[str, float]:
     """The largest of each kind."""
     found = {"peak": max(map(abs, run.peak_errors), default=0.0)}
@@ -36,7 +43,7 @@ def errors_of(run: Verified) -> dict[str, float]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_sent(path: Path) -> None:
-    run = replayed(path)
+    run = run_of(path)
     assert run.is_agreed, "the verdict is wrong"
     assert run.estimate.num_params == run.measured.num_params or not run.measured.num_params
     off = OFF.get(path.name, {})
@@ -54,7 +61,7 @@ def test_sent(path: Path) -> None:
 @pytest.mark.long
 def test_verdicts(pytestconfig: pytest.Config) -> None:
     """Of cards that nothing else crowded."""
-    runs = [(path, replayed(path)) for path in FILES]
+    runs = [(path, run_of(path)) for path in FILES]
     known = (
         judged(
             run.estimate, run.verdict, record=path.stem, source="memplan verify",

@@ -142,7 +142,9 @@ def test_no_value_is_a_traceback(
                 setups.add(read(nested(place, value, kind)))
             except MemplanError as error:
                 assert "\n" not in str(error)
-                assert len(str(error)) < 500
+                assert len(str(error)) < 800, (
+                    "all optimizers' names, where none is near, are 700 characters"
+                )
     for setup in setups:
         try:
             estimate(tiny_model(), replace(setup, seq_len=8))

@@ -66,7 +66,7 @@ OF_KIND: dict[str, dict[str, list[Any]]] = {
         "tensor_parallel": [1, 2], "pipeline_parallel": [1, 2], "context_parallel": [1, 2],
         "virtual_stages": [1, 1, 2], "gradient_accumulation_steps": [4, 8], "sequence_parallel": [None, True],
         "seq_len": [256, 1024],
-        "layers_per_stage": [None, None, (7, 9)], "checkpointing": ["none", "full", "selective", "0-3"],
+        "layers_per_stage": [None, None, (7, 9)], "fp8": [None, None, "te-current", "te-blockwise"], "checkpointing": ["none", "full", "selective", "0-3"],
         "engine_options": [
             None, {"use_distributed_optimizer": True}, {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
             {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},

@@ -184,7 +184,7 @@ def _packed_masks(
 def two_sided_mask(t: Tape, stack: StackSpec, context: StackContext) -> Tensor | None:
     """What an encoder's layers with a window are given, unless the sequence is shorter than it.
 
-    Their ``sliding_window`` counts the neighbours on either side (ModernBERT).
+    Their ``sliding_window`` counts the neighbours on either side.
     """
     windows = [spec.sliding_window for spec in attentions(stack) if spec.sliding_window]
     if not windows or context.seq_len < min(windows):

@@ -163,10 +163,6 @@ def _split_per_head(
         query, key, value = (t.contiguous(part) for part in (query, key, value))
         held.append(fused)
         return query, key, value
-    if projection is Projection.FUSED_UNBOUND:
-        # Gradients of heads are joined in rows, whatever their layout.
-        query, key, value = t.split(fused, third, third, third)
-        return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
     return query, key, value

@@ -41,11 +41,6 @@ def rotate(
     if form.expanded_tables:
         cos, sin = _expanded(t, cos), _expanded(t, sin)
     sources = (query, key)
-    if form.upcast_twice:
-        turned = [_twice_upcast(t, x, cos, sin) for x in sources]
-        query, key = (t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True))
-        t.touch(*turned)
-        return query, key
     if form.upcast_apart:
         turned = [_apart_upcast(t, x, cos, sin) for x in sources]
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
@@ -109,15 +104,6 @@ def _by_kernel(
         query, key = (_joined(t, x, rest) for x, (_, rest) in zip(turned, cut, strict=True))
     t.touch(*sources, cos, sin)
     return query, key
-
-
-def _twice_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x.float() * cos + rotate_half(x.float()) * sin``, each copy gone after its product."""
-    straight = t.mul(t.cast(x, DType.FP32), cos)
-    copy = t.cast(x, DType.FP32)
-    first, second = t.slice(copy, copy.numel // 2), t.slice(copy, copy.numel - copy.numel // 2)
-    turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
-    return t.add(straight, t.mul(turned, sin))
 
 
 def _apart_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -46,8 +46,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
             columns = keys_in_columns(spec, shape)
             key = as_heads(t, key, spec.num_kv_heads, in_columns=columns)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
-    if spec.query_scaling is QueryScaling.LAST:
-        query = t.scale(query)
     if not spec.query_key_norm_last and not spec.query_key_norm_at_once and not beside:
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:

@@ -8,6 +8,7 @@ tokens as the others: what ``moe_expert_capacity_factor`` 1 with ``moe_pad_exper
 from memplan.dtypes import DType
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import swiglu
+from memplan.graph.megatron.narrow import narrow_formats, narrow_product
 from memplan.graph.megatron.norms import norm
 from memplan.graph.megatron.parallel import multiplied, weight_of
 from memplan.graph.megatron.recomputation import discard, recompute_since
@@ -209,6 +210,7 @@ def _grouped(
     weight = t.parameter(f"{name}.weight", local * out_features, in_features, experts=share)
     weight.ranks = c.experts * c.expert_degree
     rows = x.numel // in_features
-    return multiplied(
-        c, x, weight, rows * out_features, flops=2 * rows * in_features * out_features
-    )
+    flops, formats = 2 * rows * in_features * out_features, narrow_formats(c)
+    if formats is not None:
+        return narrow_product(c, formats, x, weight, rows * out_features, flops=flops, rows=rows)
+    return multiplied(c, x, weight, rows * out_features, flops=flops)

@@ -15,6 +15,7 @@ from memplan.graph.attention.ring import ring_sends
 from memplan.graph.attention.scratch import cudnn_backward_scratch, flash_backward_scratch
 from memplan.graph.megatron.attention import core_attention, rotary
 from memplan.graph.megatron.context import MegatronContext
+from memplan.graph.megatron.narrow import Narrow, narrow_formats, narrow_product, narrow_sends
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.megatron.parallel import column_sends, multiplied, row_sends
 from memplan.graph.operation_kinds import OperationKind
@@ -24,6 +25,7 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
 from memplan.training.exchange import ExchangeKind, Group, both_ways
+from memplan.training.fp8 import Fp8Formats
 from memplan.training.sdpa import ScoreKernel, SdpaCall
 
 FUSED_KERNELS = (ScoreKernel.CUDNN, ScoreKernel.FLASH)
@@ -42,6 +44,9 @@ def norm_linear(
     With sequence parallelism the normed input is gathered for the product, and in backward again; the
     whole input gradient stays until the function returns.
     """
+    formats = narrow_formats(c)
+    if formats is not None:
+        return _narrow_norm_linear(c, formats, x, spec, name, weight, bias)
     t = c.tape
     out_features, width = weight.shape
     weights = norm_weights(c, spec, f"{name}.layer_norm", width)
@@ -65,10 +70,59 @@ def norm_linear(
     return out
 
 
+def _narrow_norm_linear(
+    c: MegatronContext,
+    formats: Fp8Formats,
+    x: Tensor,
+    spec: NormSpec,
+    name: str,
+    weight: Parameter,
+    bias: Parameter | None,
+) -> Tensor:
+    """The same in 8 bits: the normed input is there as codes alone, or in 16 bits until their scale is known."""
+    t, narrow = c.tape, Narrow(c, formats, weight)
+    out_features, width = weight.shape
+    weights = norm_weights(c, spec, f"{name}.layer_norm", width)
+    rows = x.numel // width
+    kept = narrow.kept(rows, again=c.sequence)
+    statistics = [t.tensor(rows, DType.FP32) for _ in weights]
+    out = t.tensor(c.tokens * out_features, c.dtype)
+    whole = x.storage.num_bytes * (c.degree if c.sequence else 1)
+    forward = [
+        *[x.storage.num_bytes] * formats.scales_first,
+        *narrow.quantized(rows, again=c.sequence),
+    ]
+    backward = narrow.gradient(c.tokens)
+    if c.sequence:
+        forward += narrow.gathered(c.tokens)
+        backward += [*narrow.gathered_back(c.tokens), whole, x.storage.num_bytes]
+    else:
+        backward.append(whole)
+    inputs: tuple[Tensor, ...] = (x, *weights, weight)
+    gradients: tuple[int, ...] = (Gradient.FRESH,) * (1 + len(weights)) + (c.weight_gradient,)
+    if bias is not None:
+        inputs, gradients = (*inputs, bias), (*gradients, Gradient.FRESH)
+    t.record(
+        OperationKind.LINEAR, inputs, (kept, *statistics, out), saves=(x, kept, *statistics, weight),
+        gradients=gradients, forward_scratch_bytes=(*forward, RESULT) if forward else (),
+        backward_scratch_bytes=(*backward, RESULT), flops=2 * c.tokens * width * out_features,
+        in_python=True, sends=narrow_sends(c, formats, column_sends(c, width)),
+    )  # fmt: skip
+    return out
+
+
 def column_linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
     """A product with this rank's columns whose input was normed elsewhere."""
     out_features, in_features = weight.shape
     whole = x.storage.num_bytes * c.degree
+    formats = narrow_formats(c)
+    if formats is not None:
+        return narrow_product(
+            c, formats, x, weight, c.tokens * out_features, rows=x.numel // in_features,
+            flops=2 * c.tokens * in_features * out_features, gradient_rows=c.tokens,
+            backward=(whole,) if c.sequence else (), sends=column_sends(c, in_features),
+            is_gathered=c.sequence,
+        )  # fmt: skip
     return multiplied(
         c, x, weight, c.tokens * out_features, flops=2 * c.tokens * in_features * out_features,
         forward_scratch_bytes=(whole, RESULT) if c.sequence else (),
@@ -83,7 +137,10 @@ def whole_linear(
     """A product with a weight that is whole on every rank, of its share of the tokens (``duplicated``)."""
     weight = c.tape.parameter(f"{name}.weight", out_features, in_features)
     numel = c.stream_tokens * out_features
-    return multiplied(c, x, weight, numel, flops=2 * numel * in_features)
+    formats, flops = narrow_formats(c), 2 * numel * in_features
+    if formats is not None:
+        return narrow_product(c, formats, x, weight, numel, flops=flops, rows=c.stream_tokens)
+    return multiplied(c, x, weight, numel, flops=flops)
 
 
 def linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
@@ -92,6 +149,13 @@ def linear(c: MegatronContext, x: Tensor, weight: Parameter) -> Tensor:
     gathered: tuple[int, ...] = ()
     if c.sequence:
         gathered = (allocated_bytes(c.tokens * out_features, c.dtype), RESULT)
+    formats = narrow_formats(c)
+    if formats is not None:
+        return narrow_product(
+            c, formats, x, weight, c.stream_tokens * out_features, rows=c.tokens,
+            flops=2 * c.tokens * in_features * out_features, forward=gathered[:1],
+            sends=row_sends(c, out_features),
+        )  # fmt: skip
     return multiplied(
         c, x, weight, c.stream_tokens * out_features,
         flops=2 * c.tokens * in_features * out_features, forward_scratch_bytes=gathered,

@@ -32,11 +32,14 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 """Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
-def attention_function(run: Run) -> Attend:
-    """The function that a class's attention calls: by the kernels, and over shared sequences."""
-    chosen = sdpa_attention
+def attention_function(run: Run, eager: Attend | None = None, *, causal: bool = True) -> Attend:
+    """The function that a class's attention calls: by the kernels, and over shared sequences.
+
+    ``eager`` is the class's own where it has another than Llama's.
+    """
+    chosen: Attend = sdpa_attention if causal else two_sided_attention
     if run.kernels.attention is AttentionKernel.EAGER:
-        chosen = fused_attention if run.kernels.fused_elementwise else eager_attention
+        chosen = fused_attention if run.kernels.fused_elementwise else eager or eager_attention
     group = run.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
         from memplan.graph.modules.exchange import exchanged  # only where sequences are shared
@@ -45,8 +48,21 @@ def attention_function(run: Run) -> Attend:
     return chosen
 
 
-def sdpa_attention(
+def two_sided_attention(
     query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """``sdpa_attention_forward`` of a module whose ``is_causal`` is false."""
+    return sdpa_attention(query, key, value, mask, probability, causal=False)
+
+
+def sdpa_attention(
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    probability: float,
+    *,
+    causal: bool = True,
 ) -> Attended:
     """``sdpa_attention_forward``: grouped heads are left to the kernel, or written out for every query head."""
     groups = query.shape[1] // key.shape[1]
@@ -55,7 +71,9 @@ def sdpa_attention(
     if groups > 1 and not kept and not query.run.kernels.attention.is_package:
         key = key.repeat_heads(groups)
         value = value.repeat_heads(groups)
-    out = scaled_dot_product_attention(query, key, value, mask, probability, grouped=kept)
+    out = scaled_dot_product_attention(
+        query, key, value, mask, probability, grouped=kept, causal=causal
+    )
     out = out.transpose(1, 2).contiguous()
     return out, None
 
@@ -74,6 +92,16 @@ def capped_attention(
     return _written_out(query, key, value, mask, probability, softcap=True)
 
 
+def unwidened_attention(
+    query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+) -> Attended:
+    """BERT's: the softmax names no format.
+
+    (transformers 5.23, models/bert/modeling_bert.py, ``eager_attention_forward``)
+    """
+    return _written_out(query, key, value, mask, probability, softcap=False, widened=False)
+
+
 def _written_out(
     query: Handle,
     key: Handle,
@@ -82,6 +110,7 @@ def _written_out(
     probability: float,
     *,
     softcap: bool,
+    widened: bool = True,
 ) -> Attended:
     run = query.run
     start = len(run.segment.operations)
@@ -95,7 +124,10 @@ def _written_out(
         weights = weights * 50.0
     if mask is not None:
         weights = weights + mask
-    weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    if widened:
+        weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
+    else:
+        weights = weights.like(softmax(run, weights.record))
     weights = dropout(weights, probability)
     out = matmul(weights, values)
     out = out.transpose(1, 2).contiguous()
@@ -122,12 +154,19 @@ def fused_attention(
 
 @lru_cache(maxsize=256)
 def score_spec(
-    heads: int, kv_heads: int, head_dim: int, value_dim: int, probability: float
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    probability: float,
+    *,
+    causal: bool = True,
 ) -> AttentionSpec:
     """What the kernels' formulas ask of a call."""
     return AttentionSpec(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, projection=Projection.SEPARATE,
-        dropout=probability, value_head_dim=value_dim if value_dim != head_dim else None,
+        causal=causal, dropout=probability,
+        value_head_dim=value_dim if value_dim != head_dim else None,
     )  # fmt: skip
 
 
@@ -139,11 +178,12 @@ def scaled_dot_product_attention(
     probability: float,
     *,
     grouped: bool = False,
+    causal: bool = True,
 ) -> Handle:
     """The kernel that the card's dispatcher takes; what it gives lies as the queries do."""
     run = query.run
     batch, heads, length, width = query.shape
-    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability)
+    spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability, causal=causal)
     kernel = _kernel_of(query, key, value, mask, probability, grouped=grouped)
     if run.autocast is not None:
         if mask is not None and mask.dtype is not DType.BOOL:

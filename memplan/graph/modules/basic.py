@@ -65,16 +65,28 @@ class Linear(Module):
         return made
 
     def _tied(self, x: Handle) -> Tensor:
-        """Through a matrix that another module owns."""
+        """Through a matrix that another module owns, with a bias of its own or of another's."""
         run, group = self.run, self.run.options.tensor_parallel
         table = self.parameter(self.weight)
+        addend = self._addend(table)
         if group is None or self.split is Split.WHOLE:
-            return matmul_weight(run, x.laid(), table, module=self.within)
+            return matmul_weight(run, x.laid(), table, addend, module=self.within)
 
         def product(given: Tensor, _: int) -> Tensor:
-            return matmul_weight(run, given, table, module=self.within)
+            return matmul_weight(run, given, table, addend, module=self.within)
 
         return split_product(run, group, x.laid(), self.split, self.out_features, product)
+
+    def _addend(self, table: Parameter) -> Parameter | None:
+        """The bias beside a matrix of another module's, which then is this module's too."""
+        bias = self.weights.get("bias")
+        if bias is None:
+            return None
+        found = self.parameter(bias)
+        self.run.tie(table, self.within)
+        if bias.owner is not self:
+            self.run.tie(found, self.within)
+        return found
 
     def _width(self) -> int:
         """Columns of the result that this rank has."""

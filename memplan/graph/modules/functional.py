@@ -9,10 +9,12 @@ from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import softmax as softmax_of
 from memplan.graph.operations.products import matmul_weight, trained_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor
+from memplan.model.networks import Activation
 
 
 def linear(x: Handle, module: Module, weight: Weight, bias: Weight | None = None) -> Handle:
@@ -186,3 +188,38 @@ def estimated(scores: Handle, multiplier: Handle, selected: Handle, gates: Handl
         in_python=True,
     )  # fmt: skip
     return made
+
+
+def activated(x: Handle, kind: Activation) -> Handle:
+    """A nonlinearity that is called as a function."""
+    return x.like(activation(x.run, x.record, kind))
+
+
+def binary_cross_entropy(logits: Handle) -> Tensor:
+    """``BCEWithLogitsLoss`` of labels that are cast to fp32, as autocast casts the logits."""
+    run = logits.run
+    given = logits if run.autocast is None else logits.float()
+    labels = empty(run, logits.shape, DType.FP32)
+    run.record(OperationKind.TO, (), (labels.record,))
+    loss = run.tensor(1, given.dtype)
+    run.record(
+        OperationKind.BINARY_CROSS_ENTROPY_WITH_LOGITS, (given.record, labels.record), (loss,),
+        saves=(given.record, labels.record), gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return loss
+
+
+def masked_fill_rows(x: Handle, mask: Handle) -> Handle:
+    """``x.masked_fill(mask.unsqueeze(-1), 0.0)``: keeps the mask."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    run.record(
+        OperationKind.MASKED_FILL, (x.record, mask.record), (made.record,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return made
+
+
+def mean_of_tokens(x: Handle) -> Handle:
+    """``x.mean(dim=1)``."""
+    batch, length, width = x.shape
+    return Handle(x.run, x.run.mean(x.record, length), (batch, width))

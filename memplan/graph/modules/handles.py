@@ -14,6 +14,7 @@ from memplan.graph.modules.strides import (
     view_strides,
 )
 from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.elementwise import add_in_place
 from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Tensor
 
@@ -126,6 +127,10 @@ class Handle:
             return self.like(self.run.add(self.record, other.record), other)
         return self.like(self.run.shift(self.record))
 
+    def __iadd__(self, other: "Handle | Number") -> "Handle":  # noqa: PYI034  (a view of the same storage)
+        assert isinstance(other, Handle)
+        return self.like(add_in_place(self.run, self.record, other.record), other)
+
     def __sub__(self, other: "Handle") -> "Handle":
         return self + other
 
@@ -167,6 +172,10 @@ class Handle:
     def to(self, dtype: DType) -> "Handle":
         """A copy in another format; itself where it has that."""
         return self if self.dtype is dtype else self.like(self.run.cast(self.record, dtype))
+
+    def clone(self) -> "Handle":
+        """A copy."""
+        return self.like(self.run.scale(self.record, OperationKind.CLONE))
 
     def float(self) -> "Handle":
         """A copy in fp32."""
@@ -220,6 +229,14 @@ class Handle:
             self.leads_to(Handle(self.run, record, shape, self.strides), rule)
             for record, shape in zip(records, shapes, strict=True)
         ]
+
+    def unbind(self, dim: int) -> "list[Handle]":
+        """Parts along a dimension, which they no longer have."""
+        shape = *self.shape[:dim], *self.shape[dim + 1 :]
+        strides = *self.strides[:dim], *self.strides[dim + 1 :]
+        records = self.run.split(self.record, *(prod(shape),) * self.shape[dim])
+        rule = in_rows(self.shape)
+        return [self.leads_to(Handle(self.run, each, shape, strides), rule) for each in records]
 
     def unsqueeze(self, dim: int) -> "Handle":
         """A dimension of one more: no operation.

@@ -63,7 +63,7 @@ class LayerList(Module):
             cuts |= set() if options.stage.is_last else {depth - 1}
         if options.adaptation is not None:
             cuts |= options.adaptation.cuts(self.segment_name)
-        frozen = self.is_frozen(ModelPart.LAYERS)
+        frozen = self.is_frozen(ModelPart.LAYERS, self.segment_name.partition(".")[0])
         at = 0
         for kind, group in groupby(self.kinds):
             stop = at + len(list(group))
@@ -112,9 +112,10 @@ class Layer:
         """What sets it apart from other layers."""
         return self._stretch.kind
 
-    def __call__(self, x: Handle, *args: Any) -> Handle:
+    def __call__(self, x: Handle, *args: Any) -> Any:
         """Run it once for all that are like it.
 
+        What it returns beside the hidden states the model holds until the next layer has returned.
         They are not where one gives another format than it is given, or the first trained one stands
         behind frozen ones.
         """
@@ -127,8 +128,12 @@ class Layer:
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
-        made: Handle = self._module(x, *args)
+        returned = self._module(x, *args)
+        made, *further = returned if isinstance(returned, tuple) else (returned,)
+        beside = [each.record for each in further if each is not None]
+        run.touch(*beside)
         run.finish(made.record)
+        run.carry(*beside)
         if (made.dtype, made.requires_grad) != given:
             run.segment.repeat = 1
-        return made
+        return returned

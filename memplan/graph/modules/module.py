@@ -11,6 +11,9 @@ from memplan.graph.tensor_parallel import gather_sequence
 from memplan.graph.tensors import Parameter
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
+STACKS = "encoder", "decoder"
+"""Stacks that can be frozen whole, by the beginning of their segments' names."""
+
 
 class Weight:
     """A parameter as a constructor declares it: ``torch.nn.Parameter``."""
@@ -91,10 +94,19 @@ class Module:
             yield from each.modules()
 
     def parameters(self) -> Iterator[Weight]:
-        """Its own weights, then those of its children: the order of ``named_parameters()``."""
+        """Weights that it owns, then those of its children."""
         yield from (each for each in self.weights.values() if each.owner is self)
         for each in self.children.values():
             yield from each.parameters()
+
+    def named_parameters(self) -> Iterator[Weight]:
+        """Each weight where a constructor first names it, tied ones too."""
+        yield from dict.fromkeys(self._all_weights())
+
+    def _all_weights(self) -> Iterator[Weight]:
+        yield from self.weights.values()
+        for each in self.children.values():
+            yield from each._all_weights()
 
     @property
     def spans_segments(self) -> bool:
@@ -108,6 +120,8 @@ class Module:
 
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Give it and all in it a tape and their names; returns whether any of them owns weights."""
+        if self.segment is not None and self.segment[1] is ModelPart.HEAD:
+            within = path  # the task's own modules stand in the same segment
         self.site, self.path, self.within = site, path, within
         spans = self.spans_segments
         owns = bool(self.weights)
@@ -123,9 +137,10 @@ class Module:
     def __call__(self, *args: Any) -> Any:
         """Run ``forward``, with the hooks that engines hang on modules around it."""
         run = self.run
-        if self.segment is not None:
+        if self.segment is not None and run.segment.part is not ModelPart.HEAD:
             name, part = self.segment
-            run.start(name, args[0].record, part=part, frozen=self.is_frozen(part))
+            stack = name.partition(".")[0]
+            run.start(name, args[0].record, part=part, frozen=self.is_frozen(part, stack))
         if self.gathers:
             args = (gathered(args[0]), *args[1:])
         if self.block is not None:
@@ -141,12 +156,13 @@ class Module:
             run.leave(self.within)
         return made
 
-    def is_frozen(self, part: ModelPart) -> bool:
-        """Whether a segment of the decoder's is not trained."""
+    def is_frozen(self, part: ModelPart, stack: str = "decoder") -> bool:
+        """Whether a segment is not trained, of a stack where it is a part of one."""
         freeze = self.run.options.freeze
+        whole = stack in STACKS and bool(getattr(freeze, stack))
         parts = {
             ModelPart.EMBEDDING: freeze.embeddings, ModelPart.HEAD: freeze.head,
-            ModelPart.NORM: freeze.norm or freeze.decoder, ModelPart.LAYERS: freeze.decoder,
+            ModelPart.NORM: freeze.norm or whole, ModelPart.LAYERS: whole,
         }  # fmt: skip
         return parts.get(part, False)
 

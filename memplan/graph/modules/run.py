@@ -60,9 +60,13 @@ class Run(Tape):
 
     def outlive(self, storage: Storage) -> None:
         """Note that a name holds it beyond the segment that reads it."""
-        if storage.segment >= 0 and not storage.held:
+        if storage.segment >= 0 and not (storage.held or self._is_carried(storage)):
             storage.held = True
             self._outliving.add(storage)
+
+    def _is_carried(self, storage: Storage) -> bool:
+        """Whether a layer's repetitions hand it on, each to the next one."""
+        return storage in self.segments[storage.segment].carried
 
     def start(
         self,

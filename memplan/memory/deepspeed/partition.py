@@ -209,6 +209,20 @@ class FlatBuffer:
             pieces.append(min(start + numel, (rank + 1) * self.size) - low)
         return pieces
 
+    def largest_share(self, indices: Sequence[int]) -> int:
+        """Of these parameters, the most elements that lie in one rank's part."""
+        shares: dict[int, int] = {}
+        for index in indices:
+            first, last = self.first_rank[index], self.last_rank[index]
+            if last - first > 1:
+                return self.size
+            start, numel = self.offsets[index], self.numels[index]
+            here = min(start + numel, (first + 1) * self.size) - start
+            shares[first] = shares.get(first, 0) + here
+            if last > first:
+                shares[last] = shares.get(last, 0) + numel - here
+        return max(shares.values(), default=0)
+
     @cached_property
     def every_rank(self) -> list[RankKind]:
         """All ranks: each where parameters begin or end, those inside one parameter at once.

@@ -223,6 +223,13 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
     return units
 
 
+def whole_unit(parameters: list[Parameter], formats: UnitFormats, *, reshard: bool) -> Unit:
+    """A model that is one unit, its parameters in the order of ``named_parameters()``."""
+    unit = Unit(ROOT, reshard=reshard, parameters=parameters)
+    _measure(unit, formats)
+    return unit
+
+
 def _owner(units: Units, segment: Segment, parameter: Parameter) -> Unit:
     if units.embedding is not None and parameter.role is WeightRole.TOKEN_TABLE:
         return units.embedding

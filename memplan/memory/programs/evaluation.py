@@ -6,10 +6,10 @@ accelerate 1.15 (``_gpu_gather``), held against runs of PyTorch's CUDA build.
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
-from memplan.memory.beside import SideModel
+from memplan.memory.beside import SideModel, When
 from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.other_program import OtherProgram
-from memplan.memory.programs.program import Program, RankProgram
+from memplan.memory.programs.program import RankProgram
 from memplan.training.evaluation import Evaluation
 
 LOSS_ONLY_BATCHES = 2
@@ -29,8 +29,7 @@ class EvaluationProgram(OtherProgram):
         self, side: SideModel, how: Evaluation, ledger: Ledger, trained: RankProgram
     ) -> None:
         super().__init__(side, ledger)
-        self.trained = trained if isinstance(trained, Program) and side.is_sharded else None
-        """Whose weights they are, where these are gathered for a pass."""
+        self.borrow(trained)
         self.how = how
         self.keeps = how.num_kept > 0 and side.tape.outputs_bytes > 0
         """Logits of whole batches stay; of a class for each sequence nothing is said."""
@@ -42,10 +41,8 @@ class EvaluationProgram(OtherProgram):
         """Logits of several batches, joined."""
         self.num_kept = 0
 
-    def run(self) -> None:
+    def _pass(self) -> None:
         """Rounds of batches, between which the logits go to the CPU."""
-        if self.trained is not None:
-            self.program.take_over(self.trained)
         rounds = 1 if self.how.accumulation_steps is None else ROUNDS
         for _ in range(rounds):
             for number in self._batches():
@@ -53,8 +50,6 @@ class EvaluationProgram(OtherProgram):
             self._let_go()
             if self.how.accumulation_steps is not None:
                 self.ledger.empty_cache()
-        if self.trained is not None:
-            self.trained.take_over(self.program)
 
     def _batches(self) -> list[int]:
         """Numbers of the batches of a round that are played out."""
@@ -74,9 +69,11 @@ class EvaluationProgram(OtherProgram):
         )  # fmt: skip
         _free(ledger, before)
         program = self.program
+        for when in (When.ROLLOUT, When.FIRST):
+            if program.company is not None:
+                program.company.run(when)
         program.begin_pass()
         program.playback.forward()
-        program.end_forward()
         program.playback.return_loss()
         program.end_pass()
         if not self.keeps:

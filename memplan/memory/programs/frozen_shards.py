@@ -32,11 +32,13 @@ class FrozenShardsProgram(ShardedParametersProgram):
 
         That goes on behind a forward pass with the backward one: what this would read stays gathered, as far
         as ``max_reuse_distance`` lets it (``parameter_offload.py``, ``_end_of_forward_hook``, sets the
-        coordinator back, and lets go of nothing).
+        coordinator back, and lets go of nothing). Of a frozen model all passes are alike.
         """
         if isinstance(other, ShardedParametersProgram) and self.gathers:
             self.coordinator = other.coordinator
-            self.shares_coordinator = True
+            self.shares_coordinator, self.keeps_small = True, False
+            if isinstance(other, FrozenShardsProgram) and not other.shares_coordinator:
+                self.shares_coordinator, self.keeps_small = False, other.keeps_small
 
     def begin_pass(self) -> None:
         """The coordinator starts anew, with the order of modules that a first pass would record."""

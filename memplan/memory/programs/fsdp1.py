@@ -95,8 +95,6 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """The first forward pass has begun."""
         self.ran = False
         """It has ended: from then on it is known which unit comes next."""
-        self.entered = False
-        """The root's forward pass has begun."""
         self.late: FlatUse | None = None
         """A layer whose backward pass is over, but whose gradients are not joined yet."""
         self.chain = FollowedUses((*self.singles.values(), *self._layer_uses()))
@@ -261,9 +259,8 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs; the root comes first."""
-        if not self.entered and self.root is not None:
+        if segment is self.given.tape.segments[0] and not repetition and self.root is not None:
             self._pre_forward(self.root)
-        self.entered = True
         for use in self._uses_in(segment, repetition):
             self._pre_forward(use)
 
@@ -286,7 +283,6 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     def end_forward(self) -> None:
         """The root stays gathered."""
-        self.entered = False
         if self.root is not None:
             self._reshard(self.root, frees=False)
             self._end_forward_of(self.root, is_graded=True)

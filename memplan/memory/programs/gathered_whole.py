@@ -5,30 +5,23 @@ the forward pass is over (torch 2.13, ``wait_for_unshard``).
 """
 
 from memplan.graph.segments import Segment
-from memplan.graph.tensors import allocated_bytes
-from memplan.memory.account import ComponentKind
-from memplan.memory.fsdp2.units import shard_numel
-from memplan.memory.programs.fsdp2 import GATHER_STREAM, Fsdp2Program
+from memplan.memory.fsdp2.units import whole_unit
+from memplan.memory.ledger import Ledger
+from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
+from memplan.memory.rank import RankInput
 
 
 class GatheredWholeProgram(Fsdp2Program):
     """One rank's shards of a model that is not trained."""
 
+    def __init__(self, given: RankInput, ledger: Ledger) -> None:
+        super().__init__(given, ledger)
+        parameters = [parameter for parameter, _ in self.weights]
+        self.model = UnitUse(whole_unit(parameters, self.formats, reshard=True), 0)
+
     def begin_pass(self) -> None:
         """All weights are gathered at once, and copied out of the flat result."""
-        degree, compute = self.formats.degree, self.formats.compute
-        numels = [shard_numel(parameter, degree) * degree for parameter, _ in self.weights]
-        flat = allocated_bytes(sum(numels), compute)
-        buffers = ComponentKind.COMMUNICATION_BUFFERS
-        name = "result of an all-gather"
-        self.gathered = [self.ledger.allocate(flat, GATHER_STREAM, buffers, name)]
-        self.gathered += [
-            self.ledger.allocate(
-                allocated_bytes(numel, compute), 0, ComponentKind.GATHERED_PARAMETERS,
-                "the model, whole while it runs",
-            )
-            for numel in numels
-        ]  # fmt: skip
+        self._unshard_forward(self.model)
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """Everything is there."""
@@ -38,9 +31,8 @@ class GatheredWholeProgram(Fsdp2Program):
 
     def end_forward(self) -> None:
         """Everything goes."""
-        for block in self.gathered:
-            self.ledger.free(block)
-        self.gathered = []
+        self._reshard(self.model)
+        self._drop_kept()
 
     def end_pass(self) -> None:
         """Nothing is left."""

@@ -37,6 +37,7 @@ class PlayedCoordinator(Coordinator):
         self.flat: dict[Handle, Block] = {}
         self.recorded: list[Sequence[int]] = []
         self.has_trace = False
+        self.is_recording = False
         self.is_detaching = False
         """What is let go stays alive as long as the graph needs it."""
         self.detached: dict[int, list[Block]] = {}
@@ -60,15 +61,30 @@ class PlayedCoordinator(Coordinator):
             self._wait(weight)
             self.drop(weight)
         self.has_trace = bool(self.recorded)
+        self.is_recording = not self.has_trace
         self.begin(self.recorded)
 
     def visit(self, needed: Sequence[int]) -> None:
         """A module is about to run."""
+        if self.has_trace and self.step == len(self.trace):
+            self._forget_trace()
         if self.has_trace:
             self.enter()
             return
-        self.recorded.append(needed)
+        if self.is_recording:
+            self.recorded.append(needed)
         self._bring_own(needed)
+
+    def _forget_trace(self) -> None:
+        """``_invalidate_trace``: a backward pass, where a forward one alone was recorded.
+
+        The next pass records anew.
+        """
+        for weight in list(self.handles):
+            self._wait(weight)
+            self.drop(weight)
+        self.recorded = []
+        self.has_trace = False
 
     def leave(self, weights: Sequence[int]) -> None:
         """A module has run."""

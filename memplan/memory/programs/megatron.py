@@ -25,6 +25,7 @@ from memplan.training.optimizers.script import Stepped
 from memplan.units import MIB, ceil_div
 
 _GLOBAL_BUFFER = "Megatron's global memory buffer"
+_CODES = "TransformerEngine's codes of a weight, by row and by column"
 _DUMMIES = "a gradient that autograd is handed for all weights of a shape"
 _COPIES = "fp32 copies of the gradients that this rank steps"
 _STEPPED = "every parameter that this rank steps"
@@ -50,11 +51,23 @@ class MegatronLayersProgram(Program):
     def __init__(self, given: RankInput, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.process = Process()
+        self.has_codes = False
+        """Of weights, where they are multiplied in 8 bits."""
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """The first layer's pass asks for the global buffer, which later ones share."""
         if segment.is_layer and repetition == 0:
             self._make_buffers()
+            self._make_codes()
+
+    def _make_codes(self) -> None:
+        """Narrow copies of weights, which the first micro-batch makes and later ones read."""
+        if self.has_codes:
+            return
+        self.has_codes = True
+        for weight in self.weights:
+            if weight[0].codes_bytes:
+                self.ledger.allocate(weight[0].codes_bytes, 0, ComponentKind.PARAMETERS, _CODES)
 
     def share(self, first: Program) -> None:
         """All stages of a rank take the same buffers."""
@@ -257,7 +270,13 @@ class MegatronProgram(MegatronLayersProgram):
         each_part = 3 * main
         if self.weights_dtype is not DType.FP32:
             each_part += DType.FP32.num_bytes + self.weights_dtype.num_bytes
-        return numel * each_part + main * sum(group.buffer.numel for group in self.groups)
+        whole = sum(group.buffer.numel for group in self.groups)
+        return numel * each_part + main * whole + self._quantized_bytes()
+
+    def _quantized_bytes(self) -> int:
+        """Weights read and their codes written, which the next step's first micro-batch does [bytes]."""
+        narrowed = [weight for weight, _ in self.weights if weight.codes_bytes]
+        return sum(each.storage.num_bytes + each.codes_bytes for each in narrowed)
 
     def _moved_by_engine(self, parts: list[tuple[Weight, int]]) -> int:
         """Gradients once, weights and both moments both ways [bytes]."""

@@ -3,7 +3,7 @@
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideLedger, SideModel, When
 from memplan.memory.ledger import Block, Ledger
-from memplan.memory.programs.program import Program
+from memplan.memory.programs.program import Program, RankProgram
 from memplan.memory.rank import RankInput
 from memplan.training.precision import Engine
 
@@ -17,6 +17,8 @@ class OtherProgram:
         self.side = side
         self.ledger = ledger
         self.program = _program(side, SideLedger(ledger, side.role))
+        self.borrowed: Program | None = None
+        """Whose weights they are, where these are gathered for a pass."""
 
     def load(self) -> None:
         """Its weights, if they are not the trained model's."""
@@ -35,14 +37,30 @@ class OtherProgram:
         self.program.train(step, num_micro_batches=num_micro_batches)
 
     def run(self) -> None:
-        """One pass without gradients."""
+        """One pass without gradients, over what an earlier one left gathered."""
+        if self.borrowed is not None:
+            self.program.take_over(self.borrowed)
+        self._pass()
+        if self.borrowed is not None:
+            self.borrowed.take_over(self.program)
+
+    def borrow(self, lender: RankProgram) -> None:
+        """The weights are another program's: what that left gathered is there, and the other way round.
+
+        A pass over fewer of them, with the adapter switched off, counts by itself.
+        """
+        self.borrowed = None
+        is_same = len(lender.weights) == len(self.program.weights)
+        if isinstance(lender, Program) and self.side.is_sharded and is_same:
+            self.borrowed = lender
+
+    def _pass(self) -> None:
         kept: Block | None = None
         if self.side.kept_bytes:
             kept = self.ledger.allocate(self.side.kept_bytes, 0, _CACHE, self.side.kept_words)
         program = self.program
         program.begin_pass()
         program.playback.forward()
-        program.end_forward()
         program.playback.return_loss()
         program.end_pass()
         program.playback.let_go()

@@ -1,7 +1,8 @@
 """Programs of a job's other models, run beside that of the trained one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from memplan.fast_dataclass import replace
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import Beside, Share, SideModel, When
 from memplan.memory.ledger import Block, Ledger, Part
@@ -29,13 +30,40 @@ def shards_frozen_models(engine: Engine, stage: ZeroStage | None, num_ranks: int
     return engine in (Engine.FSDP, Engine.FSDP1) and num_ranks > 1
 
 
+_OF_A_STEP = frozenset({When.ROLLOUT, When.FIRST, When.JOINED})
+
+
 class OtherModels:
     """All of a job's other models, and its shares of the card."""
 
     def __init__(self, beside: Beside, ledger: Ledger, trained: RankProgram) -> None:
         self.ledger = ledger
         self.shares = beside.shares
-        self.others = [_other_program(each, ledger, trained) for each in beside.models]
+        steps = [each for each in beside.models if not each.of_evaluation]
+        self.others = [_other_program(each, ledger, trained) for each in steps]
+        attending = tuple(each for each in beside.models if each.of_evaluation)
+        owners = {each.side.role: each for each in self.others if each.side.owns_weights}
+        for each in self.others:
+            owner = owners.get(each.side.role)
+            if owner is not each and each.side.when in _OF_A_STEP:
+                each.borrow(trained if owner is None else owner.program)
+        for each in self._at(When.EVALUATION) if attending else ():
+            each.program.company = self._with_evaluation(attending, each, owners)
+
+    def _with_evaluation(
+        self,
+        models: tuple[SideModel, ...],
+        evaluated: OtherProgram,
+        owners: Mapping[str, OtherProgram],
+    ) -> "OtherModels":
+        """Those that run with its passes, over weights that are there."""
+        found = OtherModels(
+            Beside(models=tuple(replace(each, of_evaluation=False) for each in models)),
+            self.ledger, evaluated.program,
+        )  # fmt: skip
+        for each in found.others:
+            each.borrow(owners.get(each.side.role, evaluated).program)
+        return found
 
     def load(self) -> None:
         """Everything that stays."""

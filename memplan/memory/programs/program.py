@@ -23,7 +23,9 @@ from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.adapters import Lora
 from memplan.training.choices import AllocatorKind
+from memplan.training.jobs import JobKind
 from memplan.training.optimizers.script import ActKind
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div, round_up
 
@@ -240,13 +242,27 @@ class Program:
     def start(self) -> None:
         """Load, and fetch the first batch."""
         self.ledger.enter(Part.LOAD)
+        if self.company is not None and self.loads_others_first:
+            self.company.load()
         self.load()
         self.make_optimizer()
         if self.company is not None:
-            self.company.load()
+            if not self.loads_others_first:
+                self.company.load()
             self.load_average()
         self.ledger.enter(Part.FORWARD)
         self.playback.fetch_batch()
+
+    @property
+    def loads_others_first(self) -> bool:
+        """Whether a job's other models are on the card before the engine takes the trained one.
+
+        Trainers prepare them when they are made, and the Trainer's engine the model when training begins
+        (TRL 1.16, ``dpo_trainer.py``, ``kto_trainer.py``, ``grpo_trainer.py``); a plain loop's has been moved
+        there by then. PPO's prepares the model first (``ppo_trainer.py``).
+        """
+        setup = self.given.setup
+        return setup.chosen_engine is not Engine.DDP and setup.job.kind is not JobKind.PPO
 
     def settle(self, *, num_micro_batches: int) -> None:
         """Come to where every further step is like the last: to where there are states, and gradients that stay."""
@@ -378,7 +394,6 @@ class Program:
     def forward_pass(self) -> None:
         """Forward once."""
         self.playback.forward()
-        self.end_forward()
         self.playback.return_loss()
 
     def backward_pass(self) -> None:

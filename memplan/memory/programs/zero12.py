@@ -205,12 +205,20 @@ class ShardedStatesProgram(DeepSpeedProgram):
 
     def _send_to_host(self, numel: int) -> None:
         """Gradients of earlier micro-batches come back to be added to; the last one's go as fp32 masters need them
-        (``async_accumulate_grad_in_cpu_via_gpu``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``)."""
+        (``async_accumulate_grad_in_cpu_via_gpu``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``).
+
+        A bucket lies in one rank's part, or two: this one copies while all wait for it in the next reduction, unless
+        ``round_robin_gradients`` deals parameters out (DeepSpeed #1067: "gradient copying to CPU occurs one rank at a time").
+        """
+        to_gpu, to_host = ExchangeKind.TO_GPU, ExchangeKind.TO_HOST
+        if not self.job.options.round_robin_gradients and self.buffer.num_ranks > 1:
+            numel = self.buffer.largest_share(self.waiting)
+            to_gpu, to_host = ExchangeKind.TO_GPU_IN_TURN, ExchangeKind.TO_HOST_IN_TURN
         kept = self.settings.element_bytes * numel
         if self.adds and self.stage2:
-            self.ledger.exchange(ExchangeKind.TO_GPU, kept, hiding=self.hiding)
+            self.ledger.exchange(to_gpu, kept, hiding=self.hiding)
         sent = max(kept, DType.FP32.num_bytes * numel) if self.last else kept
-        self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
+        self.ledger.exchange(to_host, sent, hiding=self.hiding)
 
     def _sum_over_ranks(self, slices: list[int]) -> None:
         """Piece by piece through a flat copy, and a cast where they travel in another dtype."""

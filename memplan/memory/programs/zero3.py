@@ -259,14 +259,18 @@ class ShardedParametersProgram(DeepSpeedProgram):
     # -- a micro-batch ---------------------------------------------------------------------------
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
-        """The coordinator starts anew; what begins as the one before did is not played out again."""
+        """What begins as the one before did is not played out again."""
         standing = self._standing()
         if not first and standing is not None and standing == self.begun:
             return
         self.begun = standing
+        super().micro_batch(step, first=first, last=last)
+
+    def forward_pass(self) -> None:
+        """The model's first hook tells the coordinator so."""
         if self.gathers and self.traces:
             self.coordinator.restart()
-        super().micro_batch(step, first=first, last=last)
+        super().forward_pass()
 
     def _standing(self) -> object:
         """All that a micro-batch depends on, to be compared; None where it is not to be.
@@ -357,12 +361,16 @@ class ShardedParametersProgram(DeepSpeedProgram):
         return recast
 
     def _take_shard(self, number: int) -> None:
-        """Into its place; with offload it comes back from the CPU to be added to and measured."""
+        """Into its place; with offload it comes back from the CPU to be added to and measured, and the last one goes there
+        once more in the masters' format, while the host waits (``fp32_grad_tensor.copy_`` in ``partition_grads``)."""
         if not self.settings.offloads:
             return
         stream, shard = self.reduce_stream, self.shards[number]
         sent = self.settings.accumulated_bytes * shard
         self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
+        self.ledger.exchange(ExchangeKind.TO_GPU, sent, hiding=self.hiding)
+        if self.last:
+            self.ledger.exchange(ExchangeKind.TO_HOST, self.job.master_bytes * shard)
         size, name = self.settings.accumulated_bytes * shard, "gradient shards from the CPU"
         arrived = self.allocate(size, _GRADIENTS, name, stream=stream)
         if self.last:
@@ -385,8 +393,9 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def settle(self, *, num_micro_batches: int) -> None:
         """A first micro-batch records in which order modules run, and lets go of each at once: where
-        modules run again their graph holds what is then gathered once more, and it is played out."""
-        if self.gathers and any(each.stops.again for each in self.found):
+        modules run again their graph holds what is then gathered once more, and it is played out; so it is
+        where other passes than its own may be what is recorded."""
+        if self.gathers and (self.company or any(each.stops.again for each in self.found)):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
         if self.gathers and self.traces:

@@ -11,6 +11,7 @@ from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.megatron_shape import shape_arguments
 from memplan.training.choices import Recomputation, checkpointing_text
+from memplan.training.fp8 import Fp8Recipe
 from memplan.training.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.megatron import TransformerImpl
@@ -24,6 +25,16 @@ Arguments = dict[str, object]
 _PRECISIONS: Mapping[Precision, Arguments] = {
     Precision.BF16_MASTER: {"bf16": True}, Precision.FP16_MASTER: {"fp16": True},
     Precision.FP32: {},
+}  # fmt: skip
+_RECIPES: Mapping[Fp8Recipe, Arguments] = {
+    Fp8Recipe.NONE: {},
+    **{
+        recipe: {"fp8-format": "hybrid", "fp8-recipe": name}
+        for recipe, name in (
+            (Fp8Recipe.DELAYED, "delayed"), (Fp8Recipe.CURRENT, "tensorwise"),
+            (Fp8Recipe.BLOCKWISE, "blockwise"), (Fp8Recipe.MXFP8, "mxfp8"),
+        )
+    },
 }  # fmt: skip
 _OPTIMIZERS: Mapping[Optimizer, Arguments] = {
     Optimizer.ADAMW_FUSED: {"optimizer": "adam"},
@@ -76,6 +87,7 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
         **degrees(setup, model),
         **batch_arguments(setup),
         **_PRECISIONS[setup.chosen_precision],
+        **_narrow(setup),
         **optimizer,
         **_engine_options(setup),
         **recomputation(setup),
@@ -86,6 +98,16 @@ def emit(setup: TrainingSetup, model: ModelSpec) -> Emitted:
         setup = replace(setup, dropout=share)
     setup = replace(setup, layers_per_stage=_laid(setup, model.num_layers))
     return Emitted(values=values, setup=setup, notes=_notes(setup, model))
+
+
+def _narrow(setup: TrainingSetup) -> Arguments:
+    """Products in 8 bits."""
+    found = _RECIPES.get(setup.fp8)
+    if found is None:
+        known = ", ".join(each.value for each in _RECIPES if each is not Fp8Recipe.NONE)
+        msg = f"Megatron-LM is not written for {setup.fp8.value}; it is for {known}"
+        raise refuse(msg)
+    return found
 
 
 def degrees(setup: TrainingSetup, model: ModelSpec) -> Arguments:

@@ -99,6 +99,9 @@ def _evaluation(setup: TrainingSetup) -> dict[str, object]:
             f"accumulation_steps={how.num_kept} too, after which their logits go to the CPU"
         )
         raise refuse(msg)
+    if how.seq_len is not None:
+        msg = "the Trainer's arguments have no length of evaluation: leave seq_len out"
+        raise refuse(msg)
     values: dict[str, object] = {
         "eval_strategy": "epoch", "per_device_eval_batch_size": how.batch_size,
         "prediction_loss_only": not how.num_kept,

@@ -73,7 +73,24 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.model = found.model or keys.text(key)
     length = keys.count("data.init_args.max_length") or keys.count("data.init_args.max_seq_length")
     found.fields["seq_len"] = length
+    _read_validation(keys, found)
     add_named_optimizer(keys, "optimizer.class_path", found, given)
+
+
+def _read_validation(keys: Keys, found: Found) -> None:
+    """Batches between epochs where the data have a size for them (Lightning's own ``GLUEDataModule``).
+
+    ``limit_val_batches: 0`` runs none. Whether the user's own class has a ``validation_step``, no file says.
+    """
+    size = keys.count("data.init_args.eval_batch_size")
+    if keys.take("trainer.limit_val_batches") in (0, "0"):
+        return
+    if size is not None:
+        found.fields["evaluation"] = size
+    else:
+        found.notes.append(
+            "validation is the model's own class: say --eval-batch-size if it has one"
+        )
 
 
 def _read_strategy(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -42,6 +42,10 @@ _VALUES = (
 _USUAL = {"make_vocab_size_divisible_by": 128, "transformer_impl": "transformer_engine"}
 
 
+_RECIPES = {
+    "delayed": "te-delayed", "tensorwise": "te-current", "blockwise": "te-blockwise", "mxfp8": "te-mxfp8",
+}  # fmt: skip
+"""``--fp8-recipe`` (core/fp8_utils.py, ``get_fp8_recipe``)."""
 _DECODERS = "pretrain_gpt"
 _OTHER_PROGRAMS = {
     "pretrain_bert": "Megatron's BERT is not modelled; its decoders (pretrain_gpt.py) are",
@@ -184,6 +188,9 @@ def _read_states(keys: Keys, found: Found) -> None:
     halves = {"bf16": keys.flag("bf16"), "fp16": keys.flag("fp16")}
     half = next((name for name, asked in halves.items() if asked), None)
     found.fields["precision"] = "fp32" if half is None else f"{half}-master"
+    recipe = keys.choice("fp8_recipe", _RECIPES) or _RECIPES["delayed"]
+    if keys.text("fp8_format") is not None:
+        found.fields["fp8"] = recipe
     name, momentum = keys.text("optimizer") or "adam", keys.number("sgd_momentum")
     if name not in ("adam", "sgd"):
         keys.refuse("optimizer", f"{name!r:.40} is not modelled; adam and sgd are")

@@ -72,6 +72,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_checkpointing(keys, found)
     found.fields["attention"] = keys.choice("model.attn", _ATTENTION)
     _read_context(keys, found)
+    _read_validation(keys, found)
     compiled = keys.values.get("model.compile", keys.take("model.compile"))
     section = keys.section("model.compile")
     off = compiled in ("None", "none", False)
@@ -94,6 +95,18 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if is_rl:
         found.notes.append("counted: the trainer's GPUs, with the loss of the next token")
         _read_rollouts(keys, found, given)
+
+
+def _read_validation(keys: Keys, found: Found) -> None:
+    """Micro-batches of the section's own data, of which the loss alone stays (``run_validation``)."""
+    length = keys.count("val.data.seq_len") or DEFAULT_LENGTH
+    size = keys.count("val.data.micro_batch_size") or 1
+    if keys.has("val"):
+        found.fields["evaluation"] = {"batch_size": size, "seq_len": length}
+
+
+DEFAULT_LENGTH = 128
+"""``SFTDataConfig.seq_len`` (configs/sft.py)."""
 
 
 def _read_rollouts(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -72,6 +72,19 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_compilation(keys, found)
     _read_fp8(keys, found)
     _read_replicas(keys, found, given)
+    _read_validation(keys, found)
+
+
+def _read_validation(keys: Keys, found: Found) -> None:
+    """Of a batch the loss alone stays (``components/validate.py``); sizes of its own (``config/job_config.py``)."""
+    size = keys.count("validation.local_batch_size") or VALIDATION_BATCH
+    length = keys.count("validation.seq_len") or VALIDATION_LENGTH
+    if keys.flag("validation.enable"):
+        found.fields["evaluation"] = {"batch_size": size, "seq_len": length}
+
+
+VALIDATION_BATCH, VALIDATION_LENGTH = 8, 2048
+"""``Validation`` where a file does not say them."""
 
 
 def _read_parallelism(keys: Keys, found: Found) -> None:

@@ -1,0 +1,627 @@
+"""Encoders whose heads are turned: Jina's v3 embeddings, Nomic BERT, ModernBERT, EuroBERT.
+
+(transformers 5.23: models/jina_embeddings_v3, nomic_bert, modernbert, eurobert)
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from memplan.classes.bert import (
+    LAYER_NORM,
+    BertEmbeddings,
+    BertForMaskedLM,
+    BertPooler,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    token_rows,
+)
+from memplan.classes.encoders import (
+    Encoded,
+    EncodedStates,
+    Encoder,
+    EncoderLayer,
+    EncoderTask,
+    MaskedLM,
+    OutputMatrix,
+    PooledClassification,
+    QuestionAnswering,
+    SequenceClassification,
+    Tasks,
+    TokenClassification,
+    first_token,
+    read_no_decoder,
+)
+from memplan.classes.llama import (
+    FULL,
+    MLP,
+    SLIDING,
+    GatedMLP,
+    LayerKind,
+    LlamaAttention,
+    LlamaDecoderLayer,
+    Network,
+    halves,
+    head_width,
+)
+from memplan.dtypes import DType
+from memplan.families.llama import read_activation
+from memplan.families.t5 import named_activation
+from memplan.graph.heads import span_loss
+from memplan.graph.modules.attention import Attended, attention_function, unwidened_attention
+from memplan.graph.modules.basic import (
+    ActivationModule,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+)
+from memplan.graph.modules.functional import mean_of_tokens
+from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.masks import position_ids, two_sided_mask
+from memplan.graph.modules.module import Module
+from memplan.graph.modules.rotary import (
+    RotaryEmbedding,
+    Tables,
+    apply_rotary,
+    rotate_half,
+    turn_function,
+)
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.tensors import Tensor
+from memplan.model.attention import AttentionSpec, Projection, RotarySpec
+from memplan.model.config import ConfigReader
+from memplan.model.heads import Task
+from memplan.model.layers import LayerSpec, NormPlacement
+from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+
+
+def apply_rotary_to_copies(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """Of copies in fp32, cast back."""
+    dtype = query.dtype
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    q_embed = (query.float() * cos) + (rotate_half(query.float()) * sin)
+    k_embed = (key.float() * cos) + (rotate_half(key.float()) * sin)
+    return q_embed.to(dtype), k_embed.to(dtype)
+
+
+# --- Jina v3 and Nomic BERT -----------------------------------------------------------------------------
+
+
+class JinaEmbeddingsV3Embeddings(BertEmbeddings):
+    """Tokens and types; positions turn the heads."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden = config.integer("hidden_size")
+        rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
+        self.word_embeddings = Embedding(rows, hidden, role=role)
+        self.token_type_embeddings = Embedding(config.integer("type_vocab_size"), hidden)
+        self.LayerNorm = LayerNorm(hidden)
+        self.dropout = Dropout(config.number("hidden_dropout_prob"))
+
+    def forward(self, batch: int, length: int) -> Handle:
+        embeddings = token_rows(self.word_embeddings, batch, length)
+        token_type_ids = made_by(self.run, OperationKind.ZEROS, (batch, length), DType.INT64)
+        token_type_embeddings = self.token_type_embeddings((batch, length), token_type_ids)
+        embeddings = embeddings + token_type_embeddings
+        embeddings = self.LayerNorm(embeddings)
+        embeddings = self.dropout(embeddings)
+        return embeddings
+
+
+class JinaEmbeddingsV3Attention(Module):
+    block = LayerBlock.ATTENTION
+    bias = True
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        self.num_heads = heads
+        self.head_dim = config.divide("hidden_size", hidden, "num_attention_heads", heads)
+        self.attention_dropout = config.number("attention_probs_dropout_prob")
+        role = WeightRole.QUERY_KEY
+        self.q_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+        self.k_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+        self.v_proj = Linear(hidden, hidden, bias=self.bias)
+        role = WeightRole.ATTENTION_OUTPUT
+        self.o_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+
+    def facts(self) -> AttentionSpec:
+        """Of attention to all tokens."""
+        return AttentionSpec(
+            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
+            query_bias=self.bias, key_bias=self.bias, value_bias=self.bias, output_bias=self.bias,
+            rotary=RotarySpec(dim=self.head_dim), causal=False, dropout=self.attention_dropout,
+        )  # fmt: skip
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
+        batch, length, _ = x.shape
+        query = self.q_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        cos, sin = tables
+        query, key = turn_function(self.run.kernels.rotary, apply_rotary)(query, key, cos, sin)
+        attend = attention_function(self.run, unwidened_attention, causal=False)
+        out, weights = attend(query, key, value, mask, self.attention_dropout)
+        out = out.reshape(batch, length, -1)
+        out = self.o_proj(out)
+        return out, weights
+
+
+class JinaEmbeddingsV3MLP(Network):
+    block = LayerBlock.NETWORK
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        self.activation_fn = ActivationModule(read_activation(config, "hidden_act"))
+        self.fc1 = Linear(hidden, inner, bias=True)
+        self.fc2 = Linear(inner, hidden, bias=True)
+
+    def facts(self) -> FeedForwardSpec:
+        """Of a network without a gate."""
+        kind = self.activation_fn.kind
+        return FeedForwardSpec(intermediate_size=self.fc1.out_features, activation=kind, bias=True)
+
+    def forward(self, x: Handle) -> Handle:
+        x = self.fc1(x)
+        x = self.activation_fn(x)
+        x = self.fc2(x)
+        return x
+
+
+class JinaEmbeddingsV3Layer(EncoderLayer):
+    attention_class: Callable[[ConfigReader], JinaEmbeddingsV3Attention] = JinaEmbeddingsV3Attention
+    mlp_class: Callable[[ConfigReader], Network] = JinaEmbeddingsV3MLP
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, probability = config.integer("hidden_size"), config.number("hidden_dropout_prob")
+        self.post_attention_layernorm = LayerNorm(hidden)
+        self.post_attention_dropout = Dropout(probability)
+        self.post_mlp_dropout = Dropout(probability)
+        self.mlp = self.mlp_class(config)
+        self.self_attn = self.attention_class(config)
+        self.post_mlp_layernorm = LayerNorm(hidden)
+
+    def facts(self) -> LayerSpec:
+        return LayerSpec(
+            attention=self.self_attn.facts(), feed_forward=self.mlp.facts(), norm=LAYER_NORM,
+            placement=NormPlacement.POST, dropout=self.post_mlp_dropout.probability,
+        )  # fmt: skip
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
+        residual = x
+        attention_output, _ = self.self_attn(x, tables, mask)
+        x = residual + self.post_attention_dropout(attention_output)
+        x = self.post_attention_layernorm(x)
+        residual = x
+        x = self.mlp(x)
+        x = residual + self.post_mlp_dropout(x)
+        x = self.post_mlp_layernorm(x)
+        return x
+
+
+class JinaEmbeddingsV3Model(Encoder):
+    prefix = "roberta"
+    is_declared_last = True
+    tasks: ClassVar[Tasks] = {
+        Task.MASKED_LM: RobertaForMaskedLM,
+        Task.BASE: EncodedStates,
+        Task.SEQUENCE_CLASSIFICATION: RobertaForSequenceClassification,
+        Task.TOKEN_CLASSIFICATION: TokenClassification,
+        Task.QUESTION_ANSWERING: QuestionAnswering,
+    }
+    layer_class: Callable[[ConfigReader], EncoderLayer] = JinaEmbeddingsV3Layer
+
+    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
+        read_no_decoder(config)
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        self.embeddings = JinaEmbeddingsV3Embeddings(config)
+        self.pooler = BertPooler(config) if pooled else None
+        self.rotary_emb = RotaryEmbedding(hidden // heads)
+        kinds = [None] * config.layers("num_hidden_layers")
+        self.layers = LayerList("encoder.layers", kinds, lambda _: self.layer_class(config))
+
+    def forward(self, batch: int, length: int) -> Encoded:
+        positions = position_ids(self.run, batch, length)
+        embedding_output = self.embeddings(batch, length)
+        x = embedding_output
+        tables = self.rotary_emb(embedding_output, positions)
+        for layer in self.layers:
+            x = layer(x, tables, None)
+        sequence_output = x
+        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
+        return Encoded(sequence_output, pooled_output)
+
+
+class NomicBertAttention(JinaEmbeddingsV3Attention):
+    bias = False
+
+
+class NomicBertMLP(GatedMLP):
+    block = LayerBlock.NETWORK
+
+    def forward(self, x: Handle) -> Handle:
+        down_proj: Handle = self.down_proj(self.gated(x))
+        return down_proj
+
+
+class NomicBertLayer(JinaEmbeddingsV3Layer):
+    attention_class: Callable[[ConfigReader], JinaEmbeddingsV3Attention] = NomicBertAttention
+    mlp_class: Callable[[ConfigReader], Network] = NomicBertMLP
+
+
+class NomicEncodedStates(EncodedStates):
+    pooled = False
+
+
+class NomicBertModel(JinaEmbeddingsV3Model):
+    prefix = "nomic_bert"
+    is_declared_last = False
+    tasks: ClassVar[Tasks] = {
+        Task.MASKED_LM: BertForMaskedLM,
+        Task.BASE: NomicEncodedStates,
+        Task.SEQUENCE_CLASSIFICATION: PooledClassification,
+        Task.TOKEN_CLASSIFICATION: TokenClassification,
+    }
+    layer_class: Callable[[ConfigReader], EncoderLayer] = NomicBertLayer
+
+
+# --- ModernBERT -----------------------------------------------------------------------------------------
+
+GLOBAL_EVERY = 3
+"""Every how many layers one sees everything, where the file does not say."""
+
+
+def other_activation(config: ConfigReader, key: str) -> Activation:
+    """An activation that is a GELU by default."""
+    return named_activation(config, key, config.text(key, default=Activation.GELU.value))
+
+
+Joined = Callable[[Handle], tuple[Handle, ...]]
+"""What is made of the tokens' rows where towers give some of them."""
+
+
+def read_pooling(config: ConfigReader, known: tuple[str, ...]) -> str:
+    """What a classifier of sequences makes of their tokens."""
+    return config.choice("classifier_pooling", config.text("classifier_pooling"), known)
+
+
+class ModernBertEmbeddings(Module):
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, rows = config.integer("hidden_size"), config.integer("vocab_size")
+        self.tok_embeddings = Embedding(rows, hidden, role=WeightRole.TOKEN_TABLE)
+        self.norm = LayerNorm(hidden, bias=config.flag("norm_bias"))
+        self.drop = Dropout(config.number("embedding_dropout"))
+
+    def forward(self, batch: int, length: int, joined: Joined) -> Handle:
+        return self.drop(self.norm(joined(token_rows(self.tok_embeddings, batch, length))[0]))
+
+
+class ModernBertMLP(Network):
+    block = LayerBlock.NETWORK
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        bias = config.flag("mlp_bias")
+        self.Wi = Linear(hidden, 2 * inner, bias=bias)
+        self.act = ActivationModule(other_activation(config, "hidden_activation"))
+        self.drop = Dropout(config.number("mlp_dropout"))
+        self.Wo = Linear(inner, hidden, bias=bias)
+
+    def facts(self) -> FeedForwardSpec:
+        """Of a network with a gate."""
+        return FeedForwardSpec(
+            intermediate_size=self.Wo.in_features, activation=self.act.kind, gated=True,
+            fused_gate_up=True, bias="bias" in self.Wi.weights,
+            activation_dropout=self.drop.probability,
+        )  # fmt: skip
+
+    def forward(self, x: Handle) -> Handle:
+        given, gate = halves(self.Wi(x))
+        return self.Wo(self.drop(self.act(given) * gate))
+
+
+class ModernBertAttention(Module):
+    block = LayerBlock.ATTENTION
+
+    def __init__(self, config: ConfigReader, window: int | None) -> None:
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        bias = config.flag("attention_bias")
+        self.num_heads, self.window = heads, window
+        self.head_dim = config.divide("hidden_size", hidden, "num_attention_heads", heads)
+        self.attention_dropout = config.number("attention_dropout")
+        self.Wqkv = Linear(hidden, 3 * hidden, bias=bias)
+        self.Wo = Linear(hidden, hidden, bias=bias, role=WeightRole.ATTENTION_OUTPUT)
+        self.out_drop = Dropout(self.attention_dropout)
+
+    def facts(self) -> AttentionSpec:
+        """Of attention to all tokens, or those near by."""
+        bias = "bias" in self.Wqkv.weights
+        return AttentionSpec(
+            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
+            projection=Projection.FUSED_SPLIT, query_bias=bias, key_bias=bias, value_bias=bias,
+            output_bias=bias, rotary=RotarySpec(dim=self.head_dim), causal=False,
+            sliding_window=self.window, dropout=self.attention_dropout,
+        )  # fmt: skip
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
+        batch, length, _ = x.shape
+        qkv = self.Wqkv(x)
+        qkv = qkv.view(batch, length, 3, -1, self.head_dim)
+        query, key, value = qkv.unbind(2)
+        query = query.transpose(1, 2)
+        key = key.transpose(1, 2)
+        value = value.transpose(1, 2)
+        cos, sin = tables
+        turn = turn_function(self.run.kernels.rotary, apply_rotary_to_copies)
+        query, key = turn(query, key, cos, sin)
+        attend = attention_function(self.run, causal=False)
+        out, weights = attend(query, key, value, mask, self.attention_dropout)
+        out = out.reshape(batch, length, -1)
+        out = self.out_drop(self.Wo(out))
+        return out, weights
+
+
+def facts_of_norm(norm: LayerNorm) -> NormSpec:
+    """What others read of a norm that may have a bias."""
+    return NormSpec(kind=norm.kind, bias="bias" in norm.weights)
+
+
+class ModernBertEncoderLayer(EncoderLayer):
+    def __init__(self, config: ConfigReader, *, normed: bool, window: int | None) -> None:
+        hidden, bias = config.integer("hidden_size"), config.flag("norm_bias")
+        self.attn_norm = LayerNorm(hidden, bias=bias) if normed else None
+        self.attn = ModernBertAttention(config, window)
+        self.mlp_norm = LayerNorm(hidden, bias=bias)
+        self.mlp = ModernBertMLP(config)
+
+    def facts(self) -> LayerSpec:
+        return LayerSpec(
+            attention=self.attn.facts(), feed_forward=self.mlp.facts(),
+            norm=facts_of_norm(self.mlp_norm),
+            dropout=self.attn.attention_dropout, attention_dropout_only=True,
+        )  # fmt: skip
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
+        attn_output, _ = self.attn(x if self.attn_norm is None else self.attn_norm(x), tables, mask)
+        x = x + attn_output
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
+
+
+class ModernBertPredictionHead(Module):
+    def __init__(self, config: ConfigReader) -> None:
+        hidden = config.integer("hidden_size")
+        self.dense = Linear(hidden, hidden, bias=config.flag("classifier_bias"))
+        self.act = ActivationModule(other_activation(config, "classifier_activation"))
+        self.norm = LayerNorm(hidden, bias=config.flag("norm_bias"))
+
+    def forward(self, x: Handle) -> Handle:
+        return self.norm(self.act(self.dense(x)))
+
+
+class ModernBertForMaskedLM(MaskedLM):
+    upcasts = True
+
+    def add_head(self, config: ConfigReader) -> None:
+        self.head = ModernBertPredictionHead(config)
+        bias = config.flag("decoder_bias")
+        self.decoder = OutputMatrix(self.spec, self.spec.hidden_size, bias=bias)
+        self.decoder.tie(self)
+
+    def scores(self, x: Handle) -> Handle:
+        return self.decoder(self.head(x))
+
+
+class ModernBertClassifier(EncoderTask):
+    """A dense layer, activation and norm before the classes of whatever it is."""
+
+    def add_head(self, config: ConfigReader) -> None:
+        labels = self.spec.num_labels
+        self.head = ModernBertPredictionHead(config)
+        self.drop = Dropout(config.number("classifier_dropout"))
+        self.classifier = Linear(self.spec.hidden_size, labels, bias=True)
+
+
+class ModernBertForSequenceClassification(ModernBertClassifier, SequenceClassification):
+    def logits(self, outputs: Encoded) -> Handle:
+        last_hidden_state = outputs.last_hidden_state
+        pool = mean_of_tokens if self.encoder.classifier_pooling == "mean" else first_token
+        last_hidden_state = pool(last_hidden_state)
+        pooled_output = self.head(last_hidden_state)
+        pooled_output = self.drop(pooled_output)
+        return self.classifier(pooled_output)
+
+
+class ModernBertForMultipleChoice(ModernBertForSequenceClassification):
+    outputs = 1
+
+
+class ModernBertForTokenClassification(ModernBertClassifier):
+    def loss_of(self, outputs: Encoded) -> Tensor:
+        last_hidden_state = outputs.last_hidden_state
+        last_hidden_state = self.head(last_hidden_state)
+        last_hidden_state = self.drop(last_hidden_state)
+        logits = self.classifier(last_hidden_state)
+        return cross_entropy(self.run, logits.record)
+
+
+class ModernBertForQuestionAnswering(ModernBertClassifier):
+    def loss_of(self, outputs: Encoded) -> Tensor:
+        last_hidden_state = outputs.last_hidden_state
+        last_hidden_state = self.head(last_hidden_state)
+        last_hidden_state = self.drop(last_hidden_state)
+        logits = self.classifier(last_hidden_state)
+        return span_loss(self.run, logits.record, self.spec.num_labels)
+
+
+class ModernBertModel(Encoder):
+    tasks: ClassVar[Tasks] = {
+        Task.MASKED_LM: ModernBertForMaskedLM,
+        Task.BASE: EncodedStates,
+        Task.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
+        Task.TOKEN_CLASSIFICATION: ModernBertForTokenClassification,
+        Task.QUESTION_ANSWERING: ModernBertForQuestionAnswering,
+        Task.MULTIPLE_CHOICE: ModernBertForMultipleChoice,
+    }
+
+    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        window = config.integer("local_attention", minimum=2) // 2
+        kinds = [
+            (index > 0, window if kind == SLIDING else None)
+            for index, kind in enumerate(modernbert_layers(config))
+        ]
+        self.classifier_pooling = read_pooling(config, ("cls", "mean"))
+        self.window = window
+        self.windows = sorted({kind[1] for kind in kinds}, key=bool)
+        self.embeddings = ModernBertEmbeddings(config)
+        self.layers = LayerList(
+            "encoder.layers", kinds,
+            lambda kind: ModernBertEncoderLayer(config, normed=kind[0], window=kind[1]),
+        )  # fmt: skip
+        self.final_norm = LayerNorm(hidden, bias=config.flag("norm_bias"))
+        self.final_norm.segment = "encoder.norm", ModelPart.NORM
+        self.rotary_emb = RotaryEmbedding(hidden // heads)
+
+    def last_norm(self) -> NormSpec | None:
+        return facts_of_norm(self.final_norm)
+
+    def forward(self, batch: int, length: int) -> Encoded:
+        run = self.run
+        positions = position_ids(run, batch, length)
+        x = self.embeddings(batch, length, self.joined)
+        near = two_sided_mask(run, batch, length, window=self.window)
+        masks = {None: None, self.window: near}
+        tables = {each: self.rotary_emb(x, positions) for each in self.windows}
+        for layer in self.layers:
+            window = layer.kind[1]
+            x = layer(x, tables[window], masks[window])
+        x = self.final_norm(x)
+        return Encoded(x)
+
+
+def modernbert_layers(config: ConfigReader) -> list[str]:
+    """What each layer sees."""
+    count, key = config.layers("num_hidden_layers"), "layer_types"
+    listed = config.texts(key)
+    for kind in listed:
+        config.choice(key, kind, (FULL, SLIDING))
+    if listed and len(listed) != count:
+        error = config.fail(key, f"has {len(listed)} entries for {count} layers")
+        raise error
+    every = config.integer("global_attn_every_n_layers", default=GLOBAL_EVERY)
+    return list(listed) or [SLIDING if index % every else FULL for index in range(count)]
+
+
+# --- EuroBERT -------------------------------------------------------------------------------------------
+
+
+class EuroBertAttention(LlamaAttention):
+    """Llama's, looking both ways."""
+
+    def attend(
+        self, query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
+    ) -> Attended:
+        return attention_function(self.run, causal=False)(query, key, value, mask, probability)
+
+
+class EuroBertDecoderLayer(LlamaDecoderLayer, EncoderLayer):
+    attention_class: type[LlamaAttention] = EuroBertAttention
+
+    def facts(self) -> LayerSpec:
+        attention, network = self.self_attn, self.mlp
+        assert isinstance(network, MLP)
+        bias = "bias" in attention.q_proj.weights
+        return LayerSpec(
+            attention=AttentionSpec(
+                num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads,
+                head_dim=attention.head_dim, query_bias=bias, key_bias=bias, value_bias=bias,
+                output_bias="bias" in attention.children[attention.output].weights, causal=False,
+                rotary=RotarySpec(dim=attention.head_dim), dropout=attention.attention_dropout,
+            ),
+            feed_forward=network.facts(), norm=NormSpec(kind=NormKind.RMS),
+        )  # fmt: skip
+
+
+class EuroBertForMaskedLM(MaskedLM):
+    upcasts = True
+
+    def add_head(self, config: ConfigReader) -> None:
+        bias = config.flag("mlp_bias")
+        self.lm_head = OutputMatrix(self.spec, self.spec.hidden_size, bias=bias)
+        self.lm_head.tie(self)
+
+    def scores(self, x: Handle) -> Handle:
+        return self.lm_head(x)
+
+
+class EuroBertForSequenceClassification(SequenceClassification):
+    def add_head(self, config: ConfigReader) -> None:  # noqa: ARG002
+        hidden = self.spec.hidden_size
+        self.dense = Linear(hidden, hidden, bias=True)
+        self.activation = ActivationModule(Activation.GELU)
+        self.classifier = Linear(hidden, self.spec.num_labels, bias=True)
+
+    def logits(self, outputs: Encoded) -> Handle:
+        last_hidden_state = outputs.last_hidden_state
+        pooling = self.encoder.classifier_pooling
+        if pooling == "late":
+            x = self.dense(last_hidden_state)
+            x = self.activation(x)
+            logits = self.classifier(x)
+            return mean_of_tokens(logits)
+        pool = mean_of_tokens if pooling == "mean" else first_token
+        pooled_output = pool(last_hidden_state)
+        pooled_output = self.dense(pooled_output)
+        pooled_output = self.activation(pooled_output)
+        return self.classifier(pooled_output)
+
+
+class EuroBertForTokenClassification(EncoderTask):
+    def add_head(self, config: ConfigReader) -> None:  # noqa: ARG002
+        self.classifier = Linear(self.spec.hidden_size, self.spec.num_labels, bias=True)
+
+    def loss_of(self, outputs: Encoded) -> Tensor:
+        sequence_output = outputs.last_hidden_state
+        logits = self.classifier(sequence_output)
+        return cross_entropy(self.run, logits.record)
+
+
+class EuroBertModel(Encoder):
+    tasks: ClassVar[Tasks] = {
+        Task.MASKED_LM: EuroBertForMaskedLM,
+        Task.BASE: EncodedStates,
+        Task.SEQUENCE_CLASSIFICATION: EuroBertForSequenceClassification,
+        Task.TOKEN_CLASSIFICATION: EuroBertForTokenClassification,
+    }
+    ties = False
+
+    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
+        hidden, rows = config.integer("hidden_size"), config.integer("vocab_size")
+        self.classifier_pooling = read_pooling(config, ("bos", "mean", "late"))
+        self.embed_tokens = Embedding(rows, hidden, role=WeightRole.TOKEN_TABLE)
+        kinds = [LayerKind()] * config.layers("num_hidden_layers")
+        self.layers = LayerList(
+            "encoder.layers", kinds, lambda kind: EuroBertDecoderLayer(config, kind)
+        )
+        self.norm = RMSNorm(hidden)
+        self.norm.segment = "encoder.norm", ModelPart.NORM
+        self.rotary_emb = RotaryEmbedding(head_width(config))
+
+    def last_norm(self) -> NormSpec | None:
+        return NormSpec(kind=NormKind.RMS)
+
+    def forward(self, batch: int, length: int) -> Encoded:
+        inputs_embeds = token_rows(self.embed_tokens, batch, length)
+        positions = position_ids(self.run, batch, length)
+        x = inputs_embeds
+        tables = self.rotary_emb(x, positions)
+        for layer in self.layers:
+            x = layer(x, tables, None)
+        x = self.norm(x)
+        return Encoded(x)

@@ -1,0 +1,141 @@
+"""TransformerEngine's products in 8 bits: what their modules quantize, keep, gather and multiply.
+
+Megatron-core hands TransformerEngine's modules a recipe (``--fp8-format``, ``--fp8-recipe``; core/fp8_utils.py) for its layers; the embedding,
+the router and the output matrix are modules of its own and stay in 16 bits, attention does unless ``fp8_dot_product_attention`` is on.
+
+* The input is quantized, by the norm's own kernel where a norm stands before it and the scale is known (``delayed``), and kept as codes in
+  place of itself: those by column, which the weight's gradient is multiplied of, or those by row where its share of the tokens is gathered
+  again in backward (pytorch/module/linear.py, layernorm_linear.py of TransformerEngine 2.11; both copies before compute capability 10).
+* What tensor-parallel ranks gather are codes, half the bytes of 16 bits; sums stay in 16 bits (``gather_along_first_dim``).
+* A weight's codes, by row and by column, are made in the first micro-batch of a step and stay (``is_first_microbatch``, base.py,
+  ``get_weight_workspace``).
+* Backward the gradient of the result is quantized both ways, then both products are of codes.
+"""
+
+from collections.abc import Sequence
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.graph.fp8 import code_bytes
+from memplan.graph.megatron.context import MegatronContext
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor
+from memplan.training.exchange import NO_SENDS, ExchangeKind, Send, Sends
+from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Recipe
+from memplan.units import round_up
+
+
+def narrow_formats(c: MegatronContext) -> Fp8Formats | None:
+    """The recipe of TransformerEngine's products; None where they are of 16 bits."""
+    recipe = c.tape.options.fp8
+    return None if recipe is Fp8Recipe.NONE else FP8_RECIPES[recipe]
+
+
+class Narrow:
+    """One product in 8 bits of a rank's part of a weight."""
+
+    def __init__(self, c: MegatronContext, formats: Fp8Formats, weight: Parameter) -> None:
+        self.c = c
+        self.formats = formats
+        experts = 1 if weight.experts is None else weight.experts.num_experts
+        self.columns, self.width = weight.shape[0] // experts, weight.shape[1]
+        _check_sizes(weight, self.columns, self.width)
+        self.both = formats.by_direction or c.tape.options.fp8_transposes
+        """A copy by row and one by column are two."""
+        self.copies = (False, True) if self.both else (False,)
+        weight.codes_bytes = experts * sum(
+            code_bytes(formats, self.columns, self.width, by_column=each, is_weight=True)
+            for each in self.copies
+        )
+
+    def kept(self, rows: int, *, again: bool = False) -> Tensor:
+        """The input's codes as backward reads them; ``again``: they are gathered once more there."""
+        by_column = self.both and (self.formats.by_direction or not again)
+        size = code_bytes(self.formats, rows, self.width, by_column=by_column)
+        return self.c.tape.tensor(size, DType.FP8)
+
+    def quantized(self, rows: int, *, again: bool = False) -> list[int]:
+        """Codes that forward alone reads, beside those that are kept."""
+        is_apart = self.both and (self.formats.by_direction or not again)
+        return self._blocks([code_bytes(self.formats, rows, self.width)] * is_apart)
+
+    def gathered(self, rows: int) -> list[int]:
+        """The input's codes of all ranks' tokens."""
+        return self._blocks([code_bytes(self.formats, rows, self.width)])
+
+    def gathered_back(self, rows: int) -> list[int]:
+        """The same in backward, which cards before compute capability 10 turn."""
+        by_direction = self.formats.by_direction
+        size = code_bytes(self.formats, rows, self.width, by_column=by_direction)
+        return self._blocks([size] * (1 + (self.both and not by_direction)))
+
+    def gradient(self, rows: int) -> list[int]:
+        """The result's gradient, quantized both ways."""
+        return self._blocks(
+            [code_bytes(self.formats, rows, self.columns, by_column=each) for each in self.copies]
+        )
+
+    @staticmethod
+    def _blocks(sizes: Sequence[int]) -> list[int]:
+        return [round_up(each, ALLOCATION_ROUNDING) for each in sizes]
+
+
+def _check_sizes(weight: Parameter, *sizes: int) -> None:
+    for size in sizes:
+        if size % SIZE_MULTIPLE:
+            msg = (
+                f"fp8: TransformerEngine multiplies 8 bits in multiples of {SIZE_MULTIPLE}, and {weight.name} has {size} "
+                "on each rank: leave fp8 out, or take another tensor_parallel"
+            )
+            raise SetupError(msg)
+
+
+def narrow_product(
+    c: MegatronContext,
+    formats: Fp8Formats,
+    x: Tensor,
+    weight: Parameter,
+    numel: int,
+    *,
+    flops: int,
+    rows: int,
+    forward: Sequence[int] = (),
+    backward: Sequence[int] = (),
+    sends: Sends = NO_SENDS,
+    is_gathered: bool = False,
+    gradient_rows: int | None = None,
+) -> Tensor:
+    """A product that keeps its input's codes; ``rows``: of what this rank quantizes, ``gradient_rows`` of the result's gradient.
+
+    ``forward`` and ``backward`` are blocks of 16 bits that come behind the codes.
+    """
+    t = c.tape
+    narrow = Narrow(c, formats, weight)
+    kept = narrow.kept(rows, again=is_gathered)
+    out = t.tensor(numel, c.dtype)
+    came = narrow.gathered(c.tokens) if is_gathered else []
+    back = narrow.gathered_back(c.tokens) if is_gathered else []
+    first = (*narrow.quantized(rows, again=is_gathered), *came, *forward)
+    codes = narrow.gradient(rows if gradient_rows is None else gradient_rows)
+    t.record(
+        OperationKind.LINEAR, (x, weight), (kept, out), saves=(kept, weight),
+        gradients=(Gradient.FRESH, c.weight_gradient),
+        forward_scratch_bytes=(*first, RESULT) if first else (),
+        backward_scratch_bytes=(*codes, *back, *backward, RESULT),
+        flops=flops, in_python=True, sends=narrow_sends(c, formats, sends),
+    )  # fmt: skip
+    return out
+
+
+def narrow_sends(c: MegatronContext, formats: Fp8Formats, sends: Sends) -> Sends:
+    """The same with what is gathered in codes and their scales; sums stay in 16 bits."""
+    of = 1024 * formats.code_bits  # a row that every block divides
+    narrow = code_bytes(formats, 128, of) / (128 * of * c.dtype.num_bytes)
+
+    def told(each: Send) -> Send:
+        if each.kind is not ExchangeKind.ALL_GATHER:
+            return each
+        return each._replace(num_bytes=int(each.num_bytes * narrow))
+
+    return Sends(tuple(map(told, sends.forward)), tuple(map(told, sends.backward)))
