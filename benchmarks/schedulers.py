@@ -1,7 +1,7 @@
 """Requests for schedulers, judged by the schedulers' own packages: Kubernetes' schemas, SkyPilot's and Ray's parsers.
 
 Not a part of CI, which has neither. ``make schedulers`` installs them and runs it; it prints what each refused and exits 1 where
-one did. Slurm has no package: ``tests/sources/test_requests.py`` holds its grammar.
+one did. Slurm has no package: ``tests/sources/test_requests.py`` holds its grammar, ``slurm.sh`` asks a real one.
 """
 
 import ast

@@ -113,7 +113,9 @@ class MemplanCallback:
             int(torch.cuda.max_memory_allocated()),
             self.checked.allocated_bytes,
         )
-        share = (foreseen - measured) / measured if measured else 0.0
+        if not measured:  # there is a card, and the training is not on it
+            return
+        share = (foreseen - measured) / measured
         self.say(
             f"memplan: peak allocated {measured / GIB:.2f} GiB measured, {foreseen / GIB:.2f} foreseen ({share:+.2%})"
         )

@@ -98,38 +98,23 @@ class Sweep(Displayed):
 
     def _results(self) -> "Iterator[SweepResult | Impossible | None]":
         """What becomes of every combination, in order."""
-        node = self.node_memory_bytes
-        if self.executor is not None:
-            from memplan.search.elsewhere import Elsewhere  # which most sweeps do without
-
-            elsewhere = Elsewhere(
-                work=answer_part,
-                given=(self.grid, self.model, self.gpus, node),
-                shared=(self.model, *self.gpus),
-            )
-            return elsewhere.answers(self.executor, self.part.start, self.part.stop)
-        tasks = self.grid.combinations(self.part.start, self.part.stop)
+        node, start, stop = self.node_memory_bytes, self.part.start, self.part.stop
         num_jobs = min(self.num_jobs, self.num_combinations)
-        if num_jobs <= 1:
+        if self.executor is None and num_jobs <= 1:
+            tasks = self.grid.combinations(start, stop)
             return (answer_task(each, self.model, self.gpus, node) for each in tasks)
-        from memplan.search.parallel import OrderedPool  # which most sweeps do without
+        from memplan.search.elsewhere import Elsewhere  # which most sweeps do without
 
-        work = partial(
-            answer_task_elsewhere,
-            model=self.model,
-            gpus=self.gpus,
-            node_memory_bytes=node,
-        )
-        pool: OrderedPool[Task, SweepResult | Impossible | None] = OrderedPool(
-            work,
-            num_processes=num_jobs,
-            chunk_size=self._chunk_size(num_jobs),
+        elsewhere = Elsewhere(
+            work=answer_part,
+            given=(self.grid, self.model, self.gpus, node),
             shared=(self.model, *self.gpus),
         )
-        return pool.answers(tasks)
+        if self.executor is not None:
+            return elsewhere.answers(self.executor, start, stop)
+        from memplan.search.processes import over_processes  # only then
 
-    def _chunk_size(self, num_jobs: int) -> int:
-        return min(MAX_CHUNK, max(1, self.num_combinations // (CHUNKS * num_jobs)))
+        return over_processes(partial(elsewhere.answers, start=start, stop=stop), num_jobs)
 
     def from_number(self, number: int, count: int | None = None) -> "Sweep":
         """The rest of it from one combination on, or so many of them; not computed yet.
@@ -190,10 +175,6 @@ class Sweep(Displayed):
 
 Task = TrainingSetup | Open | Impossible | None
 """One combination of a grid."""
-MAX_CHUNK = 32
-"""Combinations that a process is handed at once: neighbours share walks."""
-CHUNKS = 4
-"""Of each process in a small sweep, so that all of them end at about the same time."""
 
 
 def answer_task(

@@ -1,7 +1,7 @@
 """A few large pieces of work at once, in copies of this process, where there are cores for them.
 
-A terminal user waits for one answer, of some dozens of estimates. ``OrderedPool`` is for thousands: to
-start its processes takes longer than all of this. What takes less than a second is done here: copies
+A terminal user waits for one answer, of some dozens of estimates. ``memplan.search.processes`` are for thousands: to
+start them takes longer than all of this. What takes less than a second is done here: copies
 record again what this process has recorded, and a table of ten setups takes a third more of all cores'
 time so, for a tenth of the waiting. What is left after a second is shared: the process forks; each copy
 takes the next piece that nobody has taken, and hands over what it found when nothing is left. Where a

@@ -4,10 +4,11 @@ import pytest
 
 import memplan
 from memplan.estimator.estimate import Verdict
+from memplan.estimator.job_request import job_request
 from memplan.hardware.managers import RULES, MemoryManager
 from memplan.sources.catalog import all_gpus, load_gpu
 from memplan.sources.gpu_file import card_from_mapping
-from memplan.sources.requests import kubernetes
+from memplan.sources.requests import kubernetes, ray, skypilot
 
 SETUP = memplan.TrainingSetup(engine="ddp", micro_batch_size=1, seq_len=256)
 OTHERS = [each for each in all_gpus() if not each.manager.is_replayed]
@@ -72,15 +73,11 @@ def test_metal_and_grouped_heads_on_xpu_multiply_scores_out() -> None:
      ("ascend-910b", "huawei.com/Ascend910"), ("mi300x", "amd.com/gpu"), ("h100", "nvidia.com/gpu")],
 )  # fmt: skip
 def test_a_manifest_asks_for_the_maker_s_resource(gpu: str, resource: str) -> None:
-    from memplan.estimator.job_request import job_request
-
     request = job_request(memplan.estimate("gpt2", SETUP, gpu=gpu), None)
     assert f"{resource}: 1" in kubernetes.text(request)
 
 
 def test_a_mac_is_no_node_of_a_cluster() -> None:
-    from memplan.estimator.job_request import job_request
-
     with pytest.raises(memplan.MemplanError, match="M4 Max, 128 GB is no card of a cluster"):
         kubernetes.text(job_request(memplan.estimate("gpt2", SETUP, gpu="m4-max"), None))
 
@@ -101,3 +98,19 @@ def test_names_that_people_use() -> None:
         "m4-max-128gb",
         "tpu-v6e-32gb",
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [("gaudi3", '"HPU": 1'), ("ascend-910b", '"NPU": 1'), ("tpu-v6e", '"TPU": 1'), ("trn2", '"neuron_cores": 1'), ("max1550", '"GPU": 1')],
+)  # fmt: skip
+def test_ray_counts_a_card_by_its_own_word(gpu: str, said: str) -> None:
+    text = ray.text(job_request(memplan.estimate("gpt2", SETUP, gpu=gpu), None)).replace("'", '"')
+    assert said in text
+    assert f"use_gpu={said.startswith(chr(34) + 'GPU')}" in text
+
+
+@pytest.mark.parametrize("gpu", ["tpu-v5e", "trn2", "m4-max"])
+def test_what_skypilot_has_no_name_for_is_refused(gpu: str) -> None:
+    with pytest.raises(memplan.MemplanError, match="is not written for SkyPilot"):
+        skypilot.text(job_request(memplan.estimate("gpt2", SETUP, gpu=gpu), None))
