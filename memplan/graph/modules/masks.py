@@ -52,7 +52,9 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     near = absolute.apart(OperationKind.LE, dtype=DType.BOOL)
     del absolute
     first = near.apart(OperationKind.BITWISE_AND)
-    pattern = near.apart(OperationKind.BITWISE_AND, first)
+    del near
+    pattern = first.apart(OperationKind.BITWISE_AND)
+    del first
     if run.kernels.attention is not AttentionKernel.EAGER:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
