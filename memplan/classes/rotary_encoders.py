@@ -495,6 +495,7 @@ class ModernBertModel(Encoder):
         run = self.run
         positions = position_ids(run, batch, length)
         x = self.embeddings(batch, length, self.joined)
+        mask_kwargs = x  # the class's own mapping of that name holds it
         near = two_sided_mask(run, batch, length, window=self.window)
         masks = {None: None, self.window: near}
         tables = {each: self.rotary_emb(x, positions) for each in self.windows}
@@ -502,6 +503,7 @@ class ModernBertModel(Encoder):
             window = layer.kind[1]
             x = layer(x, tables[window], masks[window])
         x = self.final_norm(x)
+        del mask_kwargs
         return Encoded(x)
 
 
@@ -535,6 +537,7 @@ class EuroBertDecoderLayer(LlamaDecoderLayer, EncoderLayer):
 
     def facts(self) -> LayerSpec:
         attention, network = self.self_attn, self.mlp
+        assert isinstance(attention, LlamaAttention)
         assert isinstance(network, MLP)
         bias = "bias" in attention.q_proj.weights
         return LayerSpec(

@@ -1,5 +1,6 @@
 """What was assumed, in words: every default that a physical figure hangs on."""
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
@@ -243,49 +244,53 @@ def _tiles(count: int) -> str:
 
 def _overrides(setup: TrainingSetup) -> list[str]:
     """What was asked for beside the kernels' and the config's own."""
-    found = []
-    if setup.norm is not None:
-        found.append(f"norm {setup.norm.value}")
-    if setup.mlp is not None:
-        found.append(f"mlp {setup.mlp.value}")
-    if setup.rotary is not None:
-        found.append(f"rotary {setup.rotary.value}")
-    if setup.scan is not None:
-        found.append(f"scan {setup.scan.value}")
-    if setup.chosen_kernels.mlp_tiles != WHOLE:
-        found.append(f"networks in {_tiles(setup.chosen_kernels.mlp_tiles)}")
-    if setup.chosen_kernels.loss in TILED_LOSSES:
-        found.append(f"loss in {_tiles(setup.chosen_kernels.loss_tiles)}")
-    elif setup.chosen_kernels.loss_tiles != FITTING_TILES:
-        found.append(f"loss in {setup.chosen_kernels.loss_tiles} pieces")
+    return [*_chosen_kernels(setup), *_chosen_loop(setup), *_said_options(setup)]
+
+
+def _chosen_kernels(setup: TrainingSetup) -> Iterator[str]:
+    named = {"norm": setup.norm, "mlp": setup.mlp, "rotary": setup.rotary, "scan": setup.scan}
+    yield from (f"{name} {kernel.value}" for name, kernel in named.items() if kernel is not None)
+    kernels = setup.chosen_kernels
+    if kernels.mlp_tiles != WHOLE:
+        yield f"networks in {_tiles(kernels.mlp_tiles)}"
+    if kernels.loss in TILED_LOSSES:
+        yield f"loss in {_tiles(kernels.loss_tiles)}"
+    elif kernels.loss_tiles != FITTING_TILES:
+        yield f"loss in {kernels.loss_tiles} pieces"
+
+
+def _chosen_loop(setup: TrainingSetup) -> Iterator[str]:
+    """What the training loop is told to do."""
     if setup.packing is not Packing.NONE:
-        found.append(_packing(setup))
+        yield _packing(setup)
     if setup.dropout is not None:
-        found.append(f"dropout {setup.dropout:g}")
+        yield f"dropout {setup.dropout:g}"
     if setup.outputs_held:
-        found.append("outputs held until after backward")
+        yield "outputs held until after backward"
     if setup.gradients_held:
-        found.append("gradients held until after the next forward pass")
+        yield "gradients held until after the next forward pass"
     if setup.upcast_outputs:
-        found.append("outputs copied to fp32")
+        yield "outputs copied to fp32"
     if setup.offload_activations.sends:
-        found.append(_offload_words(setup))
+        yield _offload_words(setup)
     if setup.allocator is not AllocatorKind.DEFAULT:
-        found.append(f"allocator {setup.allocator.value}")
+        yield f"allocator {setup.allocator.value}"
     if setup.compile is not Compilation.NONE:
-        found.append(f"torch.compile of {COMPILED_REGIONS[setup.compile]}")
-    options = dict(setup.engine_options)
+        yield f"torch.compile of {COMPILED_REGIONS[setup.compile]}"
+
+
+def _said_options(setup: TrainingSetup) -> Iterator[str]:
+    """The engine's options, but for those that another line says."""
+    apart = set(QUANTIZATION_OPTIONS)  # said by ``base_words``
     if loads_under_zero_init(setup):
-        options.pop("zero_init", None)  # said by ``_loading``
-    for name in QUANTIZATION_OPTIONS:
-        options.pop(name, None)  # said by ``base_words``
+        apart.add("zero_init")  # said by ``_loading``
     if setup.chosen_engine is Engine.MEGATRON:
         from memplan.estimator.megatron_setup import SAID_APART  # only for its engine
 
-        for name in SAID_APART:
-            options.pop(name, None)  # said by ``_layers``
-    found += [f"{name} {value}" for name, value in options.items()]
-    return found
+        apart.update(SAID_APART)  # said by ``_layers``
+    for name, value in dict(setup.engine_options).items():
+        if name not in apart:
+            yield f"{name} {value}"
 
 
 def _offload_words(setup: TrainingSetup) -> str:
@@ -390,55 +395,76 @@ def _checkpointing(setup: TrainingSetup) -> str:
 
 def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
     """Warnings that belong to the figure."""
-    notes: list[str] = []
+    return (
+        *_too_long(model, setup),
+        *_kernels_notes(model, setup),
+        *_packing_notes(setup),
+        *_training_notes(model, setup),
+        *_fp8_notes(setup),
+        *base_notes(model, setup),
+        *_emulated(setup, gpu),
+    )
+
+
+def _too_long(model: ModelSpec, setup: TrainingSetup) -> Iterator[str]:
+    """A table of positions with fewer rows than tokens."""
     has_table = any(stack.embedding and stack.embedding.num_positions for stack in model.stacks)
     if has_table and setup.seq_len is not None and setup.seq_len > model.context_length:
-        notes.append(
+        yield (
             f"{model.name} holds {model.context_length:,} positions: {setup.seq_len:,} tokens would "
             "fail when it runs"
         )
+
+
+def _kernels_notes(model: ModelSpec, setup: TrainingSetup) -> Iterator[str]:
     if setup.kernels is KernelPreset.LIGER:
         from memplan.training.liger import liger_note  # only where Liger is asked for
 
-        notes += [note for note in [liger_note(model.family)] if note]
+        if note := liger_note(model.family):
+            yield note
     if setup.kernels is KernelPreset.UNSLOTH:
-        notes.append(
+        yield (
             "Unsloth's loss is counted in pieces of its whole budget, 4 GiB less both gradients, and "
             "its functions over adapters as peft's: upper bounds"
         )
+
+
+def _packing_notes(setup: TrainingSetup) -> Iterator[str]:
     if setup.packing is not Packing.NONE and not setup.chosen_kernels.attention.is_package:
         tokens = setup.seq_len or 1
         if setup.packing is Packing.PADDING_FREE:
             tokens *= setup.micro_batch_size
-        notes.append(
+        yield (
             f"Sequences in one row of {tokens:,} tokens are told apart by a mask of every pair of "
             "tokens, which each layer's attention is given: attention flash needs none"
         )
+
+
+def _training_notes(model: ModelSpec, setup: TrainingSetup) -> Iterator[str]:
     if setup.compile is not Compilation.NONE:
-        notes.append(
+        yield (
             "The first run with torch.compile times its kernels on buffers of full size: with a cold "
             "cache torch reserved up to 1.2 GiB more than is shown, once"
         )
     if setup.gradient_accumulation_steps > 1 and _piles_up(setup):
-        notes.append(
+        yield (
             "Gradients are reduced at the last micro-batch alone, as HF Trainer and accelerate do, "
             "and stay whole until then: engine option sync_each_batch"
         )
     if setup.target_seq_len != setup.seq_len and len(model.stacks) == 1:
-        notes.append(
+        yield (
             f"target_seq_len {setup.target_seq_len} has no effect: {model.name} is no "
             "encoder-decoder"
         )
-    notes += _fp8_notes(setup)
-    notes += base_notes(model, setup)
+
+
+def _emulated(setup: TrainingSetup, gpu: GpuSpec | None) -> Iterator[str]:
+    """bf16 on a card that has none."""
     formats = PRECISIONS[setup.chosen_precision]
     half = formats.autocast or formats.compute
     if gpu is not None and half.label == "bf16" and not gpu.has_bf16:
         form = FP16_FORM[setup.chosen_engine].value
-        notes.append(
-            f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; precision fp16 is {form}"
-        )
-    return tuple(notes)
+        yield f"{gpu.gpu_id} has no bf16 hardware: bf16 is emulated there; precision fp16 is {form}"
 
 
 def _fp8_notes(setup: TrainingSetup) -> list[str]:

@@ -455,6 +455,11 @@ class Estimate(Displayed):
             "all_gpus_high_bytes": setup.num_gpus * total.high,
             "verdict": self.verdict.value if self.verdict is not None else None,
         }
+        return row | self._peaks_row() | self._rare_row()
+
+    def _peaks_row(self) -> dict[str, object]:
+        """The peak of each phase, and what is there at the highest [bytes]."""
+        row: dict[str, object] = {}
         for name in PHASE_NAMES:
             phase = self.phases.get(name)
             row[f"{name.replace(' ', '_')}_peak_bytes"] = (
@@ -463,7 +468,11 @@ class Estimate(Displayed):
         components = self.account.peak.components
         for label in COMPONENT_LABELS:
             row[f"{label}_bytes"] = components.get(label, 0)
-        row["left_out"] = "; ".join(self.unmodelled)
+        return row
+
+    def _rare_row(self) -> dict[str, object]:
+        """What is not modelled, and what only some setups have."""
+        row: dict[str, object] = {"left_out": "; ".join(self.unmodelled)}
         if self.setup.pipeline is not None:
             from memplan.estimator.pipelines import stages_of_rank  # only for pipelines
 

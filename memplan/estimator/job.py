@@ -67,38 +67,8 @@ class Job:
             family=model.family,
         )
         resolved = on_its_base(model, resolved)
-        if resolved.chosen_engine is Engine.MEGATRON:
-            from memplan.estimator.megatron_setup import check_megatron  # only for its engine
-
-            check_megatron(resolved)
-        elif resolved.is_split:
-            from memplan.estimator.split_model import check_split  # only where it is split
-
-            check_split(resolved)
-        if resolved.context_parallel > 1 or resolved.context_parallel_kind is not None:
-            from memplan.estimator.shared_sequences import check_shared  # only where they are
-
-            check_shared(resolved)
-        if resolved.pipeline_parallel > 1:
-            from memplan.estimator.pipelines import check_pipeline  # only for pipelines
-
-            check_pipeline(resolved)
-        spreads = resolved.expert_parallel > 1 and resolved.chosen_engine is not Engine.MEGATRON
-        if spreads or resolved.expert_imbalance is not None:
-            from memplan.estimator.spread_experts import check_spread  # only where they are
-
-            check_spread(resolved)
-        if (resolved.mlp_tiles, resolved.loss_tiles) != (WHOLE, FITTING_TILES) or (
-            resolved.chosen_kernels.loss in TILED_LOSSES
-        ):
-            from memplan.estimator.tiled_run import check_tiled  # only where anything is tiled
-
-            check_tiled(model, resolved)
-        _refuse_kernels(resolved, gpu)
-        _refuse_sdpa(resolved, model)
-        _refuse_half(resolved, model)
-        _refuse_fp8(resolved, gpu)
-        _refuse_packing(resolved, model)
+        _check_splits(resolved)
+        _check(model, resolved, gpu)
         given = prepared(model, resolved, gpu)
         _refuse_untrained(given)
         return cls(walked=given.walked, gpu=gpu, given=given.rank_input)
@@ -353,6 +323,46 @@ def _refuse_fp8(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
             f"{'.'.join(map(str, gpu.compute_capability))}; choose another card or recipe, or none"
         )
         raise SetupError(msg)
+
+
+def _check_splits(setup: TrainingSetup) -> None:
+    """Refuse ways of splitting a model that are not modelled."""
+    if setup.chosen_engine is Engine.MEGATRON:
+        from memplan.estimator.megatron_setup import check_megatron  # only for its engine
+
+        check_megatron(setup)
+    elif setup.is_split:
+        from memplan.estimator.split_model import check_split  # only where it is split
+
+        check_split(setup)
+    if setup.context_parallel > 1 or setup.context_parallel_kind is not None:
+        from memplan.estimator.shared_sequences import check_shared  # only where they are
+
+        check_shared(setup)
+    if setup.pipeline_parallel > 1:
+        from memplan.estimator.pipelines import check_pipeline  # only for pipelines
+
+        check_pipeline(setup)
+    spreads = setup.expert_parallel > 1 and setup.chosen_engine is not Engine.MEGATRON
+    if spreads or setup.expert_imbalance is not None:
+        from memplan.estimator.spread_experts import check_spread  # only where they are
+
+        check_spread(setup)
+
+
+def _check(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse what this model or card does not run."""
+    if (setup.mlp_tiles, setup.loss_tiles) != (WHOLE, FITTING_TILES) or (
+        setup.chosen_kernels.loss in TILED_LOSSES
+    ):
+        from memplan.estimator.tiled_run import check_tiled  # only where anything is tiled
+
+        check_tiled(model, setup)
+    _refuse_kernels(setup, gpu)
+    _refuse_sdpa(setup, model)
+    _refuse_half(setup, model)
+    _refuse_fp8(setup, gpu)
+    _refuse_packing(setup, model)
 
 
 def _refuse_kernels(setup: TrainingSetup, gpu: GpuSpec | None) -> None:

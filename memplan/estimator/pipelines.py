@@ -1,5 +1,6 @@
 """A pipeline's stages, recorded and walked; and which setups may have any."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
@@ -40,46 +41,47 @@ def check_pipeline(setup: TrainingSetup) -> None:
 
     Raises ``SetupError``.
     """
-    engine, pipeline = setup.chosen_engine, setup.pipeline
-    assert pipeline is not None
-    if engine is Engine.FSDP1:
-        msg = (
-            f"pipeline_parallel: is modelled for the engines ddp, fsdp, deepspeed and megatron, and not "
-            f"for {engine.value}: name one of them"
-        )
-        raise SetupError(msg)
-    if engine is Engine.DEEPSPEED:
-        for name in ("tensor_parallel", "context_parallel", "expert_parallel"):
-            if getattr(setup, name) > 1:
-                msg = (
-                    f"{name}: DeepSpeed's pipelines leave it to the model's own code (Megatron-DeepSpeed), and "
-                    "it is not modelled beside them; the engine megatron has both"
-                )
-                raise SetupError(msg)
-    if engine is Engine.MEGATRON and pipeline.schedule not in MEGATRON_SCHEDULES:
-        msg = (
-            f"pipeline_schedule: Megatron-core has no {pipeline.schedule.value}; its schedules are "
-            f"{', '.join(each.value for each in MEGATRON_SCHEDULES)}"
-        )
-        raise SetupError(msg)
-    if engine is Engine.DDP and setup.data_parallel > 1 and pipeline.schedule.splits_backward:
-        msg = (
-            f"pipeline_schedule: {pipeline.schedule.value} computes weights' gradients past DDP's hooks, "
-            "which never reduces them: name the engine fsdp, or another schedule"
-        )
-        raise SetupError(msg)
-    if pipeline.schedule.splits_backward and setup.checkpointing is Recomputation.SELECTIVE:
-        msg = (
-            f"checkpointing: selective is not modelled where {pipeline.schedule.value} computes weights' "
-            "gradients in passes of their own: take none or full"
-        )
-        raise SetupError(msg)
+    assert setup.pipeline is not None
+    for problem in _problems(setup, setup.pipeline.schedule):
+        raise SetupError(problem)
     for name in dict(setup.engine_options):
         says_pipeline(name, setup)  # Here too: an account of equal options may be remembered.
     for name, odd in _beside(setup):
         if odd:
             msg = f"{name}: is not modelled beside pipeline_parallel; leave one of the two out"
             raise SetupError(msg)
+
+
+def _problems(setup: TrainingSetup, schedule: PipelineSchedule) -> Iterator[str]:
+    """Why a pipeline of this engine, or with this schedule, is refused."""
+    engine = setup.chosen_engine
+    if engine is Engine.FSDP1:
+        yield (
+            f"pipeline_parallel: is modelled for the engines ddp, fsdp, deepspeed and megatron, and not "
+            f"for {engine.value}: name one of them"
+        )
+    if engine is Engine.DEEPSPEED:
+        for name in ("tensor_parallel", "context_parallel", "expert_parallel"):
+            if getattr(setup, name) > 1:
+                yield (
+                    f"{name}: DeepSpeed's pipelines leave it to the model's own code (Megatron-DeepSpeed), and "
+                    "it is not modelled beside them; the engine megatron has both"
+                )
+    if engine is Engine.MEGATRON and schedule not in MEGATRON_SCHEDULES:
+        yield (
+            f"pipeline_schedule: Megatron-core has no {schedule.value}; its schedules are "
+            f"{', '.join(each.value for each in MEGATRON_SCHEDULES)}"
+        )
+    if engine is Engine.DDP and setup.data_parallel > 1 and schedule.splits_backward:
+        yield (
+            f"pipeline_schedule: {schedule.value} computes weights' gradients past DDP's hooks, "
+            "which never reduces them: name the engine fsdp, or another schedule"
+        )
+    if schedule.splits_backward and setup.checkpointing is Recomputation.SELECTIVE:
+        yield (
+            f"checkpointing: selective is not modelled where {schedule.value} computes weights' "
+            "gradients in passes of their own: take none or full"
+        )
 
 
 def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.families.class_checks import DECLARING_FP32, WITHOUT_SDPA, check_heads
-from memplan.families.index import FAMILY_MODULES, family_module
+from memplan.families.index import FAMILY_MODULES, FamilyModule, family_module
 from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
 from memplan.fast_dataclass import replace
 from memplan.model.config import MAX_LAYERS, ConfigReader
@@ -43,21 +43,7 @@ def read_model(
     of model that no module reads.
     """
     model_type = family or deduce_model_type(config, source=source, known=FAMILY_MODULES)
-    module = family_module(model_type)
-    if module is None and family is None and DIFFUSERS_CLASS in config:
-        msg = (
-            f"{source}: {DIFFUSERS_CLASS} {model_type!r} is none of diffusers' classes that are modelled: "
-            f"{', '.join(each for each in supported_families() if each[0].isupper())}; trace the module with "
-            "memplan.trace, or give the config of its transformer"
-        )
-        raise ConfigError(msg)
-    if module is None:
-        msg = (
-            f"{source}: model_type {model_type!r} is not supported."
-            f"{did_you_mean(model_type, supported_families())} Name the nearest one with `family`: "
-            f"{', '.join(supported_families())}"
-        )
-        raise UnsupportedFamilyError(msg)
+    module = _module_of(model_type, config, source=source, is_named=family is not None)
     row = defaults.get(model_type, {})
     reader = ConfigReader(
         config,
@@ -81,6 +67,39 @@ def read_model(
     except RecursionError as error:
         msg = f"{source}: the config is nested too deeply"
         raise ConfigError(msg) from error
+    _check_read(model, num_labels, source=source)
+    return replace(
+        model,
+        layerdrop=_layerdrop(reader),
+        without_sdpa=model_type in WITHOUT_SDPA,
+        declares_fp32=model_type in DECLARING_FP32,
+    )
+
+
+def _module_of(
+    model_type: str, config: Mapping[str, object], *, source: str, is_named: bool
+) -> FamilyModule:
+    """What reads the type; ``is_named``: the user says so, and not the config."""
+    module = family_module(model_type)
+    if module is None and not is_named and DIFFUSERS_CLASS in config:
+        msg = (
+            f"{source}: {DIFFUSERS_CLASS} {model_type!r} is none of diffusers' classes that are modelled: "
+            f"{', '.join(each for each in supported_families() if each[0].isupper())}; trace the module with "
+            "memplan.trace, or give the config of its transformer"
+        )
+        raise ConfigError(msg)
+    if module is None:
+        msg = (
+            f"{source}: model_type {model_type!r} is not supported."
+            f"{did_you_mean(model_type, supported_families())} Name the nearest one with `family`: "
+            f"{', '.join(supported_families())}"
+        )
+        raise UnsupportedFamilyError(msg)
+    return module
+
+
+def _check_read(model: ModelSpec, num_labels: int | None, *, source: str) -> None:
+    """Refuse what was read where it cannot be laid out."""
     if num_labels is not None and model.task in _WITHOUT_LABELS:
         msg = (
             f"{source}: num_labels {num_labels}: the task {model.task.value} has no labels; name "
@@ -90,12 +109,6 @@ def read_model(
     if model.num_layers > MAX_LAYERS:
         msg = f"{source}: has {model.num_layers} layers in all, and memplan lays out {MAX_LAYERS}"
         raise ConfigError(msg)
-    return replace(
-        model,
-        layerdrop=_layerdrop(reader),
-        without_sdpa=model_type in WITHOUT_SDPA,
-        declares_fp32=model_type in DECLARING_FP32,
-    )
 
 
 def _layerdrop(reader: ConfigReader) -> tuple[tuple[str, float], ...]:

@@ -59,10 +59,9 @@ def load_model(
     48
     """
     if isinstance(model, ModelSpec):
-        changes = (task, family, num_labels, revision)
-        if any(change is not None for change in changes):
-            msg = "a ModelSpec is complete: task, family, num_labels and revision cannot change it"
-            raise UsageError(msg)
+        _check_complete(
+            "a ModelSpec", task=task, family=family, num_labels=num_labels, revision=revision
+        )
         return model
     wanted = _to_task(task)
     if num_labels is not None and num_labels < 1:
@@ -72,17 +71,28 @@ def load_model(
     if found.config.get("format") is not None and "model_type" not in found.config:
         traced = _traced(found)
         if traced is not None:
-            if any(change is not None for change in (task, family, num_labels)):
-                msg = "a traced module is complete: task, family and num_labels cannot change it"
-                raise UsageError(msg)
+            _check_complete("a traced module", task=task, family=family, num_labels=num_labels)
             return traced
     asked = _Asked(
         task=wanted, family=family, num_labels=num_labels, allow_unknown_keys=allow_unknown_keys
     )
+    return _read_or_guess(found, asked, allow_guess=allow_guess)
+
+
+def _check_complete(what: str, **changes: object) -> None:
+    """Refuse to change what says all."""
+    if any(change is not None for change in changes.values()):
+        *names, last = changes
+        msg = f"{what} is complete: {', '.join(names)} and {last} cannot change it"
+        raise UsageError(msg)
+
+
+def _read_or_guess(found: FoundConfig, asked: "_Asked", *, allow_guess: bool) -> ModelSpec:
+    """A config of an unknown type is read as the family whose keys are most alike, where that is allowed."""
     try:
         return _read(found, asked)
     except UnsupportedFamilyError as error:
-        if family is not None:
+        if asked.family is not None:
             raise
         from memplan.sources.guessed_family import guess_family
 

@@ -112,8 +112,13 @@ def filled_in(
             "fp32; leave it out"
         )
         raise SetupError(msg)
-    if not sharded_by:
-        return how
+    if sharded_by:
+        _check_shards(how, half, sharded_by)
+    return how
+
+
+def _check_shards(how: Quantization, half: DType, sharded_by: str) -> None:
+    """Codes that are sharded go by the format of the other weights."""
     if not how.format.has_storage:
         msg = (
             f"quantize: {sharded_by} cannot shard {how.kind.value}: its codes are integers; quantize to "
@@ -127,4 +132,3 @@ def filled_in(
             f"weights, {half.label}, not {label}"
         )
         raise SetupError(msg)
-    return how

@@ -73,6 +73,23 @@ class TrainingSetup(DerivedSetup):
         elif not isinstance(self.freeze, FrozenParts):
             msg = f"freeze: expected parts such as embeddings,layers.0-7, got {shown(self.freeze)}"
             raise SetupError(msg)
+        self._read_rare()
+        self._read_options()
+        check_sizes(self)
+        check_engine(self)
+        if (
+            self.optimizer not in PLAIN_OPTIMIZERS
+            or self.optimizer_options
+            or self.optimizer_in_backward
+        ):
+            from memplan.training.optimizers.engines import check_optimizer
+
+            check_optimizer(self)
+        if self.quantize is not None:
+            _ = self.chosen_quantization
+
+    def _read_rare(self) -> None:
+        """What few setups say."""
         if self.adapter is not None:
             from memplan.training.adapters import read_adapter  # only for adapters
 
@@ -99,10 +116,6 @@ class TrainingSetup(DerivedSetup):
             object.__setattr__(self, "quantize", read_quantization(self.quantize))
         if self.expert_imbalance is not None:
             object.__setattr__(self, "expert_imbalance", Imbalance.read(self.expert_imbalance))
-        if self.engine_options:
-            object.__setattr__(self, "engine_options", read_options(self.engine_options))
-        elif self.engine_options != ():
-            object.__setattr__(self, "engine_options", ())
         if self.layers_per_stage is not None:
             from memplan.training.stages import read_layers_per_stage  # only for pipelines
 
@@ -110,23 +123,18 @@ class TrainingSetup(DerivedSetup):
             object.__setattr__(self, "layers_per_stage", counts)
         if self.left_out != ():
             object.__setattr__(self, "left_out", read_words(self.left_out))
+
+    def _read_options(self) -> None:
+        """Options of the engine and of the optimizer."""
+        if self.engine_options:
+            object.__setattr__(self, "engine_options", read_options(self.engine_options))
+        elif self.engine_options != ():
+            object.__setattr__(self, "engine_options", ())
         if self.optimizer_options:
             options = read_options(self.optimizer_options, "optimizer_options")
             object.__setattr__(self, "optimizer_options", options)
         elif self.optimizer_options != ():
             object.__setattr__(self, "optimizer_options", ())
-        check_sizes(self)
-        check_engine(self)
-        if (
-            self.optimizer not in PLAIN_OPTIMIZERS
-            or self.optimizer_options
-            or self.optimizer_in_backward
-        ):
-            from memplan.training.optimizers.engines import check_optimizer
-
-            check_optimizer(self)
-        if self.quantize is not None:
-            _ = self.chosen_quantization
 
     def resolve(
         self,

@@ -10,11 +10,11 @@ from tests.accuracy.sharding_records import predict_fsdp
 
 # figure: (95th percentile, worst) that the relative error may reach
 BARS = {
-    "bytes_before": (0.00005, 0.00005),
-    "peak_forward": (0.00002, 0.00005),
-    "peak_backward": (0.00002, 0.00002),
-    "peak_step": (0.00002, 0.00005),
-    "peak": (0.00002, 0.00002),
+    "bytes_before": (3.5e-5, 0.00005),
+    "peak_forward": (1e-5, 0.00005),
+    "peak_backward": (1.1e-5, 0.00002),
+    "peak_step": (0.00002, 4.6e-5),
+    "peak": (1.1e-5, 0.00002),
 }
 """No more than five times what is reached, all of it numbers of a few bytes a tensor."""
 
@@ -52,4 +52,4 @@ def test_fresh_cases(reference_dir: Path, capsys: pytest.CaptureFixture[str]) ->
         sys.stdout.write(f"\nfsdp_more.jsonl: {comparison.table()}\n")
     assert not comparison.refused
     for name in BARS:
-        assert comparison.worst(name)[0] <= 0.00002, comparison.worst(name)
+        assert comparison.worst(name)[0] <= 6e-6, comparison.worst(name)

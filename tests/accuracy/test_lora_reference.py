@@ -36,7 +36,7 @@ def test_fake_tensors(
     assert not found.refused
     assert not apart.refused
     assert apart.num_records == 1
-    assert found.worst("bytes_before")[0] <= 0.00002
+    assert found.worst("bytes_before")[0] <= 6e-6
     for name in FAKE_FIGURES:
         assert found.worst(name)[0] <= 0.00015, found.worst(name)
     remember(

@@ -37,8 +37,8 @@ def test_fake_tensors(
     assert not found.refused
     assert not apart.refused
     assert apart.num_records == 4
-    assert apart.worst("bytes_before")[0] <= 0.00002
-    assert found.worst("bytes_before")[0] <= 0.00002
+    assert apart.worst("bytes_before")[0] <= 2e-6
+    assert found.worst("bytes_before")[0] <= 1e-5
     for name in FAKE_FIGURES:
         assert found.worst(name)[0] <= 0.00005, found.worst(name)
     remember(
@@ -69,7 +69,7 @@ def test_cuda_kernels(
     assert found.worst("peak_backward")[0] <= 0.005
     # What stands between blocks goes by the order of loading: these records have LLM.int8 in 32 bits
     # until the first step, and quantize before the rest comes to the card. The worst is LLM.int8.
-    assert found.quantile("reserved_peak", 0.5) <= 0.00005
+    assert found.quantile("reserved_peak", 0.5) == 0
     assert found.worst("reserved_peak")[0] <= 0.06
     remember(
         "QLoRA, CUDA kernels",

@@ -12,11 +12,11 @@ from tests.accuracy.split_records import predict_split
 
 # figure: (95th percentile, worst) that the relative error may reach
 BARS = {
-    "bytes_before": (0.00005, 0.00005),
-    "activations": (0.00005, 0.00005),
-    "peak_forward": (0.00005, 0.00005),
+    "bytes_before": (9.5e-6, 2.8e-5),
+    "activations": (1.4e-5, 3e-5),
+    "peak_forward": (4.3e-5, 4.3e-5),
     "peak_backward": (0.0001, 0.0002),
-    "peak_step": (0.00005, 0.00005),
+    "peak_step": (7e-6, 1.9e-5),
     "peak": (0.0001, 0.0002),
 }
 """Far below what is asked for (before 0.05 %, activations 0.5 %, peaks 1 and 3 %): all that is missing

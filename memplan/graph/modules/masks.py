@@ -36,7 +36,7 @@ def causal_mask(
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
     if not eager and (window is None or length < window):
         return None
-    pattern = _causal(run, length) if window is None else _sliding(run, length)
+    pattern = causal_pattern(run, length) if window is None else _sliding(run, length)
     if not eager:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
@@ -52,13 +52,15 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     near = absolute.apart(OperationKind.LE, dtype=DType.BOOL)
     del absolute
     first = near.apart(OperationKind.BITWISE_AND)
-    pattern = near.apart(OperationKind.BITWISE_AND, first)
+    del near
+    pattern = first.apart(OperationKind.BITWISE_AND)
+    del first
     if run.kernels.attention is not AttentionKernel.EAGER:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
-def _causal(run: Run, length: int) -> Handle:
+def causal_pattern(run: Run, length: int) -> Handle:
     """``kv <= q``: one matrix for the whole batch."""
     return made_by(run, OperationKind.LE, (length, length), DType.BOOL)
 

@@ -56,21 +56,13 @@ def emit(setup: TrainingSetup) -> Emitted:
     }
     values |= _kernels(setup)
     values |= _evaluation(setup)
-    if setup.compile is Compilation.LAYER:
-        msg = "the Trainer compiles the whole model; choose `compile='model'`"
-        raise refuse(msg)
     if setup.compile is Compilation.MODEL:
         values["torch_compile"] = True
     notes = [f"launch it on {setup.num_gpus} GPUs, nodes: {setup.nodes}"]
     if setup.seq_len is not None:
         notes.append(f"cut sequences to {setup.seq_len} tokens")
     engine = setup.chosen_engine
-    if setup.tensor_parallel > 1:
-        msg = (
-            "the Trainer's arguments do not split layers, the model is loaded split; write accelerate for "
-            "the engine fsdp, or deepspeed for AutoTP"
-        )
-        raise refuse(msg)
+    _check_said(setup)
     if engine is Engine.DEEPSPEED:
         # The Trainer fills these in from its own arguments and the number of GPUs.
         values["deepspeed"] = {**deepspeed.config(setup), **dict.fromkeys(_BATCHES, "auto")}
@@ -86,6 +78,19 @@ def emit(setup: TrainingSetup) -> Emitted:
     else:
         setup = replace(setup, upcast_outputs=setup.chosen_precision is not Precision.FP32)
     return Emitted(values=values, setup=setup, notes=tuple(notes))
+
+
+def _check_said(setup: TrainingSetup) -> None:
+    """Refuse what no argument says."""
+    if setup.compile is Compilation.LAYER:
+        msg = "the Trainer compiles the whole model; choose `compile='model'`"
+        raise refuse(msg)
+    if setup.tensor_parallel > 1:
+        msg = (
+            "the Trainer's arguments do not split layers, the model is loaded split; write accelerate for "
+            "the engine fsdp, or deepspeed for AutoTP"
+        )
+        raise refuse(msg)
 
 
 def _evaluation(setup: TrainingSetup) -> dict[str, object]:

@@ -131,6 +131,6 @@ def _resource(request: "JobRequest") -> str:
         return RESOURCES.get(Vendor.NVIDIA if gpu is None else gpu.vendor, RESOURCES[Vendor.NVIDIA])
     resource = gpu.manager.rules.resource
     if not resource:
-        msg = f"--emit: {gpu.name} is no card of a cluster: leave it out, or name another card"
+        msg = f"emit: {gpu.name} is no card of a cluster: leave it out, or name another card"
         raise UsageError(msg)
     return resource

@@ -37,7 +37,7 @@ def text(request: "JobRequest") -> str:
     """The script."""
     manager = MemoryManager.CUDA if request.gpu is None else request.gpu.manager
     if manager is MemoryManager.MPS:
-        msg = f"--emit: {request.gpu.name if request.gpu else ''} is no card of a cluster: leave it out, or name another card"
+        msg = f"emit: {request.gpu.name if request.gpu else ''} is no card of a cluster: leave it out, or name another card"
         raise UsageError(msg)
     resource = RESOURCES.get(manager, "GPU")
     worker = {

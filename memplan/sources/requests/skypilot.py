@@ -65,7 +65,7 @@ def accelerator(gpu: "GpuSpec") -> str:
     Raises ``UsageError`` for a Mac, and for TPUs and Trainium, whose names there say how many chips or cores an instance has.
     """
     if gpu.manager in _NOT_WRITTEN:
-        msg = f"--emit: {gpu.name} is not written for SkyPilot, which asks for whole instances of it, or has none: take kubernetes or slurm"
+        msg = f"emit: {gpu.name} is not written for SkyPilot, which asks for whole instances of it, or has none: take kubernetes or slurm"
         raise UsageError(msg)
     return ACCELERATORS.get(gpu.gpu_id, gpu.short_name)
 

@@ -89,7 +89,7 @@ def _read_validation(keys: Keys, found: Found) -> None:
         found.fields["evaluation"] = size
     else:
         found.notes.append(
-            "validation is the model's own class: say --eval-batch-size if it has one"
+            "validation runs in the model's own class, and no key says its batch: it is not counted"
         )
 
 
