@@ -3,7 +3,7 @@
 Random setups, those of ``tests/sources/test_round_trips.py``, are written for a framework and handed to its own
 package: ``python benchmarks/parsers.py [KIND ...] [--setups N]``. It needs the packages (torch's CPU build does), and says of each
 setup that is refused what the package said. Versions looked at: deepspeed 0.19.8, accelerate 1.15.0, transformers 5.24, TRL 1.16,
-axolotl 0.19.0, LLaMA-Factory 0.9.5, torchtune 0.6.1, torchtitan 0.3.0.
+axolotl 0.19.0, LLaMA-Factory 0.9.5, torchtune 0.6.1, Unsloth 2026.10.9, torchtitan 0.3.0.
 """
 
 import argparse
@@ -114,6 +114,13 @@ def torchtune(made: Emitted, _folder: Path) -> object:
     return values
 
 
+def unsloth(made: Emitted, folder: Path) -> object:
+    """``unsloth train --config``, which imports nothing that needs a card."""
+    from unsloth_cli.config import load_config
+
+    return load_config(Path(written(made.yaml, folder, "unsloth.yaml")))
+
+
 def torchtitan(made: Emitted, _folder: Path) -> object:
     """torchtitan's command line over one of its own configurations."""
     from torchtitan.config import ConfigManager
@@ -132,7 +139,7 @@ def written(text: str, folder: Path, name: str) -> str:
 PARSERS: dict[str, Parse] = {
     "deepspeed": deepspeed, "accelerate": accelerate, "training-args": training_args,
     "trl-sft": trl_sft, "axolotl": axolotl, "llama-factory": llama_factory,
-    "torchtune": torchtune, "torchtitan": torchtitan,
+    "torchtune": torchtune, "torchtitan": torchtitan, "unsloth": unsloth,
 }  # fmt: skip
 
 

@@ -156,6 +156,8 @@ def by_hand_words(fields: "Mapping[str, object]") -> list[str]:
 
     found = []
     for name, value in fields.items():
+        if name == "adapter":
+            continue  # a note says it whole
         if name == "engine_options":
             options = dict(value)  # type: ignore[call-overload]
             found += [f"--engine-option {key}={_word(each)}" for key, each in options.items()]

@@ -229,7 +229,7 @@ EMIT = (
     Option(
         flag="--emit", kind=str | None, metavar="KIND", panel=OUTPUT_PANEL,
         help_text="Write the setup for deepspeed, accelerate, training-args, axolotl, trl-sft, llama-factory, "
-        "torchtune, torchtitan, megatron or deepspeed+megatron, or its job for slurm, kubernetes, kueue, "
+        "torchtune, unsloth, torchtitan, megatron or deepspeed+megatron, or its job for slurm, kubernetes, kueue, "
         "skypilot or ray instead.",
     ),
     Option(

@@ -60,6 +60,10 @@ class TrainedBias(Enum):
     """Those of the modules that are adapted."""
 
 
+DEFAULT_ALPHA = 8
+"""``peft.LoraConfig``'s scale over the rank, where none is said."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
     """Low-rank adapters beside linear layers (``peft.LoraConfig``) [1]_.

@@ -58,6 +58,12 @@ OF_KIND: dict[str, dict[str, list[Any]]] = {
         "engine": ["fsdp"], "num_gpus": [2, 8], "precision": ["bf16", "fp32"], "kernels": ["hf"],
         "compile": [None, "layer"],
     },
+    "unsloth": {
+        "engine": ["ddp"], "num_gpus": [1], "precision": ["bf16-autocast"], "kernels": ["unsloth"],
+        "optimizer": ["bnb-adamw-8bit", "bnb-adamw-8bit", "adamw-fused"], "job": [None],
+        "adapter": [None, {"lora": {"rank": 16, "alpha": 16, "targets": ("q_proj", "down_proj")}}],
+        "packing": [None, "documents"],
+    },
     "megatron": {
         "engine": ["megatron"], "num_gpus": [1, 2, 8, 16], "precision": ["bf16-master", "fp16-master", "fp32"],
         "optimizer": ["adamw-fused", "sgd", "sgd-momentum"], "kernels": [None], "packing": [None], "adapter": [None],

@@ -40,6 +40,8 @@ class Framework(Enum):
     """The YAML that ``llamafactory-cli train`` takes."""
     TORCHTUNE = "torchtune"
     """The YAML that ``tune run RECIPE --config`` takes."""
+    UNSLOTH = "unsloth"
+    """The YAML that ``unsloth train --config`` takes."""
     MEGATRON = "megatron"
     """Arguments of Megatron-LM's ``pretrain_gpt.py``."""
     DEEPSPEED_MEGATRON = "deepspeed+megatron"
@@ -62,12 +64,15 @@ class Framework(Enum):
 
 
 _SHAPED = (Framework.MEGATRON, Framework.DEEPSPEED_MEGATRON)
-_NAMED = (Framework.AXOLOTL, Framework.TRL_SFT, Framework.LLAMA_FACTORY, Framework.TORCHTUNE)
+_NAMED = (
+    Framework.AXOLOTL, Framework.TRL_SFT, Framework.LLAMA_FACTORY, Framework.TORCHTUNE, Framework.UNSLOTH,
+)  # fmt: skip
 _MODULES = {
     Framework.AXOLOTL: "axolotl",
     Framework.TRL_SFT: "trl_sft",
     Framework.LLAMA_FACTORY: "llama_factory",
     Framework.TORCHTUNE: "torchtune",
+    Framework.UNSLOTH: "unsloth",
     Framework.DEEPSPEED: "deepspeed",
     Framework.ACCELERATE: "accelerate",
     Framework.TRAINING_ARGS: "training_arguments",
@@ -89,38 +94,45 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
     module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
     write = cast("Callable[..., Emitted]", module.emit)
     resolved = setup.resolve()
-    said: tuple[str, ...] = ()
-    if setup.adapter is not None:
-        said += (f"give the model its adapter, {setup.adapter}, in the script: no key here does",)
     resolved, loading = _without_loading(resolved)
-    said += loading
     how = resolved.chosen_quantization
     if how is not None:
         # The base is the script's own business: what says how it is packed is none of the engine's options.
         options = dict(resolved.engine_options)
         others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
         resolved = replace(resolved, quantize=how, engine_options=others)
-        said += (f"load the base quantized: {how}",)
     if framework.is_told_the_model:
         assert model is not None
         made = write(resolved, model)
     else:
         made = write(resolved)
+    said: dict[str, str] = {}
+    if setup.adapter is not None:
+        said["adapter"] = (
+            f"give the model its adapter, {setup.adapter}, in the script: no key here does"
+        )
+    if loading:
+        said[LOADING_OPTION] = loading
+    if how is not None:
+        said["quantize"] = f"load the base quantized: {how}"
     if framework.is_read_back:
         from memplan.sources.emitters.reading_back import set_by_hand
 
         told = made.setup
         asked = replace(setup, dropout=told.dropout, layers_per_stage=told.layers_per_stage)
-        made = replace(made, by_hand=set_by_hand(asked, made.values, framework.value))
-    return replace(made, notes=(*made.notes, *said)) if said else made
+        by_hand = set_by_hand(asked, made.values, framework.value)
+        made = replace(made, by_hand=by_hand)
+        unsaid = {*by_hand, *dict(by_hand.get("engine_options", ()))}  # type: ignore[call-overload]
+        said = {name: words for name, words in said.items() if name in unsaid}
+    return replace(made, notes=(*made.notes, *said.values())) if said else made
 
 
-def _without_loading(setup: TrainingSetup) -> tuple[TrainingSetup, tuple[str, ...]]:
+def _without_loading(setup: TrainingSetup) -> tuple[TrainingSetup, str]:
     """The setup without the way in which its weights come to the GPU, and that in words: a script says it."""
     options = dict(setup.engine_options)
     if options.pop(LOADING_OPTION, None) is None:
-        return setup, ()
+        return setup, ""
     words = (
         f"whether from_pretrained gets a {LOADING_OPTION} is said in the script: no key here does"
     )
-    return replace(setup, engine_options=options), (words,)
+    return replace(setup, engine_options=options), words

@@ -13,6 +13,7 @@ from memplan.sources.emitters.trainer_values import (
     targets_of,
     without,
 )
+from memplan.training.adapters import DEFAULT_ALPHA
 from memplan.training.kernels import Packing
 from memplan.training.precision import Precision
 from memplan.training.setup import TrainingSetup
@@ -92,7 +93,7 @@ def _adapter(setup: TrainingSetup) -> dict[str, object]:
     targets = targets_of(adapter)
     values |= {
         "adapter": "lora" if packed is None else "qlora", "lora_r": adapter.rank,
-        "lora_alpha": adapter.alpha or 8, "lora_dropout": adapter.dropout,
+        "lora_alpha": adapter.alpha or DEFAULT_ALPHA, "lora_dropout": adapter.dropout,
     }  # fmt: skip
     if targets == "all-linear":
         values["lora_target_linear"] = True

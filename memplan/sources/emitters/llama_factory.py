@@ -12,6 +12,7 @@ from memplan.sources.emitters.trainer_values import (
     targets_of,
     without,
 )
+from memplan.training.adapters import DEFAULT_ALPHA
 from memplan.training.kernels import AttentionKernel, Packing
 from memplan.training.precision import Precision
 from memplan.training.setup import TrainingSetup
@@ -64,7 +65,7 @@ def _adapter(setup: TrainingSetup) -> dict[str, object]:
         return values
     targets = targets_of(adapter)
     values |= {
-        "lora_rank": adapter.rank, "lora_alpha": adapter.alpha or 8,
+        "lora_rank": adapter.rank, "lora_alpha": adapter.alpha or DEFAULT_ALPHA,
         "lora_dropout": adapter.dropout, "use_rslora": adapter.rslora, "use_dora": adapter.dora,
         "lora_target": ",".join(targets) if isinstance(targets, list) else "all",
     }  # fmt: skip

@@ -12,6 +12,7 @@ from memplan.dtypes import DType
 from memplan.errors import ConfigError, SetupError
 from memplan.fast_dataclass import replace
 from memplan.memory.engine_options import loads_by_device_map
+from memplan.training.adapters import DEFAULT_ALPHA, Lora
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.quantization import QuantizationKind
 from memplan.training.setup import LOADING_OPTION, SETUP_FIELDS, TrainingSetup
@@ -136,7 +137,8 @@ def differences(asked: TrainingSetup, found: TrainingSetup) -> dict[str, object]
     more = {
         name: _plain(getattr(first, name))
         for name in SETUP_FIELDS
-        if name not in _APART and getattr(first, name) != getattr(second, name)
+        if name not in _APART
+        and _comparable(getattr(first, name)) != _comparable(getattr(second, name))
     } | _other_kernels(first, second)
     if more.get("target_seq_len") == first.seq_len:
         more.pop("target_seq_len", None)  # it follows
@@ -147,6 +149,13 @@ def differences(asked: TrainingSetup, found: TrainingSetup) -> dict[str, object]
     elif first.engine_options:
         more["engine_options"] = dict(_mapping(first.engine_options))
     return more
+
+
+def _comparable(value: object) -> object:
+    """An adapter with the scale that its package takes where none is said."""
+    if isinstance(value, Lora) and value.alpha is None:
+        return replace(value, alpha=DEFAULT_ALPHA)
+    return value
 
 
 def _other_kernels(first: TrainingSetup, second: TrainingSetup) -> dict[str, object]:

@@ -6,6 +6,7 @@ from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.trainer_values import adapter_of, four_bits
 from memplan.sources.stacks.models import torchtune_builder
+from memplan.training.adapters import DEFAULT_ALPHA
 from memplan.training.choices import Offload, Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.kernels import LossKernel, Packing
@@ -92,7 +93,7 @@ def _model(setup: TrainingSetup, model: ModelSpec) -> dict[str, object]:
         "apply_lora_to_mlp": any(name in _MLP for name in named),
         "apply_lora_to_output": "lm_head" in named,
         "lora_rank": adapter.rank,
-        "lora_alpha": adapter.alpha or 8,
+        "lora_alpha": adapter.alpha or DEFAULT_ALPHA,
         "lora_dropout": adapter.dropout,
         "use_dora": adapter.dora,
     }

@@ -13,6 +13,7 @@ from memplan.sources.emitters.trainer_values import (
     model_name,
     targets_of,
 )
+from memplan.training.adapters import DEFAULT_ALPHA
 from memplan.training.kernels import Packing
 from memplan.training.setup import TrainingSetup
 
@@ -52,7 +53,7 @@ def _adapter(setup: TrainingSetup) -> dict[str, object]:
         return values
     targets = targets_of(adapter)
     values |= {
-        "use_peft": True, "lora_r": adapter.rank, "lora_alpha": adapter.alpha or 8,
+        "use_peft": True, "lora_r": adapter.rank, "lora_alpha": adapter.alpha or DEFAULT_ALPHA,
         "lora_dropout": adapter.dropout, "use_rslora": adapter.rslora, "use_dora": adapter.dora,
     }  # fmt: skip
     if targets is not None:
