@@ -561,6 +561,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "seen": lambda: seen(is_whole=True),
     "calculators": calculators,
     "times": times,
+    "published times": published_times,
     "versions": versions,
     "published summary": published_summary,
     "published": published,

@@ -112,6 +112,33 @@ JOBS = (
         ),
     ),
     Job(
+        page="write-a-recipe",
+        question="How does a setup become a file that trains",
+        command="memplan estimate llama-3.1-8b --gpus 8 --gpu a100 --engine fsdp --checkpointing full --seq-len 4k --emit axolotl",
+        line="base_model:",
+        words="The file goes to standard output; what it cannot say, and how it is launched, to standard error. Read back by `--setup FILE` it is the "
+        "same setup.",
+        more=(
+            "`--emit trl-sft`, `llama-factory`, `torchtune`, `torchtitan`, `megatron`, `training-args`, `accelerate`, `deepspeed`: other stacks.",
+            "`memplan plan ... --emit KIND` writes the best setup of a plan; `--output FILE` where it goes.",
+            "[Ask a scheduler for it](schedulers.md) writes the request for the machines. Unsloth has no file of its own here.",
+        ),
+    ),
+    Job(
+        page="let-strangers-ask",
+        question="What happens when somebody asks nonsense, or means harm",
+        command="memplan admit configs/admission/request.yaml --pools configs/pools/platform.yaml --pool ../../etc/passwd",
+        line="memplan: error",
+        words="Whatever is wrong is one line on standard error that names what, where, and what to do, and an exit code: 2 how it was asked, 3 what a file "
+        "says, 4 the hub, 5 a check that failed. Nothing that a file says is run, and files are read below `--root` alone where a stranger asks.",
+        more=(
+            "[Pools and admission](pools-and-admission.md) has the exit codes of a webhook.",
+            "[Let an agent ask](agents.md): paths only below a folder, no network unless allowed, short answers.",
+            "A plug-in that fails is named in a line and left out ([plug-ins](plug-ins.md)); a torn row is dropped and said ([large sweeps](large-sweeps.md)).",
+        ),
+        exit_code=3,
+    ),
+    Job(
         page="use-another-makers-card",
         question="Does it fit a Mac, an Intel card, Gaudi, Ascend, a TPU or Trainium",
         command="memplan estimate llama-3.2-1b --gpu m2-ultra --engine ddp --seq-len 1k",

@@ -16,7 +16,7 @@ PROVIDERS = {
     "class_facts": ("memplan.classes.facts", "read_class"),
     "advice_text": ("memplan.options.python", "advice_in_python"),
     "data_frame": ("memplan.report.documents", "data_frame"),
-    "explanation": ("memplan.report.explanation", "explain_estimate"),
+    "explanation": ("memplan.report.explained.explanation", "explain_estimate"),
     "estimate_picture": ("memplan.report.pictures.of", "estimate_picture"),
     "gpu_row": ("memplan.report.gpus", "gpu_row"),
     "hint_row": ("memplan.report.documents", "hint_row"),

@@ -158,7 +158,7 @@ def _print(found: "Estimate", values: Values) -> None:
     """Write the arithmetic: on one screen, of some components, over time, or in full."""
     from memplan.report.console import TerminalConsole
     from memplan.report.explain import print_explanation, print_timeline
-    from memplan.report.explanation import explain_estimate
+    from memplan.report.explained.explanation import explain_estimate
     from memplan.report.overview import component_kinds, print_components, print_overview
     from memplan.search.advice import hints_for
 
@@ -175,7 +175,7 @@ def _print(found: "Estimate", values: Values) -> None:
 
 
 def _say_rows(found: "Estimate", output_format: OutputFormat) -> None:
-    from memplan.report.explanation import (
+    from memplan.report.explained.explanation import (
         EXPLAIN_SCHEMA_VERSION,
         explain_estimate,
         explanation_rows,

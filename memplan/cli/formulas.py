@@ -19,12 +19,8 @@ def show_formulas(ctx: typer.Context, name: str) -> None:
     from memplan.cli.asked import asked_of
     from memplan.options.settings import setting_fields
     from memplan.options.single import check_target_length
-    from memplan.report.compare import (
-        compare_assumptions,
-        compare_methods,
-        print_methods,
-        write_methods,
-    )
+    from memplan.report.formulas.methods import compare_methods
+    from memplan.report.formulas.written import compare_assumptions, print_methods, write_methods
     from memplan.training.setup import TrainingSetup
 
     asked = asked_of(ctx)

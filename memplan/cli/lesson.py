@@ -31,7 +31,7 @@ def show_lesson(ctx: typer.Context) -> None:
 
             print_operators(TerminalConsole(), sizes)
             return
-        from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
+        from memplan.report.explained.explanation import EXPLAIN_SCHEMA_VERSION
 
         rows = operator_rows(sizes)
         say_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)
@@ -47,7 +47,7 @@ def show_lesson(ctx: typer.Context) -> None:
 
         print_lesson(TerminalConsole(), lesson, sizes)
         return
-    from memplan.report.explanation import EXPLAIN_SCHEMA_VERSION
+    from memplan.report.explained.explanation import EXPLAIN_SCHEMA_VERSION
 
     rows = lesson_rows(lesson, sizes)
     say_rows(rows, output_format, (), schema_version=EXPLAIN_SCHEMA_VERSION)

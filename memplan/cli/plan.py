@@ -191,13 +191,13 @@ def _show(
 ) -> None:
     if output_format is RowFormat.TABLE:
         from memplan.report.console import TerminalConsole
-        from memplan.report.plan import print_plans
+        from memplan.report.plans.printed import print_plans
 
         print_plans(TerminalConsole(), plans, question=question)
         return
     from memplan.cli.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
-    from memplan.report.plan import markdown_columns, plan_rows
+    from memplan.report.plans.rows import markdown_columns, plan_rows
     from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
 
     rows = (row for each in plans for row in plan_rows(each, question))

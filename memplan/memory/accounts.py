@@ -24,7 +24,7 @@ from memplan.memory.account import (
 )
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.crowds import NOTHING, UNCROWDED, Sizes
-from memplan.memory.engine_options import looks_for_overflow
+from memplan.memory.engine_options import looks_for_overflow, reduces_each_micro_batch
 from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
@@ -397,6 +397,7 @@ _engine_values = attrgetter(
 def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
     return (
         _formats_of(setup),
+        reduces_each_micro_batch(setup),
         min(setup.gradient_accumulation_steps, MICRO_BATCHES),
         setup.gpus_per_node,
         (setup.num_gpus, setup.nodes),

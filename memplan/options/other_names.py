@@ -66,6 +66,10 @@ RENAMED = {
         ("gradient-checkpointing", "activation-checkpointing", "recompute"), "--checkpointing full"
     ),
     **dict.fromkeys(("zero-stage", "stage"), "--zero"),
+    **dict.fromkeys(("samples", "num-samples", "num-examples", "dataset-size"), "--examples"),
+    **dict.fromkeys(("num-epochs", "num-train-epochs"), "--epochs"),
+    **dict.fromkeys(("num-tokens", "total-tokens", "train-tokens"), "--tokens"),
+    **dict.fromkeys(("cost", "gpu-price", "gpu-cost", "hourly-price", "price-per-hour"), "--price"),
     **dict.fromkeys(("optimiser",), "--optimizer"),
     **dict.fromkeys(("dtype", "mixed-precision", "torch-dtype"), "--precision"),
     **dict.fromkeys(("fp16", "float16", "half"), "--precision fp16"),
@@ -95,6 +99,7 @@ TOLD = {
         "the first line is the answer (| head -1), and --check says it in the exit code",
     ),
     "output": "a page is written with --report, and estimate and plan write a setup with --emit",
+    "phase": "--component NAME says what each phase has of one, --full lists all of them",
     "versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`',
     **dict.fromkeys(
         ("bf16", "bfloat16"),

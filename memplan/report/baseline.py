@@ -105,10 +105,15 @@ def _some(lines: Iterable[str]) -> Iterator[str]:
 
 def row_label(row: Row) -> str:
     """What was asked, in one line."""
-    named = [
-        _WORDS.get(key, "{}").format(row[key]) for key in _NAMED if row.get(key) not in _UNSAID
-    ]
+    named = [_named(key, row[key]) for key in _NAMED if row.get(key) not in _UNSAID]
     return ", ".join(named)
+
+
+def _named(key: str, value: object) -> str:
+    """One thing that was asked."""
+    if key == "num_gpus" and value == 1:
+        return "1 GPU"
+    return _WORDS.get(key, "{}").format(f"{value:,}" if isinstance(value, int) else value)
 
 
 def move_line(move: Move, *, tolerance: float) -> str:

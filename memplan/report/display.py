@@ -67,7 +67,7 @@ def _(value: Sweep, console: Console) -> None:
 
 @print_value.register
 def _(value: Plan, console: Console) -> None:
-    from memplan.report.plan import print_plan
+    from memplan.report.plans.printed import print_plan
 
     print_plan(console, value)
 

@@ -69,7 +69,7 @@ def sweep_document(sweep: "Sweep") -> dict[str, object]:
 
 def plan_row_list(plan: "Plan") -> list[dict[str, object]]:
     """Rows of ``memplan plan``."""
-    from memplan.report.plan import plan_rows
+    from memplan.report.plans.rows import plan_rows
 
     return list(plan_rows(plan, plan.times))
 

@@ -7,7 +7,8 @@ from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.account import host_formulas
 from memplan.report.answer import print_answer
 from memplan.report.assumed import print_assumptions
-from memplan.report.explanation import Explanation, LayerKind, Node, states_line
+from memplan.report.explained.explanation import Explanation, states_line
+from memplan.report.explained.nodes import LayerKind, Node
 from memplan.report.narrow import print_table
 from memplan.report.timeline import timeline_lines
 from memplan.units import GIB, KIB, MIB

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def front_page(plan: "Plan", *, version: str, question: "TimeQuestion | None" = None) -> str:
     """A page with the answer, the drawing and the setups' figures, which asks the network for nothing."""
-    from memplan.report.plan import answer_text, run_lines
+    from memplan.report.plans.answer import answer_text, run_lines
 
     on_front = {id(each) for each in plan.front}
     shown = timed_setups(plan)

@@ -102,7 +102,7 @@ def print_gpus(console: "Console", gpus: Sequence[GpuSpec], *, of: str = "") -> 
     """
     from rich.text import Text
 
-    picked = f" with {of} or more" if is_size(of) else f" with {of!r} in their ids" if of else ""
+    picked = f" with {of} or more" if is_size(of) else f" that {of!r} is said of" if of else ""
     console.print(f"{len(gpus)} cards{picked}; `memplan gpus NAME` shows one with its sources")
     wide = console.width >= WIDE_TABLE_COLUMNS
     print_table(console, _wide_table(gpus) if wide else _narrow_table(gpus))

@@ -17,16 +17,14 @@ from memplan.estimator import Estimate, Verdict, estimate
 from memplan.fast_dataclass import dataclass
 from memplan.report.answer import needed_text
 from memplan.report.changes import advice_text, setup_label
-from memplan.report.compare import (
-    MethodRow,
-    assumed_bytes_line,
-    compare_methods,
-    numbers_of,
-)
 from memplan.report.estimate import footnotes
 from memplan.report.explain import size_text
-from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
+from memplan.report.explained.explanation import Explanation, explain_estimate
+from memplan.report.explained.nodes import LayerKind, Node
 from memplan.report.flops import TERA, flops_footnotes
+from memplan.report.formulas.case import MethodRow, numbers_of
+from memplan.report.formulas.methods import compare_methods
+from memplan.report.formulas.written import assumed_bytes_line
 from memplan.report.html_page import PAGE, STYLE, VERDICT_CLASSES, VERDICT_MARKS
 from memplan.report.html_tables import scroll_area, table
 from memplan.report.palette import variables

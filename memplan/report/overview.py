@@ -11,7 +11,8 @@ from memplan.report.answer import needed_text, print_answer
 from memplan.report.assumed import model_lines
 from memplan.report.blocks import hanging
 from memplan.report.columns import plain_gib
-from memplan.report.explanation import Explanation, LayerKind, Node, explain_estimate
+from memplan.report.explained.explanation import Explanation, explain_estimate
+from memplan.report.explained.nodes import LayerKind, Node
 from memplan.report.palette import COMPONENTS
 from memplan.units import GIB, format_count
 
@@ -182,12 +183,12 @@ def closing_lines(found: Estimate) -> list[str]:
 
 
 def component_kinds(texts: Sequence[str]) -> list[ComponentKind]:
-    """Components by their names, several behind commas, with spaces, dashes or underscores.
+    """Components by their names or a part that one of them has alone, several behind commas, with spaces, dashes or underscores.
 
     Raises ``UsageError`` for what is none, with the nearest name.
 
-    >>> [kind.label for kind in component_kinds(["gradients,logits-and-loss"])]
-    ['gradients', 'logits_and_loss']
+    >>> [kind.label for kind in component_kinds(["gradients,logits-and-loss", "optimizer"])]
+    ['gradients', 'logits_and_loss', 'optimizer_states']
     """
     from memplan.errors import UsageError, did_you_mean
 
@@ -195,6 +196,9 @@ def component_kinds(texts: Sequence[str]) -> list[ComponentKind]:
     found = []
     for text in (part for each in texts for part in each.split(",")):
         name = text.strip().lower().replace("-", "_").replace(" ", "_")
+        parts = [label for label in known if name and name in label]
+        if name not in known and len(parts) == 1:
+            name = parts[0]
         if name not in known:
             names = ", ".join(known)
             hint = did_you_mean(name, tuple(known)) or f" There are: {names}"

@@ -98,12 +98,14 @@ def all_gpus() -> tuple[GpuSpec, ...]:
 
 
 def gpus_like(text: str) -> tuple[GpuSpec, ...]:
-    """The GPUs that a text picks: with as much memory on the box or more, or with it as a part of their ids.
+    """The GPUs that a text picks: with as much memory on the box or more, its maker's, its architecture's, or with it as a part of their ids.
 
     None where it is a GPU's own name, or picks nothing.
 
     >>> [each.gpu_id for each in gpus_like("rtx40")], gpus_like("h100"), len(gpus_like("256GB")) > 1
     (['rtx4090-24gb', 'rtx4080-16gb', 'rtx4070ti-12gb'], (), True)
+    >>> {each.architecture for each in gpus_like("hopper")}, len(gpus_like("amd")) > 1
+    ({'Hopper'}, True)
     """
     named = text.strip().lower()
     if _find_id(named) is not None:
@@ -111,7 +113,14 @@ def gpus_like(text: str) -> tuple[GpuSpec, ...]:
     if is_size(named):
         least_gb = round(parse_bytes(named) / (GB if named.endswith("gb") else GIB), 2)
         return tuple(each for each in all_gpus() if each.memory_nominal_gb >= least_gb)
-    return tuple(each for each in all_gpus() if named and named in each.gpu_id)
+    return tuple(
+        each
+        for each in all_gpus()
+        if named
+        and (
+            named in each.gpu_id or named in (each.vendor.value.lower(), each.architecture.lower())
+        )
+    )
 
 
 def gpu_names() -> tuple[str, ...]:

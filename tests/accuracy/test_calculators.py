@@ -14,7 +14,8 @@ import pytest
 
 from memplan.errors import MemplanError
 from memplan.model.spec import ModelSpec
-from memplan.report.compare import MethodRow, published_rows
+from memplan.report.formulas.case import MethodRow
+from memplan.report.formulas.methods import published_rows
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
 from memplan.training.choices import Offload, Recomputation

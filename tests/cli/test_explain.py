@@ -56,9 +56,9 @@ def test_components_are_explained_by_name(run: Run) -> None:
 
 
 def test_a_component_that_is_nearly_one_is_refused(run: Run) -> None:
-    done = run(*JOB, "--component", "activation")
+    done = run(*JOB, "--component", "activatoins")
     assert done.exit_code == 2
-    assert "there is no component 'activation'. Did you mean 'activations'?" in done.stderr
+    assert "there is no component 'activatoins'. Did you mean 'activations'?" in done.stderr
 
 
 def test_the_step_over_time_and_everything(run: Run) -> None:

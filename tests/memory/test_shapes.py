@@ -132,3 +132,22 @@ def test_no_figure_depends_on_what_was_asked_before(fields: dict[str, Any]) -> N
     asked = [*range(len(places))]
     dice.shuffle(asked)
     assert [figures(*places[each]) for each in asked] == [alone[each] for each in asked]
+
+
+def test_kernels_whose_loops_reduce_otherwise_are_told_apart() -> None:
+    """The preset says whose loop it is, which the operations do not show."""
+    model, setup = load_model(SMALL), TrainingSetup(
+        engine="fsdp", num_gpus=2, micro_batch_size=1, seq_len=256, gradient_accumulation_steps=4,
+        precision="bf16", compile="layer",
+    )  # fmt: skip
+    presets = ("hf", "torchtitan")
+    alone = []
+    for preset in presets:
+        forget_everything()
+        alone.append(estimate(model, replace(setup, kernels=preset), load_gpu("h100")).phases)
+    forget_everything()
+    both = [
+        estimate(model, replace(setup, kernels=each), load_gpu("h100")).phases for each in presets
+    ]
+    assert both == alone
+    assert both[0] != both[1]

@@ -9,13 +9,9 @@ import pytest
 from memplan.estimator import estimate
 from memplan.formulas import gpu_memory_required
 from memplan.graph.counts import count_parameters
-from memplan.report.compare import (
-    assumed_bytes_line,
-    compare_methods,
-    method_rows,
-    numbers_of,
-    parameter_lines,
-)
+from memplan.report.formulas.case import numbers_of
+from memplan.report.formulas.methods import compare_methods
+from memplan.report.formulas.written import assumed_bytes_line, method_rows, parameter_lines
 from memplan.sources.models import load_model
 from memplan.training.choices import Recomputation, ZeroStage
 from memplan.training.setup import TrainingSetup

@@ -8,7 +8,8 @@ import pytest
 
 from memplan.estimator import Estimate, estimate
 from memplan.memory.account import Lifetime
-from memplan.report.explanation import Node, explain_estimate, walk_nodes
+from memplan.report.explained.explanation import explain_estimate
+from memplan.report.explained.nodes import Node, walk_nodes
 from memplan.report.timeline import columns_of, step_moments, timeline_lines
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model

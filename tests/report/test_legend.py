@@ -6,9 +6,9 @@ import pytest
 
 from memplan.estimator import Verdict
 from memplan.memory.account import ComponentKind, Lifetime
-from memplan.report import plan as plan_report
 from memplan.report import times
 from memplan.report.legend import LEGEND, words_of_legend
+from memplan.report.plans import table as plan_report
 from memplan.training.precision import Precision
 from tests.report.tables import answers, comparison, plan
 

@@ -3,7 +3,7 @@
 from memplan.dtypes import DType
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
-from memplan.report.explanation import module_bytes
+from memplan.report.explained.layers import module_bytes
 from memplan.sources.models import load_model
 from memplan.training.kernels import KERNEL_PRESETS, KernelPreset
 
@@ -32,7 +32,7 @@ def test_a_textbook_layer() -> None:
 
 
 def test_they_add_up_to_what_the_layer_keeps() -> None:
-    from memplan.report.explanation import layer_kinds
+    from memplan.report.explained.layers import layer_kinds
 
     for name in ("llama-3.2-1b", "mixtral-8x7b", "t5-small", "deberta-v3-base"):
         model = load_model(name)

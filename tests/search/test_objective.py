@@ -14,7 +14,8 @@ from memplan.estimator.site import Site
 from memplan.report.changes import setup_label
 from memplan.report.front import front_page
 from memplan.report.pictures.scatter import front_picture
-from memplan.report.plan import markdown_columns, plan_rows, run_lines
+from memplan.report.plans.answer import run_lines
+from memplan.report.plans.rows import markdown_columns, plan_rows
 from memplan.search.goal import Goal, Plan
 from memplan.search.objective import memory_front
 from memplan.search.planner import plan

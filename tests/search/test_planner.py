@@ -9,7 +9,9 @@ from memplan.errors import SetupError
 from memplan.estimator import Verdict, estimate
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.report.changes import describe_change, engine_label
-from memplan.report.plan import job_text, plan_rows, shortfall_lines
+from memplan.report.plans.answer import job_text
+from memplan.report.plans.rows import plan_rows
+from memplan.report.plans.shortfalls import shortfall_lines
 from memplan.search.concessions import Concession
 from memplan.search.goal import Goal, Objective, Plan
 from memplan.search.planner import plan

@@ -1,0 +1,1 @@
+"""Plans as people and scripts read them."""
