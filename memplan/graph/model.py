@@ -209,7 +209,7 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
 
         model = shown_nothing(model)
     _check_checkpointed(model, options.checkpointed_layers)
-    if options.checkpointed_layers and not model.recomputes and len(model.stacks) == 1:
+    if options.checkpointed_layers and not model.recomputes:
         msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
         raise SetupError(msg)
     if model.blueprint is not None:

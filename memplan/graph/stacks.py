@@ -103,9 +103,6 @@ def _between(cuts: set[int], low: int, high: int) -> list[int]:
 def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
     """Hidden states to logits, through the token table where it is tied."""
     width = table.shape[-1]
-    if spec.input_scaled:
-        x = t.scale(x)
-        t.linger(x)
     if spec.upcast:
         x = t.cast(x, t.compute)
     if spec.tied:

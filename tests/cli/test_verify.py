@@ -17,7 +17,7 @@ def test_recorded_runs(run: Any, tmp_path: Path) -> None:
     done = run("verify", "--replay", str(tmp_path), "--within", "1%")
     assert done.exit_code == 0, done.stderr
     assert "measured on NVIDIA H100 80GB HBM3" in done.stdout
-    assert re.search(r"a step: 9\d\.\d ms predicted \(.* to .*\), 212 ms measured", done.stdout)
+    assert re.search(r"a step: 1[23]\d ms predicted \(.* to .*\), 212 ms measured", done.stdout)
     assert "beside the allocator (context, NCCL)" in done.stdout
     assert "verdicts held" in done.stdout.splitlines()[-1]
 

@@ -289,12 +289,12 @@ def test_a_step_takes_as_long_as_the_slowest_gpu() -> None:
     assert 1.02 < many / one < 1.03
 
 
-def test_stage_3_gathers_nothing_on_one_gpu() -> None:
-    """So its Python takes the host less time for each weight."""
+def test_stage_3_on_one_gpu_is_hooked_all_the_same() -> None:
+    """Its hooks around each module stay: 0.92 of what they take with eight was measured (``tests/data/host_times.jsonl``)."""
     alone, two = (
         timed(
             "qwen2.5-0.5b", engine="deepspeed", zero_stage=3, num_gpus=count, seq_len=128
         ).expected_s
         for count in (1, 2)
     )
-    assert 0.5 < alone / two < 0.8
+    assert 0.8 < alone / two < 0.95

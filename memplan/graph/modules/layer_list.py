@@ -105,7 +105,7 @@ def _cast(args: Any) -> Any:
     """What a layer is handed in the format that FSDP casts arguments to, before the layer begins."""
     if isinstance(args, tuple):
         return tuple(map(_cast, args))
-    if not isinstance(args, Handle) or not args.dtype.is_floating:
+    if not isinstance(args, Handle) or not args.dtype.is_floating or args.is_complex:
         return args
     run = args.run
     record = run.cast_argument(args.record, run.compute)
