@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from memplan.classes.base import Base
 
 CLASSES = {
+    "albert": "albert.AlbertModel",
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
     "bert": "bert.BertModel",
