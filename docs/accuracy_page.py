@@ -570,7 +570,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "worst": worst,
     "predicted against measured": predicted_against_measured,
     "error by engine": error_by_engine,
-    "published times": published_times,
 }
 
 
