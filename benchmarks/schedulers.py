@@ -24,8 +24,10 @@ SETUPS = (
     "bert-base-uncased --gpu a100 --gpus 2 --engine ddp",
     "llama-3.1-8b --gpu b200 --gpus 8 --engine fsdp --tokens 1B",
     "mixtral-8x7b --gpu h100 --gpus 32 --engine fsdp --tokens 10B",
+    "llama-3.2-1b --gpu gaudi3 --gpus 8 --engine ddp",
+    "llama-3.2-1b --gpu mi325x --gpus 16 --engine fsdp",
 )
-"""Ten jobs, as ``memplan estimate`` takes them."""
+"""Twelve jobs, as ``memplan estimate`` takes them."""
 
 
 def emitted(setup: str, kind: str) -> str:

@@ -561,6 +561,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "seen": lambda: seen(is_whole=True),
     "calculators": calculators,
     "times": times,
+    "published times": published_times,
     "versions": versions,
     "published summary": published_summary,
     "published": published,
@@ -569,7 +570,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "worst": worst,
     "predicted against measured": predicted_against_measured,
     "error by engine": error_by_engine,
-    "published times": published_times,
 }
 
 

@@ -22,7 +22,7 @@ HOLDS = {
 SAID_HERE = {
     "gpus.json": "vendors' data sheets and logs, as the file's `sources` name them one by one; torchtitan, torchao, composer, lightning and torch for rates",
     "outcomes.json": "the runs of the [accuracy page](accuracy.md): measured for memplan, sent, or published by those whom it names",
-    "models.json": "`config.json` of the checkpoint that each entry names on the Hugging Face hub; transformers 5.23.0 for what is left out",
+    "models.json": "`config.json` of the checkpoint that each entry names on the Hugging Face hub, or what its `source` names; transformers 5.23.0 for what is left out",
     "deepspeed_files.yaml": "axolotl 0.19.0, deepspeed_configs; llamafactory 0.9.5, examples/deepspeed",
     "plain.yaml": "none: settings in memplan's own words",
 }  # fmt: skip

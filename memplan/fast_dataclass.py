@@ -148,11 +148,16 @@ else:
             init = self.cls.__init__ = _compiled_init(self.cls, self.line)
             return init.__get__(instance, owner)
 
-    def _init_open(name, value):
+    def _init_open(name, value, _names, _cls):
         return f"    self.{name} = {value}"
 
-    def _init_frozen(name, value):
-        return f"    _set(self, {name!r}, {value})"
+    def _init_frozen(name, value, names, cls):
+        """A slot takes a value in half the time that ``object.__setattr__`` needs to find it."""
+        slot = getattr(cls, name, None)
+        if not isinstance(slot, MemberDescriptorType):
+            return f"    _set(self, {name!r}, {value})"
+        names[f"_set_{name}"] = slot.__set__
+        return f"    _set_{name}(self, {value})"
 
     def _compiled_init(cls, line):
         """What the standard decorator would have made."""
@@ -168,7 +173,7 @@ else:
                 parameter = f"{field.name}=_MISSING"
                 value = f"_make_{field.name}() if {field.name} is _MISSING else {field.name}"
             (by_keyword if field.kw_only else positional).append(parameter)
-            body.append(line(field.name, value))
+            body.append(line(field.name, value, names, cls))
         if hasattr(cls, "__post_init__"):
             body.append("    self.__post_init__()")
         star = ["*"] if by_keyword else []

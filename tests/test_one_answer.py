@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ Run = Callable[..., Any]
 
 NUM_IN_CI = 4
 NUM_JOBS = 300
+NUM_AT_ONCE = 25
+"""Jobs of one test, so that a part of them can be asked for: ``pytest -m fuzz -k "answer[25]"``."""
 
 MODELS = ("gpt2", "t5-small", "bert-base-uncased", "qwen2.5-0.5b", "llama-3.2-1b", "vit-base")
 CARDS = ("t4", "v100-16gb", "a100-40gb", "h100", "4090", "l4")
@@ -215,11 +218,20 @@ def test_tables_and_plans_have_it_too(run: Run) -> None:
 
 
 @pytest.mark.fuzz
-def test_every_setup_has_one_answer(run: Run) -> None:
-    for job, _ in zip(jobs(), range(NUM_JOBS), strict=False):
+@pytest.mark.parametrize("first", range(0, NUM_JOBS, NUM_AT_ONCE))
+def test_every_setup_has_one_answer(
+    run: Run, capsys: pytest.CaptureFixture[str], first: int
+) -> None:
+    num_tried = num_ways = 0
+    for job in islice(jobs(), first, first + NUM_AT_ONCE):
         for way in job.ways:
             check(way, run)
+            num_ways += 1
         check_table(job, run)
+        num_tried += 1
+        with capsys.disabled():
+            print(f"\r{num_tried} jobs from {first} on, asked in {num_ways} ways", end="")
+    assert num_tried == NUM_AT_ONCE
 
 
 def test_what_lives_with_less_room_and_dies_with_more_does_not_fit() -> None:

@@ -14,12 +14,22 @@ from memplan.model.spec import ModelSpec
 class Base(Module):
     """The model that every task of a type shares."""
 
+    begins_names = True
     prefix = "model"
     """What the classes of tasks call it (``base_model_prefix``)."""
     table = "embed_tokens"
     """What it calls its token table."""
     classifies_tokens = True
     """The type has a class for tokens, as most decoders' is."""
+    classifies = True
+    """It has one for sequences."""
+    tied_by_default = True
+    """Its matrix of logits is the token table where the config is silent."""
+
+    inner = ""
+    """What its class calls the module that has all of it, where that is not the class itself."""
+    context_keys: tuple[str, ...] = ("max_position_embeddings",)
+    """What its config calls the longest sequence."""
 
     tasks: ClassVar[Mapping[Task, type[Any]]] = {}
     """The classes of its tasks, the usual one first, where they are not those that all decoders share."""
@@ -45,6 +55,10 @@ class Base(Module):
         width = embeds.shape[-1]
         beside = (Handle(self.run, each, (each.numel // width, width)) for each in deep)
         return Handle(self.run, made, embeds.shape), *beside
+
+    def before_head(self, x: Handle) -> Handle:
+        """What the class does with the hidden states that its logits are made of."""
+        return x
 
     def adjusted(self, logits: Handle) -> Handle:
         """What the class does with its logits."""

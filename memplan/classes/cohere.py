@@ -9,7 +9,7 @@ from memplan.classes.llama import (
     MLP,
     BothMasksModel,
     GatedMLP,
-    Heads,
+    HeadsFirstAttention,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
@@ -49,29 +49,13 @@ def apply_rotary_upcast(query: Handle, key: Handle, cos: Handle, sin: Handle) ->
     return turned_query.to(dtype), turned_key.to(dtype)
 
 
-class CohereAttention(LlamaAttention):
+class CohereAttention(HeadsFirstAttention):
     turn: Turn = staticmethod(apply_rotary_upcast)
 
-    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        super().__init__(config, kind)
-        self.use_qk_norm = config.flag("use_qk_norm")
-        if self.use_qk_norm:
-            width = self.head_dim
-            self.q_norm = CohereLayerNorm(self.q_proj.out_features // width, width)
-            self.k_norm = CohereLayerNorm(self.k_proj.out_features // width, width)
-
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_proj(x).view(batch, length, -1, self.head_dim)
-        key = self.k_proj(x).view(batch, length, -1, self.head_dim)
-        value = self.v_proj(x).view(batch, length, -1, self.head_dim)
-        if self.use_qk_norm:
-            query = self.q_norm(query)
-            key = self.k_norm(key)
-        query = query.transpose(1, 2)
-        key = key.transpose(1, 2)
-        value = value.transpose(1, 2)
-        return query, key, value
+    def add_norms(self) -> None:
+        width = self.head_dim
+        self.q_norm = CohereLayerNorm(self.q_proj.out_features // width, width)
+        self.k_norm = CohereLayerNorm(self.k_proj.out_features // width, width)
 
 
 class CohereDecoderLayer(LlamaDecoderLayer):

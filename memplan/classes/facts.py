@@ -5,21 +5,25 @@ from dataclasses import replace
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.llama import LlamaAttention, LlamaDecoderLayer, LlamaModel, Network
+from memplan.classes.llama import (
+    Decoder,
+    DecoderLayer,
+    HeadAttention,
+    SelfAttention,
+)
 from memplan.classes.registry import base_class
-from memplan.families.llama import decoder_model
+from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task
-from memplan.graph.modules.basic import Embedding, Linear, Norm
+from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
+from memplan.graph.modules.rotary import RotaryEmbedding
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
 from memplan.model.norms import NormSpec
 from memplan.model.spec import ModelSpec, Task
-
-TASKS_WITHOUT_TOKENS = Task.CAUSAL_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION
-"""What decoders are trained for whose class for tokens is none of those that all share."""
 
 
 def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -28,7 +32,7 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
     base = base_class(request.model_type)(reader)
-    if not isinstance(base, LlamaModel):
+    if not isinstance(base, Decoder):
         from memplan.classes.encoder_facts import read_encoder  # only for encoders
         from memplan.classes.encoders import Encoder
 
@@ -36,53 +40,83 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         return read_encoder(base, reader, request)
     table = base.children[base.table]
     assert isinstance(table, Embedding)
+    tasks = [
+        each
+        for each in DECODER_TASKS
+        if base.classifies or each is not Task.SEQUENCE_CLASSIFICATION
+    ]
     if not base.classifies_tokens:
-        reject_task(reader, request, *TASKS_WITHOUT_TOKENS)
+        tasks.remove(Task.TOKEN_CLASSIFICATION)
+    reject_task(reader, request, *tasks)
     model = decoder_model(
-        reader, request, _stack(base, table.width), hidden_size=table.width,
-        head=HeadSpec(router_loss=base.output_router_logits, bias=base.head_bias),
+        reader, request, _stack(base, table.width), hidden_size=base.hidden_size or table.width,
+        head=HeadSpec(
+            router_loss=base.output_router_logits, bias=base.head_bias, unnamed_loss=base.unnamed_loss,
+        ),
+        tied_by_default=base.tied_by_default, context_keys=base.context_keys,
     )  # fmt: skip
     return replace(
         model,
         eager_attention_only=base.eager_only,
+        recomputes=base.checkpoints,
+        transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
         blueprint=blueprint_from(reader, request.model_type),
     )
 
 
-def _stack(base: LlamaModel, width: int) -> StackSpec:
+def _stack(base: Decoder, width: int) -> StackSpec:
     return StackSpec(
         name="decoder",
         runs=tuple(_runs(base)),
-        embedding=EmbeddingSpec(embedding_size=width),
-        final_norm=_norm(base.children[base.last]),
+        embedding=_embedding(base, width),
+        projected_out=base.hidden_size not in (0, width),
+        final_norm=_norm(base.children[base.last]) if base.last in base.children else None,
     )
 
 
-def _runs(base: LlamaModel) -> Iterator[LayerRun]:
-    for kind, group in groupby(base.layers.kinds):
-        layer = base.layers.made[kind]
-        assert isinstance(layer, LlamaDecoderLayer)
+def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
+    positions = base.children.get(base.positions)
+    rows = positions.weight.shape[0] if isinstance(positions, Embedding) else 0
+    dropouts = (each for each in base.children.values() if isinstance(each, Dropout))
+    dropped = next((each.probability for each in dropouts), base.embedding_dropout)
+    return EmbeddingSpec(embedding_size=width, num_positions=rows, dropout=dropped)
+
+
+def _layers(base: Decoder) -> LayerList:
+    layers = base.children[base.listed]
+    assert isinstance(layers, LayerList)
+    return layers
+
+
+def _runs(base: Decoder) -> Iterator[LayerRun]:
+    for kind, group in groupby(_layers(base).kinds):
+        layer = _layers(base).made[kind]
+        assert isinstance(layer, DecoderLayer)
         made = _layer(layer, base)
         attention = made.attention
-        assert isinstance(attention, AttentionSpec)
-        rotary = attention.rotary if kind.turned else None
-        attention = replace(attention, sliding_window=kind.window, rotary=rotary)
+        if isinstance(attention, AttentionSpec):
+            rotary = attention.rotary if kind.turned else None
+            attention = replace(attention, sliding_window=kind.window, rotary=rotary)
         yield LayerRun(count=len(list(group)), layer=replace(made, attention=attention))
 
 
-def _layer(layer: LlamaDecoderLayer, base: LlamaModel) -> LayerSpec:
-    attention = next(each for each in layer.children.values() if isinstance(each, LlamaAttention))
-    found = (each for each in layer.children.values() if isinstance(each, Network))
+def _layer(layer: DecoderLayer, base: Decoder) -> LayerSpec:
+    attention = next(each for _, each in layer.modules() if isinstance(each, SelfAttention))
+    norms = (each for each in layer.children.values() if isinstance(each, Norm))
     return LayerSpec(
-        attention=_attention(attention, base),
-        feed_forward=next(found).facts(),
-        norm=_norm(base.children[base.last]),
+        attention=(
+            _attention(attention, base)
+            if isinstance(attention, HeadAttention)
+            else attention.facts()
+        ),
+        feed_forward=layer.network_facts(),
+        norm=_norm(next(norms)),
         placement=layer.placement,
         dropout=layer.residual_dropout,
     )
 
 
-def _attention(module: LlamaAttention, base: LlamaModel) -> AttentionSpec:
+def _attention(module: HeadAttention, base: Decoder) -> AttentionSpec:
     first = next(each for each in module.children.values() if isinstance(each, Linear))
     bias = _has_bias(module.children.get("q_proj") or module.children.get("qkv_proj") or first)
     names = "q_norm", "query_layernorm", "q_layernorm"
@@ -99,7 +133,8 @@ def _attention(module: LlamaAttention, base: LlamaModel) -> AttentionSpec:
         key_bias=bias,
         value_bias=bias,
         output_bias=_has_bias(module.children[module.output]),
-        rotary=RotarySpec(dim=base.rotary_emb.width),
+        rotary=_rotary(base),
+        form=module.form,
         query_key_norm=None if norm is None else _norm(norm),
         query_key_norm_per_head=not shape or shape[-1] == module.head_dim,
         query_key_norm_weight_per_head=module.norms_by_head or len(shape) > 1,
@@ -117,3 +152,8 @@ def _norm(module: Module) -> NormSpec:
 
 def _has_bias(module: Module) -> bool:
     return "bias" in module.weights
+
+
+def _rotary(base: Decoder) -> RotarySpec | None:
+    tables = base.children.get("rotary_emb")
+    return RotarySpec(dim=tables.width) if isinstance(tables, RotaryEmbedding) else None

@@ -152,22 +152,12 @@ class Gemma3TextModel(LocalTablesModel, Gemma2Model):
 
 
 class VaultGemmaDecoderLayer(GemmaDecoderLayer):
+    second = "pre_feedforward_layernorm"
     attention_class: type[LlamaAttention] = Gemma2Attention
 
     def add_norms(self, hidden: int) -> None:
         self.input_layernorm = self.norm_class(hidden)
         self.pre_feedforward_layernorm = self.norm_class(hidden)
-
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
-        residual = x
-        x = self.input_layernorm(x)
-        x, _ = self.self_attn(x, tables, mask)
-        x = residual + x
-        residual = x
-        x = self.pre_feedforward_layernorm(x)
-        x = self.mlp(x)
-        x = residual + x
-        return x
 
 
 class VaultGemmaModel(Gemma2Model):

@@ -328,3 +328,63 @@ class StableLmModel(LlamaModel):
 
     def rotary_width(self, config: ConfigReader) -> int:
         return rotated_width(config, 0.25)
+
+
+class PersimmonAttention(PartlyTurnedAttention):
+    output = "dense"
+    projection = Projection.FUSED_SELECTED
+    turn: Turn = staticmethod(apply_rotary)
+
+    def add_projections(self, config: ConfigReader) -> None:
+        hidden, role = config.integer("hidden_size"), WeightRole.ATTENTION_OUTPUT
+        self.query_key_value = Linear(hidden, 3 * hidden, bias=True)
+        self.dense = Linear(hidden, hidden, bias=True, role=role)
+        self.qk_layernorm = config.flag("qk_layernorm")
+        if self.qk_layernorm:
+            self.q_layernorm = LayerNorm(self.head_dim)
+            self.k_layernorm = LayerNorm(self.head_dim)
+
+    def projected(self, x: Handle) -> Heads:
+        batch, length, _ = x.shape
+        fused_qkv = self.query_key_value(x).view(batch, length, -1, 3, self.head_dim)
+        query, key, value = (fused_qkv.select(-2) for _ in range(3))
+        if self.qk_layernorm:
+            query = self.q_layernorm(query)
+            key = self.k_layernorm(key)
+        query = query.transpose(1, 2)
+        value = value.transpose(1, 2)
+        key = key.transpose(1, 2)
+        return query, key, value
+
+
+class PersimmonDecoderLayer(LlamaDecoderLayer):
+    attention_class: type[LlamaAttention] = PersimmonAttention
+    mlp_class: Callable[[ConfigReader], MLP] = GPTNeoXMLP
+    norm_class: Callable[[int], Norm] = LayerNorm
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        super().__init__(config, kind)
+        self.residual_dropout = config.number("hidden_dropout")
+        self.dropout = Dropout(self.residual_dropout)
+
+    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
+        residual = x
+        x = self.input_layernorm(x)
+        x, _ = self.self_attn(x, tables, mask)
+        x = residual + x
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.mlp(x)
+        x = self.dropout(x)
+        x = x + residual
+        return x
+
+
+class PersimmonModel(LlamaModel):
+    last = "final_layernorm"
+    classifies_tokens = False
+    layer_class: type[LlamaDecoderLayer] = PersimmonDecoderLayer
+    norm_class: Callable[[int], Norm] = LayerNorm
+
+    def rotary_width(self, config: ConfigReader) -> int:
+        return rotated_width(config, 0.5)

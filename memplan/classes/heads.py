@@ -38,6 +38,12 @@ class Task(Module):
         setattr(self, built.prefix, built)
 
     @property
+    def width(self) -> int:
+        """Of the hidden states that the base model gives: that of its table."""
+        table = self.base.children.get(self.base.table)
+        return table.width if isinstance(table, Embedding) else self.spec.hidden_size
+
+    @property
     def base(self) -> Base:
         """The model that every task shares, under the name that its type gives it."""
         found = self.children[self.prefix]
@@ -80,7 +86,7 @@ class BaseModel(Task):
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """There is nothing around it."""
         super().attach(site, path, within)
-        return self.base.attach(site, path, within)
+        return self.base.attach(site, path or self.base.inner, within)
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         x = self.base(batch, length, received)
@@ -93,16 +99,16 @@ class ForCausalLM(Task):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
-        self.lm_head = Linear(
-            model.hidden_size, model.num_outputs, bias=model.head.bias, role=WeightRole.OUTPUT
-        )
         table = self.base.children.get(self.base.table)
+        self.lm_head = Linear(
+            self.width, model.num_outputs, bias=model.head.bias, role=WeightRole.OUTPUT
+        )
         if model.head.tied and isinstance(table, Embedding):
             self.lm_head.weight = table.weight
             table.tied = True
 
     def loss(self, x: Handle) -> Tensor:
-        run = self.run
+        run, x = self.run, self.base.before_head(x)
 
         def project(hidden: Tensor) -> Tensor:
             width = x.shape[-1]
@@ -115,6 +121,7 @@ class ForCausalLM(Task):
 
             return objective_outputs(run, self.spec, x.record, self.table(), project)
         self.base.keep_logits()
+        run.loss_apart = self.spec.head.unnamed_loss
         count = self.spec.num_outputs
         group = run.options.tensor_parallel
         if group is not None and group.loss:
@@ -144,7 +151,7 @@ class ForSequenceClassification(Task):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
-        self.score = Linear(model.hidden_size, model.num_labels)
+        self.score = Linear(self.width, model.num_labels)
 
     def loss(self, x: Handle) -> Tensor:
         run = self.run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.classes.base import Base
 from memplan.families.llama import read_activation, rotated_dim
 from memplan.graph.modules.attention import Attended, attention_function
-from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Norm, RMSNorm
+from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Norm, RMSNorm, clamp_
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask, position_ids
@@ -21,13 +21,14 @@ from memplan.graph.modules.rotary import (
     apply_rotary,
     turn_function,
 )
-from memplan.model.attention import Projection
+from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 if TYPE_CHECKING:
+    from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixtures import MixtureSpec
 
 Heads = tuple[Handle, Handle, Handle]
@@ -48,9 +49,22 @@ class LayerKind(NamedTuple):
     """Its network is a mixture of experts."""
 
 
-class LlamaAttention(Module):
+class SelfAttention(Module):
+    """What makes a layer's tokens see one another."""
+
     block = LayerBlock.ATTENTION
-    turn: Turn = staticmethod(apply_rotary)
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        raise NotImplementedError
+
+    def facts(self) -> "LatentAttentionSpec":
+        """What others read of it."""
+        raise NotImplementedError
+
+
+class HeadAttention(SelfAttention):
+    """Queries, keys and values of heads that are independent of one another."""
+
     projection = Projection.SEPARATE
     """Which of queries, keys and values have a matrix of their own."""
     output = "o_proj"
@@ -61,6 +75,18 @@ class LlamaAttention(Module):
     """Each head of queries and keys has a norm of its own."""
     clip_qkv = False
     """Queries, keys and values are clamped in place."""
+    form = AttentionForm.INTERFACE
+    """Whose steps it takes: transformers' shared functions', or its own."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attention_dropout: float
+    turned = False
+    """Its heads know positions."""
+
+
+class LlamaAttention(HeadAttention):
+    turn: Turn = staticmethod(apply_rotary)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.turned = kind.turned
@@ -230,13 +256,28 @@ def halves(x: Handle) -> tuple[Handle, Handle]:
     return first, second
 
 
-class LlamaDecoderLayer(Module):
-    attention_class: type[LlamaAttention] = LlamaAttention
-    mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
-    norm_class: Callable[[int], Norm] = RMSNorm
+class DecoderLayer(Module):
     placement = NormPlacement.PRE
     residual_dropout = 0.0
     """On what attention and network give."""
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        raise NotImplementedError
+
+    def network_facts(self) -> "FeedForwardSpec | MixtureSpec":
+        """What others read of its network."""
+        found = (each for each in self.children.values() if isinstance(each, Network))
+        return next(found).facts()
+
+
+class LlamaDecoderLayer(DecoderLayer):
+    attention_class: type[SelfAttention] = LlamaAttention
+    mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
+    norm_class: Callable[[int], Norm] = RMSNorm
+    second = "post_attention_layernorm"
+    """What it calls the norm before its network."""
+    fed = "mlp"
+    """What it calls its network."""
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         self.self_attn = self.attention_class(config, kind)
@@ -254,32 +295,67 @@ class LlamaDecoderLayer(Module):
         residual = x
         x = self.input_layernorm(x)
         x, _ = self.self_attn(x, tables, mask)
-        x = residual + x
+        x = residual + self.branch(x)
         residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        x = residual + x
+        x = self.children[self.second](x)
+        x = self.children[self.fed](x)
+        x = residual + self.branch(x)
+        return x
+
+    def branch(self, x: Handle) -> Handle:
+        """What is added to the residual of what attention or network give."""
         return x
 
 
-class LlamaModel(Base):
+class Decoder(Base):
+    """What others read of a base model, and the masks and embeddings that most have in common."""
+
     last = "norm"
     """What it calls the norm behind its layers."""
-    norm: Norm
-    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
-    norm_class: Callable[[int], Norm] = RMSNorm
-    embedding_class: type[Embedding] = Embedding
-    rotary_class: type[RotaryEmbedding] = RotaryEmbedding
+    listed = "layers"
+    """What it calls its layers."""
+    positions = ""
+    """What it calls its table of positions, if it has one."""
+    embedding_dropout = 0.0
+    """On its embeddings, where that is no module."""
+    hidden_size = 0
+    """Width of its hidden states, where its table's is another."""
     eager_only = False
     """The class has no other attention than the one written out in Python."""
+    checkpoints = True
+    """The class can run its layers again in backward."""
     head_bias = False
     """The matrix that gives the logits has a bias."""
+    unnamed_loss = False
+    """The class of its language model is named ``...LMHeadModel``, for which transformers knows no loss."""
     output_router_logits = False
     """A loss on all layers' routers is added."""
     two_sided = False
     """Tokens see those behind them too."""
     block_masks = False
     """Tokens of a picture see one another, so that every pair's mask is made (Gemma 3)."""
+    masked: Sequence[Window] = (None,)
+    """Windows of which it makes a mask."""
+
+    def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
+        run, blocks = self.run, self.block_masks
+        return {
+            each: causal_mask(run, batch, length, window=each, blocks=blocks)
+            for each in self.masked
+        }
+
+    def embedded(self, batch: int, length: int) -> Handle:
+        table = self.children[self.table]
+        assert isinstance(table, Embedding)
+        return token_embeddings(table, batch, length)
+
+
+class LlamaModel(Decoder):
+    norm: Norm
+    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    norm_class: Callable[[int], Norm] = RMSNorm
+    embedding_class: type[Embedding] = Embedding
+    rotary_class: type[RotaryEmbedding] = RotaryEmbedding
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
@@ -311,20 +387,8 @@ class LlamaModel(Base):
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
             x = layer(x, tables, masks[layer.kind.window])
-        x = self.norm(x)
+        x = self.children[self.last](x)
         return x
-
-    def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
-        run, blocks = self.run, self.block_masks
-        return {
-            each: causal_mask(run, batch, length, window=each, blocks=blocks)
-            for each in self.masked
-        }
-
-    def embedded(self, batch: int, length: int) -> Handle:
-        table = self.children[self.table]
-        assert isinstance(table, Embedding)
-        return token_embeddings(table, batch, length)
 
 
 class LocalTablesModel(LlamaModel):
@@ -342,6 +406,60 @@ class LocalTablesModel(LlamaModel):
             x = layer(x, tables[window], masks[window])
         x = self.norm(x)
         return x
+
+
+class RowsAttention(LlamaAttention):
+    """Queries, keys and values are all there, each in rows, before the first is split into heads."""
+
+    q_norm: Norm
+    k_norm: Norm
+
+    def rows(self, x: Handle) -> Heads:
+        """Each, normed or clamped where the class does so."""
+        return self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+
+    def projected(self, x: Handle) -> Heads:
+        batch, length, _ = x.shape
+        query, key, value = self.rows(x)
+        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
+        return query, key, value
+
+
+class HeadsFirstAttention(LlamaAttention):
+    """All are split into heads before the first is normed, and turned around behind that."""
+
+    q_norm: Norm
+    k_norm: Norm
+
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        super().__init__(config, kind)
+        self.use_qk_norm = config.flag("use_qk_norm")
+        if self.use_qk_norm:
+            self.add_norms()
+
+    def add_norms(self) -> None:
+        self.q_norm = RMSNorm(self.head_dim)
+        self.k_norm = RMSNorm(self.head_dim)
+
+    def projected(self, x: Handle) -> Heads:
+        batch, length, _ = x.shape
+        query = self.q_proj(x).view(batch, length, -1, self.head_dim)
+        key = self.k_proj(x).view(batch, length, -1, self.head_dim)
+        value = self.v_proj(x).view(batch, length, -1, self.head_dim)
+        if self.use_qk_norm:
+            query = self.q_norm(query)
+            key = self.k_norm(key)
+        query = query.transpose(1, 2)
+        key = key.transpose(1, 2)
+        value = value.transpose(1, 2)
+        return query, key, value
+
+
+def clamped_rows(query: Handle, key: Handle, value: Handle) -> Heads:
+    """All three clamped in place (``clip_qkv``)."""
+    return clamp_(query), clamp_(key), clamp_(value)
 
 
 class MistralAttention(LlamaAttention):

@@ -40,16 +40,8 @@ from memplan.model.norms import NormKind
 
 
 class GraniteDecoderLayer(LlamaDecoderLayer):
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
-        residual = x
-        x = self.input_layernorm(x)
-        x, _ = self.self_attn(x, tables, mask)
-        x = residual + x * 0.22
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        x = residual + x * 0.22
-        return x
+    def branch(self, x: Handle) -> Handle:
+        return x * 0.22
 
 
 class GraniteModel(LlamaModel):
@@ -189,9 +181,14 @@ class Exaone4Model(WholeMaskModel):
 
 class Ministral3Attention(MistralAttention):
     def normed_query(self, query: Handle) -> Handle:
-        shape = 1, 1, query.shape[2], 1
-        factors = made_by(self.run, OperationKind.POSITION_FACTORS, shape, query.dtype)
-        return query * factors
+        return by_position(query)
+
+
+def by_position(query: Handle) -> Handle:
+    """Times one factor for each position, the same for all heads (``get_llama_4_attn_scale``)."""
+    shape = 1, 1, query.shape[2], 1
+    factors = made_by(query.run, OperationKind.POSITION_FACTORS, shape, query.dtype)
+    return query * factors
 
 
 class Ministral3DecoderLayer(MistralDecoderLayer):

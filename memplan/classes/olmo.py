@@ -15,10 +15,12 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaModel,
     LocalTablesModel,
+    RowsAttention,
+    clamped_rows,
     layer_windows,
 )
 from memplan.dtypes import DType
-from memplan.graph.modules.basic import Norm, UpcastRMSNorm, clamp_, layer_norm
+from memplan.graph.modules.basic import Norm, UpcastRMSNorm, layer_norm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, Turn, apply_rotary
 from memplan.model.config import ConfigReader
@@ -49,26 +51,16 @@ def apply_rotary_in_fp32(query: Handle, key: Handle, cos: Handle, sin: Handle) -
     return query.to(query_type), key.to(key_type)
 
 
-class OlmoAttention(LlamaAttention):
+class OlmoAttention(RowsAttention):
     turn: Turn = staticmethod(apply_rotary_in_fp32)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         super().__init__(config, kind)
         self.clip_qkv = config.raw("clip_qkv") is not None
 
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_proj(x)
-        key = self.k_proj(x)
-        value = self.v_proj(x)
-        if self.clip_qkv:
-            query = clamp_(query)
-            key = clamp_(key)
-            value = clamp_(value)
-        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        return query, key, value
+    def rows(self, x: Handle) -> Heads:
+        made = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        return clamped_rows(*made) if self.clip_qkv else made
 
 
 class OlmoDecoderLayer(LlamaDecoderLayer):
@@ -83,23 +75,13 @@ class OlmoModel(LlamaModel):
     rotary_class = OlmoRotaryEmbedding
 
 
-class Olmo2Attention(LlamaAttention):
+class Olmo2Attention(RowsAttention):
     turn: Turn = staticmethod(apply_rotary_in_fp32)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         super().__init__(config, kind)
         self.q_norm = UpcastRMSNorm(self.q_proj.out_features)
         self.k_norm = UpcastRMSNorm(self.k_proj.out_features)
-
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_norm(self.q_proj(x))
-        key = self.k_norm(self.k_proj(x))
-        value = self.v_proj(x)
-        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        return query, key, value
 
 
 class OutputNormLayer(LlamaDecoderLayer):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.classes import heads
 from memplan.classes.heads import Task
-from memplan.classes.llama import GatedMLP, LlamaModel
+from memplan.classes.llama import Decoder, GatedMLP
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
@@ -25,7 +25,7 @@ from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
-    from memplan.classes.mixtures import MixtureBlock
+    from memplan.classes.mixed.mixtures import MixtureBlock
     from memplan.graph.modules.handles import Handle
 
 
@@ -70,7 +70,7 @@ def _attached(
     replace_classes(built, kernels, spread=spread)
     base, layers = layered(built)
     built.base.beside = model if model.join is not None and not _is_apart(model) else None
-    if isinstance(base, LlamaModel):
+    if isinstance(base, Decoder):
         _adjust(base, model)
     if blueprint.layers is not None:
         layers.kinds = [layers.kinds[number] for number in blueprint.layers]
@@ -84,7 +84,7 @@ def _attached(
     return built
 
 
-def _adjust(base: LlamaModel, model: ModelSpec) -> None:
+def _adjust(base: Decoder, model: ModelSpec) -> None:
     """Give a text model what the class around it gives it."""
     stack = model.stacks[0]
     base.block_masks = stack.block_masks
@@ -92,7 +92,7 @@ def _adjust(base: LlamaModel, model: ModelSpec) -> None:
     if any(each is not None and each.sections for each in turned):
         from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
 
-        become(base.rotary_emb, SectionedRotaryEmbedding)
+        become(base.children["rotary_emb"], SectionedRotaryEmbedding)
 
 
 def _is_apart(model: ModelSpec) -> bool:
@@ -147,20 +147,34 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     """
     splits = {
         **dict.fromkeys(
-            ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value"), plan.attention.columns
+            (
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                "qkv_proj",
+                "query_key_value",
+                "c_attn",
+                "q_b_proj",
+                "kv_b_proj",
+            ),
+            plan.attention.columns,
         ),
-        **dict.fromkeys(("o_proj", "dense"), plan.attention.rows),
+        **dict.fromkeys(("o_proj", "out_proj", "dense"), plan.attention.rows),
         **network_splits(plan.network),
         "lm_head": Split.VOCABULARY,
         **dict.fromkeys(
-            ("embed_tokens", "embed_in"),
+            ("embed_tokens", "embed_in", "wte", "word_embeddings"),
             Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
         ),
     }
     for name, module in model.modules():
         module.split = splits.get(name, Split.WHOLE)
+        if name == "kv_a_proj_with_mqa" and plan.attention is Sharing.SPLIT and not sequence:
+            from memplan.classes.mixed.latent import SharedKeyLinear  # only for narrow vectors
+
+            become(module, SharedKeyLinear)
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
-    from memplan.classes.mixtures import MixtureBlock  # only where ranks split a model
+    from memplan.classes.mixed.mixtures import MixtureBlock  # only where ranks split a model
 
     for _, module in model.modules():
         if isinstance(module, MixtureBlock):

@@ -537,6 +537,7 @@ class EuroBertDecoderLayer(LlamaDecoderLayer, EncoderLayer):
 
     def facts(self) -> LayerSpec:
         attention, network = self.self_attn, self.mlp
+        assert isinstance(attention, LlamaAttention)
         assert isinstance(network, MLP)
         bias = "bias" in attention.q_proj.weights
         return LayerSpec(

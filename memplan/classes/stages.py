@@ -32,7 +32,10 @@ def cut(model: Module, place: StagePlace) -> None:
     for name, each in list(base.children.items()):
         if each is layers:
             is_before = False
-        elif not (place.is_first if is_before else place.is_last or not any(each.parameters())):
+        elif not (
+            place.is_first if is_before and each.segment is None
+            else place.is_last or not any(each.parameters())
+        ):  # fmt: skip
             base.children[name] = Identity()
             object.__setattr__(base, name, base.children[name])
     owned = set(model.parameters())

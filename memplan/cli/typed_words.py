@@ -9,7 +9,7 @@ def _is_any(word: str) -> bool:
 
 
 def _is_size(word: str) -> bool:
-    return word.isdecimal() or word == "max"
+    return word == "max" or (word != "" and not word.strip("0123456789.,-"))
 
 
 OPTIONAL_VALUES: dict[str, tuple[str, Callable[[str], bool]]] = {

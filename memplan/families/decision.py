@@ -1,6 +1,6 @@
 """Decision Transformer: GPT-2's layers over returns, states and actions."""
 
-from memplan.families.gpt import GPT2, read_layer
+from memplan.families.gpt import gpt2_layer
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
@@ -29,7 +29,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         squashed=reader.flag("action_tanh"),
     )
     positions = reader.integer("n_positions")
-    layer = read_layer(reader, GPT2, request.model_type, hidden_size)
+    layer = gpt2_layer(reader, hidden_size)
     stack = StackSpec(
         name="decoder",
         runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
@@ -52,6 +52,6 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         head=HeadSpec(),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=False,
-        transposed_linear=GPT2.transposed_linear,
+        transposed_linear=True,
         source=reader.source,
     )

@@ -7,12 +7,13 @@ Its published configs are flat; newer ones nest Persimmon's keys in ``text_confi
 from collections.abc import Mapping
 from dataclasses import replace
 
-from memplan.families import gpt
-from memplan.families.request import ReadRequest, checkpoint_dtype
+from memplan.families.gpt import LAYER_NORM, persimmon_layer
+from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LayerSpec
-from memplan.model.spec import ModelSpec
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerRun, StackSpec
+from memplan.model.spec import ModelSpec, Task
 
 TEXT_KEYS = (
     "vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size",
@@ -24,27 +25,35 @@ TEXT_KEYS = (
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read the text model, then what surrounds it."""
-    text = gpt.read(_text_reader(reader, request), replace(request, model_type="persimmon"))
-    stack = text.stacks[0]
-    if stack.embedding is None:
-        return text
+    text = _text_reader(reader, request)
+    hidden_size = text.integer("hidden_size")
     patch_size = reader.integer("patch_size")
-    features = patch_size * patch_size * reader.integer("num_channels")
-    embedding = replace(stack.embedding, patch_features=features)
-    runs = tuple(replace(run, layer=_caching(run.layer)) for run in stack.runs)
-    return replace(
-        text,
-        family=request.model_type,
-        stacks=(replace(stack, embedding=embedding, runs=runs),),
-        head=replace(text.head, tied=reader.flag("tie_word_embeddings")),
-        checkpoint_dtype=checkpoint_dtype(reader),
+    layer = persimmon_layer(text, hidden_size)
+    assert isinstance(layer.attention, AttentionSpec)
+    layer = replace(layer, attention=replace(layer.attention, fills_cache=True))
+    stack = StackSpec(
+        name="decoder",
+        runs=(LayerRun(count=text.layers("num_hidden_layers"), layer=layer),),
+        embedding=EmbeddingSpec(
+            embedding_size=hidden_size,
+            patch_features=patch_size * patch_size * reader.integer("num_channels"),
+        ),
+        final_norm=LAYER_NORM,
     )
-
-
-def _caching(layer: LayerSpec) -> LayerSpec:
-    if not isinstance(layer.attention, AttentionSpec):
-        return layer
-    return replace(layer, attention=replace(layer.attention, fills_cache=True))
+    tasks = Task.CAUSAL_LM, Task.BASE, Task.SEQUENCE_CLASSIFICATION
+    return ModelSpec(
+        name=request.name,
+        family=request.model_type,
+        task=reject_task(text, replace(request, model_type="persimmon"), *tasks),
+        vocab_size=text.integer("vocab_size"),
+        hidden_size=hidden_size,
+        context_length=text.integer("max_position_embeddings", default=2048),
+        stacks=(stack,),
+        head=HeadSpec(tied=reader.flag("tie_word_embeddings")),
+        num_labels=request.labels(text),
+        checkpoint_dtype=checkpoint_dtype(reader),
+        source=reader.source,
+    )
 
 
 def _text_reader(reader: ConfigReader, request: ReadRequest) -> ConfigReader:

@@ -7,8 +7,6 @@ from memplan.families.llama import decoder_model, join_runs, read_activation
 from memplan.families.mixture_types import (
     DEEPSEEK_ROUTER,
     Mixture,
-    first_dense,
-    typed_dense,
     typed_or_first_dense,
 )
 from memplan.families.mixtures import read_mixture
@@ -16,10 +14,8 @@ from memplan.families.request import ReadRequest
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import RotarySpec
 from memplan.model.config import ConfigReader
-from memplan.model.heads import HeadSpec
 from memplan.model.latent import IndexerSpec, LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
-from memplan.model.mixtures import Normalization, RouterSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
@@ -32,20 +28,13 @@ class Latent:
     """What one type's class fixes."""
 
     mixture: Mixture | None = None
-    """The layers' experts; None: all layers are dense."""
-    complex_numbers: bool = False
-    """DeepSeek-V2's rotary embedding."""
+    """The layers' experts; None: another module reads them."""
     paired: bool = False
     """The rotary embedding takes neighbouring pairs where ``rope_interleave`` does not say no."""
     indexer: bool = False
     """Attention is sparse, and its mask is always written out."""
     shares_indexer: Callable[[ConfigReader, int], bool] | None = None
     """Which layers attend to what an earlier one chose; None: none."""
-    query_scaled_by_position: bool = False
-    """Queries are multiplied by a factor of their position."""
-    residual_scaled: bool = False
-    head_input_scaled: bool = False
-    embedding_scaled: bool = False
 
 
 def _shares_indexer(reader: ConfigReader, number: int) -> bool:
@@ -67,34 +56,12 @@ def _shares_indexer(reader: ConfigReader, number: int) -> bool:
 
 
 LATENTS: dict[str, Latent] = {
-    "deepseek_v2": Latent(
-        mixture=Mixture(
-            router=RouterSpec(fp32_product=True, fp32_logits=False, scaled=True),
-            normalizes=False,
-            shared_count="n_shared_experts",
-            dense=first_dense,
-            grouped_by=("topk_method", "group_limited_greedy"),
-        ),
-        complex_numbers=True,
-    ),
-    "deepseek_v3": Latent(
-        mixture=Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=first_dense),
-        paired=True,
-    ),
-    "glm4_moe_lite": Latent(
-        mixture=Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_dense),
-        paired=True,
-    ),
     "deepseek_v32": Latent(
         mixture=Mixture(
             router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=typed_or_first_dense
         ),
         paired=True,
         indexer=True,
-    ),
-    "kimi_k2": Latent(
-        mixture=Mixture(router=DEEPSEEK_ROUTER, shared_count="n_shared_experts", dense=first_dense),
-        paired=True,
     ),
     "glm_moe_dsa": Latent(
         mixture=Mixture(
@@ -104,23 +71,6 @@ LATENTS: dict[str, Latent] = {
         indexer=True,
         shares_indexer=_shares_indexer,
     ),
-    "mistral4": Latent(
-        mixture=Mixture(
-            router=RouterSpec(
-                own_dtype=True,
-                fp32_logits=False,
-                correction=True,
-                grouped=True,
-                normalization=Normalization.IN_PLACE,
-                scaled=True,
-            ),
-            shared_count="n_shared_experts",
-            dense=first_dense,
-        ),
-        paired=True,
-        query_scaled_by_position=True,
-    ),
-    "minicpm3": Latent(residual_scaled=True, head_input_scaled=True, embedding_scaled=True),
 }
 
 
@@ -131,12 +81,11 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     stack = StackSpec(
         name="decoder",
         runs=join_runs(_layers(reader, kind)),
-        embedding=EmbeddingSpec(embedding_size=hidden_size, scaled=kind.embedding_scaled),
+        embedding=EmbeddingSpec(embedding_size=hidden_size),
         final_norm=NORM,
         written_mask=kind.indexer,
     )
-    head = HeadSpec(input_scaled=kind.head_input_scaled)
-    return decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+    return decoder_model(reader, request, stack, hidden_size=hidden_size)
 
 
 def _shares(reader: ConfigReader, kind: Latent, number: int) -> bool:
@@ -151,15 +100,12 @@ def _layers(reader: ConfigReader, kind: Latent) -> list[LayerSpec]:
             intermediate_size=reader.integer("intermediate_size"),
             activation=read_activation(reader, "hidden_act"),
             gated=True,
-            bias=reader.flag("mlp_bias") and kind.mixture is None,
         ),
         norm=NORM,
-        residual_scaled=kind.residual_scaled,
     )
     count = reader.layers("num_hidden_layers")
     mixture = kind.mixture
-    if mixture is None:
-        return [dense] * count
+    assert mixture is not None
     sparse = LayerSpec(attention=attention, feed_forward=read_mixture(reader, mixture), norm=NORM)
     is_dense = mixture.dense or (lambda *_: False)
     layers = [dense if is_dense(reader, number) else sparse for number in range(count)]
@@ -183,7 +129,6 @@ def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttention
         value_head_dim=_value_head_dim(reader),
         rotary=RotarySpec(
             dim=reader.integer("qk_rope_head_dim"),
-            complex_numbers=kind.complex_numbers,
             paired=kind.paired and reader.flag("rope_interleave", default=True),
         ),
         norm=NORM,
@@ -191,7 +136,6 @@ def read_latent_attention(reader: ConfigReader, kind: Latent) -> LatentAttention
         dropout=reader.number("attention_dropout"),
         indexer=_indexer(reader) if kind.indexer else None,
         hands_on=kind.shares_indexer is not None,
-        query_scaled_by_position=kind.query_scaled_by_position,
     )
 
 

@@ -40,6 +40,7 @@ def decoder_model(
     hidden_size: int,
     head: HeadSpec | None = None,
     tied_by_default: bool = True,
+    context_keys: tuple[str, ...] = ("max_position_embeddings",),
 ) -> ModelSpec:
     """A decoder-only model around its one stack."""
     tied = reader.flag("tie_word_embeddings", default=tied_by_default)
@@ -53,7 +54,7 @@ def decoder_model(
         task=reject_task(reader, request, *DECODER_TASKS),
         vocab_size=reader.integer("vocab_size"),
         hidden_size=hidden_size,
-        context_length=reader.integer("max_position_embeddings", default=2048),
+        context_length=reader.integer(*context_keys, default=2048),
         stacks=(stack,),
         head=head,
         num_labels=request.labels(reader),

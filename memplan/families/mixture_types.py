@@ -105,8 +105,6 @@ class Mixture:
     """Which key, above 0, switches the router's softcap on (Laguna)."""
     rotates_local_only: bool = False
     """Only layers with a window have positions (AFMoE)."""
-    grouped_by: tuple[str, str] | None = None
-    """Which key must have which value for groups to be ruled out; None leaves it to the row."""
 
 
 def first_dense(reader: ConfigReader, number: int) -> bool:

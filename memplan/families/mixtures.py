@@ -233,9 +233,6 @@ def _router(reader: ConfigReader, kind: Mixture) -> RouterSpec:
         normalizes = reader.flag("norm_topk_prob")
     if not normalizes:
         router = replace(router, normalization=Normalization.NONE)
-    if kind.grouped_by is not None:
-        key, value = kind.grouped_by
-        router = replace(router, grouped=reader.text(key) == value)
     if router.grouped:
         router = replace(router, one_group=reader.integer("n_group", default=1) == 1)
     if kind.softcap_key is not None and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0:

@@ -9,21 +9,13 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.attention import AttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.parameters import WeightRole
-
-DIRECT_FORMS = frozenset({AttentionForm.DIRECT, AttentionForm.DIRECT_ALIBI})
-"""Attention whose class calls torch's functions itself."""
 
 
 def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """One layer, with its norms where its placement says."""
-    spec = layer.attention
-    if isinstance(spec, AttentionSpec) and spec.form in DIRECT_FORMS:
-        from memplan.graph.falcon import direct_layer  # only for Falcon
-
-        return direct_layer(t, x, layer, spec, context)
     own = whole_layer(t, x, layer, context)
     if own is not None:
         return own
@@ -56,8 +48,6 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         middle = _added_to_weighted(t, x, attended, "input_residual", hidden)
     else:
         middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
-    if layer.flat_rows:
-        middle = t.flatten(middle)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
     if layer.names_attended:
@@ -65,15 +55,11 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     named = layer.names_attended
     if named:
         t.touch(normed)
-    first = normed
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
-    if layer.sums_inside:
-        t.touch(first)  # both norms' results have one name
     fed = feed_forward_of(t, normed, layer, context)
     if layer.renames_weights:
         t.touch(*t.segment.lingering)
         t.segment.lingering.clear()
-    multiplied = t.segment.operations[-1].inputs[0]
     activated = _activated(t) if _output_apart(layer) else None
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
@@ -82,14 +68,12 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         out = _added_to_weighted(t, middle, fed, "post_attention_residual", hidden)
     else:
         out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
-    if layer.sums_inside:
-        t.touch(multiplied, fed, normed)
     if activated is not None:
         t.touch(activated)
     t.touch(middle)
     if named:
         t.touch(normed)
-    return t.reshaped(out) if layer.flat_rows else out
+    return out
 
 
 def _added_to_weighted(t: Tape, x: Tensor, added: Tensor, name: str, hidden_size: int) -> Tensor:
@@ -141,19 +125,12 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     if layer.names_parts:
         t.linger(attended)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
-    if layer.flat_rows:
-        middle = t.flatten(middle)
     t.touch(attended, *context.attention_frame)
     context.attention_frame = ()
-    given = t.flatten(middle) if layer.flat_products else middle
-    fed = feed_forward_of(t, given, layer, context)
+    fed = feed_forward_of(t, middle, layer, context)
     activated = _activated(t)
     fed = feed_forward_dropout(t, fed, layer)
-    if layer.flat_products:
-        t.touch(activated)
     added = t.add(fed, middle)
-    if layer.flat_rows:
-        added = t.reshaped(added)
     out = norm(t, added, layer.norm, "final_layer_norm", hidden)
     if not layer.names_attended:
         t.touch(fed)

@@ -209,6 +209,9 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
 
         model = shown_nothing(model)
     _check_checkpointed(model, options.checkpointed_layers)
+    if options.checkpointed_layers and not model.recomputes:
+        msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
+        raise SetupError(msg)
     if model.blueprint is not None:
         recorded: Tape = model.blueprint.record(model, options)
         return recorded
@@ -218,7 +221,4 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
         return record_encoder_decoder(model, options)
     from memplan.graph.single_stack import record_single_stack  # not for two stacks
 
-    if options.checkpointed_layers and not model.recomputes:
-        msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
-        raise SetupError(msg)
     return record_single_stack(model, options)

@@ -13,7 +13,7 @@ from memplan.graph.heads import (
     next_sentence,
     replaced_tokens,
 )
-from memplan.graph.layers import DIRECT_FORMS, decoder_layer
+from memplan.graph.layers import decoder_layer
 from memplan.graph.losses import language_model_loss, takes_matrix
 from memplan.graph.modules.batch import ids_bytes, input_bytes
 from memplan.graph.operation_kinds import OperationKind
@@ -24,7 +24,6 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import complex_tables, rotary_tables
 from memplan.graph.options import TapeOptions
-from memplan.graph.positions import decoder_embeddings
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stack_forms import settled, share
@@ -40,7 +39,6 @@ from memplan.graph.stacks import (
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import (
-    AttentionForm,
     PositionBias,
     RotarySpec,
 )
@@ -53,7 +51,6 @@ from memplan.training.kernels import Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
 from memplan.units import round_up
 
-ALIBI_FORMS = frozenset({AttentionForm.ALIBI_PRODUCT, AttentionForm.ALIBI_SUM})
 """Attention that adds a bias made for the whole stack."""
 CLASSIFICATION_TASKS = frozenset(
     {*WHOLE_SEQUENCES, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
@@ -113,7 +110,7 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
 
         memory = record_memory(t, counted_parts(model))
     if stage is None or stage.is_first:
-        x, table = embed(t, model, stack, context)
+        x, table = embed(t, model, stack)
     else:
         from memplan.graph.stages import receive  # only for pipelines
 
@@ -175,9 +172,7 @@ def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
     return labels + sure + 2 * ids_bytes(t, batch)
 
 
-def embed(
-    t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
-) -> tuple[Tensor, Parameter]:
+def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Parameter]:
     """Token, position and type embeddings, their sum, norm and dropout."""
     spec = stack.embedding
     assert spec is not None
@@ -220,9 +215,6 @@ def embed(
         from memplan.graph.tensor_parallel import add_up  # only then
 
         x = add_up(t, group, x)
-    if spec.position_source is not None:
-        make_masks = partial(_make_masks, t, model, stack, context)
-        return decoder_embeddings(t, model, spec, table, x, make_masks), table
     if spec.norm is not None and spec.norm_in_table:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
     if spec.unscaled_held:
@@ -318,14 +310,6 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             context.local_cos, context.local_sin = tables(
                 t, context.seq_len * rows, local.dim, dtype
             )
-    if any(spec.form in DIRECT_FORMS for spec in attentions(stack)):
-        from memplan.graph.falcon import direct_masks  # only for Falcon
-
-        direct_masks(t, attentions(stack)[0], context)
-    if any(spec.form in ALIBI_FORMS for spec in attentions(stack)):
-        from memplan.graph.attention.alibi import add_alibi  # only for BLOOM and MPT
-
-        add_alibi(t, attentions(stack)[0], context)
     if any(spec.position_bias is PositionBias.STACK for spec in attentions(stack)):
         from memplan.graph.attention.position_bias import add_stack_bias  # only for MPNet
 
@@ -403,8 +387,7 @@ def run_layer(
     """A run's layers: written down once and repeated where they are all alike.
 
     They are not where one gives another dtype than it is given, as the first one does behind a
-    projection under autocast, where the first trained one stands behind frozen ones, or where the
-    later ones own no parameters.
+    projection under autocast, or where the first trained one stands behind frozen ones.
     """
     if run.layer.placement is NormPlacement.CROSSING and context.memory is None:
         from memplan.graph.crossing import pass_over  # only for Llama 3.2's text model alone
@@ -412,8 +395,7 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
-    is_repeated = not run.shared and context.beside is None and stack.crossed is None
-    first = None
+    is_repeated = context.beside is None and stack.crossed is None
     while remaining:
         given = x
         t.begin(
@@ -422,7 +404,6 @@ def run_layer(
             repeat=remaining if is_repeated else 1,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
-            again=first,
             x=x,
         )
         t.segment.layer = run.layer
@@ -432,8 +413,6 @@ def run_layer(
             t.cache(x)
         if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
             t.segment.repeat = 1
-        if run.shared and first is None:
-            first = t.segment
         remaining -= t.segment.repeat
     return x
 

@@ -46,8 +46,6 @@ class StackContext:
     """That of streams behind the tokens, whose own is ``mask`` (ProphetNet)."""
     stream_buckets: tuple[Tensor, Tensor] | None = None
     """Buckets of the distances between tokens, and between them and a stream."""
-    alibi: Tensor | None = None
-    """Slopes times positions, for every head."""
     chosen: Tensor | None = None
     """The tokens that the last layer with an indexer has chosen (GLM-5)."""
     handed_on: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)

@@ -47,7 +47,6 @@ class TrainedRun:
     layer: LayerSpec
     checkpointed: bool
     frozen: bool
-    shared: bool = False
 
 
 def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
@@ -68,11 +67,11 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
     parts: list[TrainedRun] = []
     start = 0
     for run in stack.runs:
-        inside = [] if run.shared else sorted(_between(cuts, start, start + run.count))
+        inside = sorted(_between(cuts, start, start + run.count))
         for low, high in pairwise([start, *inside, start + run.count]):
             frozen = whole or options.freeze.freezes_layer(low)
             checkpointed = low in recomputed
-            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen, run.shared))
+            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen))
         start += run.count
     return parts
 
@@ -104,9 +103,6 @@ def _between(cuts: set[int], low: int, high: int) -> list[int]:
 def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
     """Hidden states to logits, through the token table where it is tied."""
     width = table.shape[-1]
-    if spec.input_scaled:
-        x = t.scale(x)
-        t.linger(x)
     if spec.upcast:
         x = t.cast(x, t.compute)
     if spec.tied:

@@ -215,24 +215,17 @@ class Folding:
         return found
 
     def _piece(self, events: list[Event], acts: Acts) -> Piece:
-        highest = self._level()
-        highest_bytes = self.total
+        highest, saved, earlier = self.total, self.saved, self.earlier
         for key, size in events:
             if size:
                 self.sizes[key] = size
                 self._change(key, size)
-                if self.total > highest_bytes:
-                    highest, highest_bytes = self._level(), self.total
+                if self.total > highest:
+                    highest, saved, earlier = self.total, self.saved, self.earlier
             elif key is not WORKSPACE:
                 self._change(key, -self._size(key))
-        return highest, self._level(), acts
-
-    def _level(self) -> Level:
-        return Level(
-            saved_bytes=self.saved,
-            other_bytes=self.total - self.saved - self.earlier,
-            earlier_bytes=self.earlier,
-        )
+        end = _level(self.total, self.saved, self.earlier)
+        return _level(highest, saved, earlier), end, acts
 
     def _size(self, key: object) -> int:
         size = self.sizes.pop(key, None)
@@ -255,6 +248,10 @@ class Folding:
         """The gradient that ends an interval is its engine's now."""
         if interval.gradient is not None:
             self._change(interval.gradient, -self._size(interval.gradient))
+
+
+def _level(total: int, saved: int, earlier: int) -> Level:
+    return Level(saved_bytes=saved, other_bytes=total - saved - earlier, earlier_bytes=earlier)
 
 
 def height_entries(height: Height) -> list[Entry]:

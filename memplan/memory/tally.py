@@ -266,6 +266,10 @@ class Tally(Ledger):
             middle, between, _ = points[-1]
         while len(points) > 1:
             start, first, _ = points[-2]
+            if first == between == total and start:
+                # On one line with those two, as mostly: no earlier one is nearer to it than it was.
+                points[-1] = point
+                return
             # The first repetition may begin lower than the line of all others.
             if not start or (between - first) * (repetition - start) > (total - first) * (
                 middle - start

@@ -89,22 +89,8 @@ class AttentionForm(Enum):
 
     INTERFACE = "interface"
     """``ALL_ATTENTION_FUNCTIONS``: eager, sdpa or flash, as asked for."""
-    FP32_SCORES = "fp32_scores"
-    """Queries and keys in fp32, the scores divided, then masked (GPT-J)."""
-    FP32_SCORES_MASKED = "fp32_scores_masked"
-    """Queries and keys in fp32, the scores masked by a buffer, then by the mask (GPT-Neo)."""
-    FP32_SCORES_DIVIDED = "fp32_scores_divided"
-    """Queries and keys in fp32, the scores masked, then divided (CodeGen)."""
-    MASK_PRODUCT = "mask_product"
-    """The scores times a 0/1 buffer, plus its complement (GPT)."""
-    ALIBI_PRODUCT = "alibi_product"
-    """``alibi.baddbmm``: the bias is added by the matrix product itself (BLOOM)."""
-    ALIBI_SUM = "alibi_sum"
-    """The bias is added to the scores, then ``masked_fill`` (MPT)."""
-    DIRECT = "direct"
-    """``scaled_dot_product_attention`` called by the class, always with a mask (Falcon)."""
-    DIRECT_ALIBI = "direct_alibi"
-    """The same, with each head's bias in the mask (Falcon-RW)."""
+    OWN = "own"
+    """As its class says (``memplan.classes``)."""
     PLAIN_SCORES = "plain_scores"
     """Divided, then masked; the softmax in their own dtype (RemBERT, BigBird)."""
     PLAIN_SCORES_PROJECTED = "plain_scores_projected"
@@ -119,8 +105,6 @@ class AttentionForm(Enum):
     """Two ``einsum``, the softmax in the scores' own dtype; queries are scaled at once (ProphetNet)."""
     FOLDED_COPIES = "folded_copies"
     """FSMT's first layer, whose input is turned: each projection copies it."""
-    CLAMPED_SCORES = "clamped_scores"
-    """The masked scores are clamped from below by ``torch.max`` (XGLM)."""
 
 
 class QueryScaling(Enum):
@@ -197,9 +181,6 @@ class AttentionSpec:
     """That factor is fp32, and what it gives is cast back (Llama 4)."""
     fills_cache: bool = False
     """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
-    kept_cache: bool = False
-    """transformers 4's class filled it under checkpointing too, with views of what its one matrix
-    made (GPT-BigCode)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     fused_clamped: bool = False
@@ -225,17 +206,11 @@ class AttentionSpec:
     """Behind keys and values (LUKE)."""
     query_viewed_last: bool = False
     """Keys and values are seen as heads before queries are (GPT-2)."""
-    views_last: bool = False
-    """Queries, keys and values are all projected before any is seen as heads (OLMo, StableLM)."""
     query_scaling: QueryScaling = QueryScaling.IN_SCORES
     weights_like_values: bool = False
     """Without an fp32 softmax, its result is still cast to the values' dtype (GPT-2)."""
     upcast_reordered: bool = False
     """Eager attention multiplies fp32 copies outside autocast (an option of GPT-2)."""
-    paired_rotary_dim: int = 0
-    """Neighbouring pairs of a head's first dimensions are rotated (GPT-J); 0 for none."""
-    buffer_positions: int = 0
-    """Rows of the causal mask or of the rotary table that each module owns as a buffer."""
     causal: bool = True
     sliding_window: int | None = None
     softcap: bool = False
@@ -263,8 +238,7 @@ class AttentionSpec:
     def is_projected_first(self) -> bool:
         """Whether all three are projected before any is seen as heads, as where whole rows of queries
         and keys are normed at once (OLMo 2)."""
-        at_once = self.query_key_norm_at_once and not self.query_key_norm_per_head
-        return self.views_last or at_once
+        return self.query_key_norm_at_once and not self.query_key_norm_per_head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -107,8 +107,6 @@ class HeadSpec:
     """In one expression, whose logits a name holds until they are capped (RecurrentGemma)."""
     router_loss: bool = False
     """A load-balancing loss of all routers is added (``output_router_logits``)."""
-    input_scaled: bool = False
-    """The hidden states are multiplied by a constant before the output matrix (MiniCPM)."""
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
     upcast: bool = False

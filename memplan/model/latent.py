@@ -42,8 +42,6 @@ class LatentAttentionSpec:
     bias: bool = False
     """The layers into the narrow vectors and out of the values have a bias."""
     dropout: float = 0.0
-    query_scaled_by_position: bool = False
-    """Queries are multiplied by a factor of their position (Mistral 4)."""
     indexer: IndexerSpec | None = None
     """Only some earlier tokens are attended to (DeepSeek-V3.2)."""
 

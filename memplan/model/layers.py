@@ -146,8 +146,6 @@ class LayerSpec:
     """So is the stream itself, by another one (MiniMax)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
-    sums_inside: bool = False
-    """The feed-forward network adds the residual itself (BLOOM, MPT)."""
     residual_normed: bool = False
     """The residual is the norm's output, not its input (an option of BLOOM)."""
     streams: StreamsSpec | None = None
@@ -170,12 +168,6 @@ class LayerSpec:
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
     renames_weights: bool = False
     """What the network returns beside its result takes the name of attention's weights (gpt-oss)."""
-    flat_products: bool = False
-    """The network multiplies flat rows, of which its class makes a view each time, and has names for its
-    activations and its result at once (GPT's ``Conv1D`` and ``MLP``)."""
-    flat_rows: bool = False
-    """The rows of all sequences lie in one dimension from the first sum to the second (OPT's
-    ``hidden_states.reshape(-1, hidden_states.size(-1))``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,20 +178,6 @@ class LayerRun:
     layer: LayerSpec
     shared: bool = False
     """All of them are one layer's parameters (ALBERT)."""
-
-
-class PositionSource(Enum):
-    """Where the positions that an older decoder adds to its tokens come from."""
-
-    NONE = "none"
-    COUNTED = "counted"
-    """``arange``, one row for all sequences (GPT-2)."""
-    MASK_SUM = "mask_sum"
-    """The running sum of an attention mask, for every sequence (OPT)."""
-    BUFFER = "buffer"
-    """A buffer of ids; a sum with zero token types follows (GPT)."""
-    SINUSOIDS = "sinusoids"
-    """Rows of a fixed table that is not trained (XGLM)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,14 +256,6 @@ class EmbeddingSpec:
     """Width of the token table; differs from the hidden size where a projection follows."""
     num_positions: int = 0
     """Rows of a learned position table, offset included; 0 for none."""
-    position_source: PositionSource | None = None
-    """Set for older decoders, which embed in the model's own ``forward``."""
-    masked_last: bool = False
-    """The attention mask is made once positions are added, not before (GPT-2)."""
-    mask_buffer: bool = False
-    """The model owns a boolean matrix over all positions (GPT-BigCode)."""
-    scaled_in_table: bool = False
-    """The token table multiplies what it looks up by a constant (XGLM)."""
     positions_from_ids: bool = False
     """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
     batched_positions: bool = False
@@ -325,8 +295,6 @@ class EmbeddingSpec:
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
-    projection_in_encoder: bool = False
-    """A projection to the hidden size always follows, inside the encoder (ALBERT)."""
     projected_first: bool = False
     """A projection always follows the norm, before the dropout (FNet)."""
     projection_bias: bool = True

@@ -144,8 +144,8 @@ class ModelSpec(Displayed, HashedOnce):
         """What transformers' class calls its modules, by the tape's segments (``sources.module_names``).
 
         >>> import memplan
-        >>> memplan.load_model("gpt2").module_names["decoder.layers"]["self_attn.qkv_proj"]
-        'attn.c_attn'
+        >>> memplan.load_model("t5-small").module_names["encoder.layers"]["self_attn.q_proj"]
+        'layer.0.SelfAttention.q'
         """
         names: Mapping[str, Any] = provided("module_names", self)
         return names

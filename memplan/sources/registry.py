@@ -1,6 +1,6 @@
 """The built-in models: sizes of well-known models, looked up by name or by hub id.
 
-``data/models.json`` holds one entry a line: the hub id, other names, the family (transformers'
+``data/models.json`` holds one entry a line: the hub id, other names, where sizes were read if not at the hub id (``source``), the family (transformers'
 ``model_type``), the class that the checkpoint was published as, the number format of its weights,
 and those sizes that differ from the defaults of the family's config class, under the names of
 Hugging Face's configs, nested ones too. ``tie_word_embeddings`` is false where the published

@@ -87,7 +87,9 @@ def test_every_type_is_counted() -> None:
     elsewhere = {
         "llama", "mistral", "qwen2", "qwen3", "nemotron", "starcoder2", "gpt_neox", "phi", "stablelm",
         "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "phimoe",
-        "dots1", "glm4_moe", "solar_open", "minimax_m2", "hy_v3",
+        "dots1", "glm4_moe", "solar_open", "minimax_m2", "hy_v3", "deepseek_v2", "deepseek_v3",
+        "kimi_k2", "glm4_moe_lite", "mistral4", "minicpm3", "gpt2", "gpt_bigcode", "openai-gpt", "gpt_neo",
+        "gptj", "codegen", "opt", "xglm", "bloom", "mpt", "persimmon", "falcon",
     }  # fmt: skip
     decoders = {name for name in written if issubclass(base_class(name), LlamaModel)}
     assert {model_type for model_type, *_ in COUNTS} == decoders - elsewhere

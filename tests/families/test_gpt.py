@@ -7,7 +7,6 @@ import pytest
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.families import read_model
-from memplan.families.gpt import FORMS
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -140,10 +139,6 @@ def feed_forward_of(config: Mapping[str, object]) -> FeedForwardSpec:
 def test_counts(config: dict[str, object], total: int, base: int, largest: int) -> None:
     counts = count_parameters(read(config))
     assert (counts.total, counts.base, counts.largest_layer) == (total, base, largest)
-
-
-def test_every_form_has_class_defaults() -> None:
-    assert set(FORMS) <= set(class_defaults())
 
 
 def test_opt_350m_projects_and_norms_after() -> None:

@@ -136,9 +136,9 @@ def test_every_block_of_a_job_has_a_name(job: str):
 def test_blocks_are_named_after_what_made_them():
     run = run_of("gpt2", {"precision": "bf16"})
     names = {label.name for label in run.labels.values() if label.place == "decoder.layers.3"}
-    assert "mlp.down_proj.weight" in names
-    assert "linear mlp.down_proj" in names
-    assert "backward of linear mlp.down_proj" in names
+    assert "mlp.c_proj.weight" in names
+    assert "linear mlp.c_proj" in names
+    assert "backward of linear mlp.c_proj" in names
     sizes: Counter[ComponentKind] = Counter()
     for block, label in run.labels.items():
         if label.step == 0:

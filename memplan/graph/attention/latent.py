@@ -8,11 +8,10 @@ tensor beside their own parts. Query and value heads differ in size, so flash at
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention.head_layout import Shape, splits_heads
 from memplan.graph.attention.paths import attend
-from memplan.graph.attention.rotary import scaled_by_position
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.operations.rotary import rotary, rotary_as_complex
+from memplan.graph.operations.rotary import rotary
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
@@ -39,8 +38,6 @@ def latent_attention(
     latent, turning_key = t.split(narrow, tokens * spec.key_value_rank, tokens * rotated)
     latent = norm(t, latent, spec.norm, "self_attn.kv_a_layernorm", spec.key_value_rank)
     query_states, turned_query, turned_key = _positioned(t, parts, turning_key, spec, context)
-    if spec.query_scaled_by_position:
-        query_states = scaled_by_position(t, query_states, context)
     key, value = keys_and_values(t, latent, turned_key, spec, tokens)
     shape = Shape(
         context.batch, context.seq_len, context.seq_len, spec.scores,
@@ -216,8 +213,6 @@ def _turned(
     cos, sin = context.cos, context.sin
     assert cos is not None
     assert sin is not None
-    if form.complex_numbers:
-        return rotary_as_complex(t, query, key, cos)
     if form.paired:
         cut = [(t.slice(x, x.numel // 2), t.slice(x, x.numel // 2)) for x in (query, key)]
         turned = [_turned_in_pairs(t, even, odd, cos, sin) for even, odd in cut]

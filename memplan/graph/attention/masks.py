@@ -11,7 +11,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionForm, AttentionSpec
+from memplan.model.attention import AttentionSpec
 from memplan.model.layers import StackSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.kernels import AttentionKernel, Packing
@@ -129,8 +129,6 @@ def attention_masks(
         return None, None
     if not all(spec.causal for spec in attentions(stack)):
         return padding_mask(t, stack), two_sided_mask(t, stack, context)
-    if any(spec.form is AttentionForm.MASK_PRODUCT for spec in attentions(stack)):
-        return None, None
     if t.kernels.attention.is_package and not any(spec.own_eager for spec in attentions(stack)):
         # The package is told windows and lengths in numbers.
         return None, None

@@ -19,12 +19,8 @@ def project(
     spec: AttentionSpec,
     context: StackContext,
     shape: Shape | None = None,
-    held: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, in one linear layer or three.
-
-    What a variable of the caller's holds beside them is added to ``held``.
-    """
+    """Queries, keys and values, in one linear layer or three."""
     hidden = context.hidden_size
     split = shape is not None and shape.heads_split
     # Heads that were turned get their gradients head by head from any kernel.
@@ -50,7 +46,7 @@ def project(
         if query is None:
             query = _query(t, x, spec, hidden, viewed=turned and apart)
         return query, key, t.scale(value) if spec.value_scaled else value
-    query, key, value = _fused_projection(t, x, spec, hidden, [] if held is None else held)
+    query, key, value = _fused_projection(t, x, spec, hidden)
     if spec.projection is Projection.FUSED_SPLIT and (split or turned):
         if not in_rows and not spec.query_viewed_last:
             query = as_heads(t, query, spec.num_heads)
@@ -128,7 +124,7 @@ def _heads(
 
 
 def _fused_projection(
-    t: Tape, x: Tensor, spec: AttentionSpec, hidden: int, held: list[Tensor]
+    t: Tape, x: Tensor, spec: AttentionSpec, hidden: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     query_size = spec.num_heads * spec.head_dim
     kv_size = spec.num_kv_heads * spec.head_dim
@@ -138,31 +134,18 @@ def _fused_projection(
         fused = t.elementwise(OperationKind.CLAMP, fused)
     tokens = x.numel // hidden
     if spec.projection is not Projection.FUSED_SPLIT:
-        return _split_per_head(t, fused, spec.projection, spec.num_heads, held)
+        return _split_per_head(t, fused, spec.projection)
     query, key, value = t.split(fused, tokens * query_size, tokens * kv_size, tokens * kv_size)
     return query, key, value
 
 
-CODEGEN_BLOCKS = 4
-"""Groups of heads that CodeGen's fused projection lays out one after another; with one head in each
-nothing needs to be copied (``CodeGenAttention.forward``, ``mp_num``)."""
-
-
 def _split_per_head(
-    t: Tape, fused: Tensor, projection: Projection, num_heads: int, held: list[Tensor]
+    t: Tape, fused: Tensor, projection: Projection
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Thirds of every head's columns; all are views, except where ``reshape`` has to copy.
-
-    What the attention's own variable then holds beside the copies is added to ``held``.
-    """
+    """Thirds of every head's columns, all of them views."""
     third = fused.numel // 3
     if projection is Projection.FUSED_SELECTED:
         return t.slice(fused, third), t.slice(fused, third), t.slice(fused, third)
-    if projection is Projection.FUSED_COPIED and num_heads > CODEGEN_BLOCKS:
-        query, value, key = t.split(fused, third, third, third)
-        query, key, value = (t.contiguous(part) for part in (query, key, value))
-        held.append(fused)
-        return query, key, value
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
     return query, key, value

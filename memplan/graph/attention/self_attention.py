@@ -70,8 +70,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query = scaled_by_position(t, query, context, DType.FP32 if full else None)
     if spec.fills_cache and not t.options.checkpointed_layers:
         key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
-    if spec.kept_cache and t.kernels.keeps_cache and t.options.checkpointed_layers:
-        t.cache(key)
     out = attend(t, query, key, value, shape, mask)
     if spec.output_gate is not OutputGate.NONE:
         out = gated_output(t, x, out, gate, spec, context.hidden_size)

@@ -106,8 +106,6 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
         t.record(OperationKind.INDEX, (), (chosen,))
         return take(t, scores, chosen, count), chosen
     if not router.correction and not router.correction_parameter:
-        if router.grouped:
-            scores = _rule_out_groups(t, scores)
         weights, chosen = top_k(t, scores, count)
         t.touch(scores)
         return weights, chosen
@@ -130,18 +128,6 @@ def _gathered(t: Tape, scores: Tensor, chosen: Tensor, count: int) -> Tensor:
         OperationKind.GATHER, (scores, chosen), (out,), saves=(chosen,),
         gradients=(Gradient.FRESH, Gradient.NONE),
         backward_scratch_bytes=(scores.storage.num_bytes,) if t.decomposed else (),
-    )  # fmt: skip
-    return out
-
-
-def _rule_out_groups(t: Tape, scores: Tensor) -> Tensor:
-    """DeepSeek-V2's: scores outside the best groups become zero, with a gradient."""
-    mask = t.tensor(scores.numel, DType.BOOL)
-    t.record(OperationKind.SCORE_MASK, (), (mask,), forward_scratch_bytes=scores.storage.num_bytes)
-    out = t.tensor(scores.numel, scores.dtype)
-    t.record(
-        OperationKind.MASKED_FILL, (scores, mask), (out,), saves=(mask,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return out
 

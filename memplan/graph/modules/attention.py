@@ -178,20 +178,26 @@ def scaled_dot_product_attention(
     probability: float,
     *,
     grouped: bool = False,
+    spread: bool = False,
     causal: bool = True,
 ) -> Handle:
-    """The kernel that the card's dispatcher takes; what it gives lies as the queries do."""
+    """The kernel that the card's dispatcher takes; what it gives lies as the queries do.
+
+    ``spread``: a single key head is handed over as it is, for all heads of queries.
+    """
     run = query.run
     batch, heads, length, width = query.shape
     spec = score_spec(heads, key.shape[1], width, value.shape[-1], probability, causal=causal)
-    kernel = _kernel_of(query, key, value, mask, probability, grouped=grouped)
+    kernel = _kernel_of(query, key, value, mask, probability, grouped=grouped, spread=spread)
     if run.autocast is not None:
         if mask is not None and mask.dtype is not DType.BOOL:
             mask = mask.to(run.autocast)
         value, key, query = (each.to(run.autocast) for each in (value, key, query))
     sizes = _sizes(run, batch, length, key.shape[2], spec)
     added = None if mask is None else mask.record
-    out = _through(run, kernel, (query.laid(), key.laid(), value.laid()), sizes, added)
+    given = query.laid(), key.laid(), value.laid()
+    out = _through(run, kernel, given, sizes, added, spread=spread)
+    del given
     made_width = value.shape[-1]
     if out.by_head:
         made = Handle(run, out, (batch, heads, length, made_width))
@@ -210,6 +216,7 @@ def _kernel_of(
     probability: float,
     *,
     grouped: bool,
+    spread: bool,
 ) -> ScoreKernel:
     run = query.run
     if run.kernels.attention.is_package:
@@ -218,7 +225,7 @@ def _kernel_of(
         dtype=run.autocast or query.dtype, head_dim=query.shape[-1],
         value_head_dim=value.shape[-1], queries=query.shape[2], keys=key.shape[2],
         masked=mask is not None, trained_mask=mask is not None and mask.requires_grad,
-        dropout=dropout_probability(run, probability) > 0, grouped=grouped, spread=False,
+        dropout=dropout_probability(run, probability) > 0, grouped=grouped, spread=spread,
     )  # fmt: skip
     return run.sdpa_kernel(call)
 
@@ -238,6 +245,8 @@ def _through(
     given: tuple[Tensor, Tensor, Tensor],
     sizes: Sizes,
     mask: Tensor | None,
+    *,
+    spread: bool,
 ) -> Tensor:
     group = run.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.RING:
@@ -250,7 +259,7 @@ def _through(
         return cudnn(run, *given, sizes, mask)
     if kernel is ScoreKernel.EFFICIENT:
         return efficient(run, *given, sizes, mask)
-    return run.contiguous(written_out(run, *given, sizes, mask))
+    return run.contiguous(written_out(run, *given, sizes, mask, spread=spread))
 
 
 def matmul(left: Handle, right: Handle) -> Handle:

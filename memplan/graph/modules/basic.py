@@ -100,6 +100,25 @@ class Linear(Module):
         return width
 
 
+class Conv1D(Linear):
+    """``transformers.pytorch_utils.Conv1D``: a linear layer whose weight lies transposed."""
+
+    def __init__(
+        self, out_features: int, in_features: int, *, role: WeightRole = WeightRole.MATRIX
+    ) -> None:
+        super().__init__(in_features, out_features, bias=True, role=role)
+
+    def forward(self, x: Handle) -> Handle:
+        """Of rows of one dimension, whatever autocast makes of them then."""
+        made = super().forward(x.seen_as(-1, x.shape[-1]))
+        return Handle(self.run, made.record, (*x.shape[:-1], made.shape[-1]), flat=True)
+
+    def declared(self, weight: Weight, parameter: Parameter) -> None:
+        """Optimizers see that its rows are columns."""
+        super().declared(weight, parameter)
+        parameter.in_conv1d = weight is self.weight
+
+
 def flattened(x: Handle) -> Handle:
     """What a linear layer reads as rows: a copy where that is no view, of what autocast casts."""
     if view_strides(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is not None:

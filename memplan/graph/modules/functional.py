@@ -13,7 +13,7 @@ from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import softmax as softmax_of
 from memplan.graph.operations.products import matmul_weight, trained_weight
 from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 
 
@@ -188,6 +188,131 @@ def estimated(scores: Handle, multiplier: Handle, selected: Handle, gates: Handl
         in_python=True,
     )  # fmt: skip
     return made
+
+
+def made_from(kind: OperationKind, shape: Shape, dtype: DType, *reads: Handle) -> Handle:
+    """What an operation gives of a shape of its own, through which no gradient goes."""
+    made = empty(reads[0].run, shape, dtype)
+    made.run.record(kind, [each.record for each in reads], (made.record,))
+    return made
+
+
+def difference(left: Handle, right: Handle) -> Handle:
+    """``left - right``, of one shape."""
+    run, made = left.run, left.run.tensor(left.numel, left.dtype)
+    run.record(
+        OperationKind.SUB, (left.record, right.record), (made,),
+        gradients=(Gradient.ALIAS, Gradient.FRESH),
+    )  # fmt: skip
+    return left.like(made, right)
+
+
+def fill(base: Handle, part: Handle) -> Handle:
+    """``base[...].copy_(part)``: the slice is filled in place, backward copies the whole gradient."""
+    from memplan.graph.attention.latent import copy_into
+
+    return part.leads_to(
+        base.leads_to(Handle(base.run, copy_into(base.run, base.record, part.record), base.shape)),
+        in_rows(part.shape),
+    )
+
+
+def upcast_product(q: Handle, k: Handle) -> Handle:
+    """``torch.baddbmm`` of fp32 copies outside autocast: what it is given to write in it leaves blank."""
+    run, first, second = q.run, q.float(), k.float()
+    weights = empty(run, (*q.shape[:2], k.shape[-1]), DType.FP32)
+    run.record(
+        OperationKind.BADDBMM, (first.record, second.record), (weights.record,),
+        saves=(first.record, second.record), gradients=(Gradient.FRESH,) * 2,
+        flops=2 * weights.numel * q.shape[-1],
+    )  # fmt: skip
+    for each in (first, second):
+        each.leads_to(weights, in_rows(each.shape))
+    return weights
+
+
+def batched_product(one: Handle, two: Handle) -> Handle:
+    """``torch.bmm``, under autocast of its copies."""
+    run = one.run
+    if run.autocast is not None:
+        two = two.to(run.autocast)
+        one = one.to(run.autocast)
+    made = empty(run, (*one.shape[:2], two.shape[-1]), one.dtype)
+    saves = [two.record] * one.requires_grad + [one.record] * two.requires_grad
+    run.record(
+        OperationKind.MATMUL, (one.record, two.record), (made.record,), saves=saves,
+        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * made.numel * one.shape[-1],
+    )  # fmt: skip
+    for each in (one, two):
+        each.leads_to(made, in_rows(each.shape))
+    return made
+
+
+def not_below(x: Handle) -> Handle:
+    """``torch.max(x, lowest)``: keeps the scores.
+
+    Its gradient is halved where both are equal and zero where the scores are lower: the half and a
+    comparison before the result, a second comparison behind it (torch's derivatives.yaml, ``maximum``).
+    """
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    equal = allocated_bytes(made.numel, DType.BOOL)
+    run.record(
+        OperationKind.MAXIMUM, (x.record,), (made.record,), saves=(x.record,),
+        gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=(made.record.storage.num_bytes, equal, RESULT, equal),
+    )  # fmt: skip
+    return made
+
+
+def added_product(alibi: Handle, one: Handle, two: Handle) -> Handle:
+    """``alibi.baddbmm(batch1, batch2, alpha=...)``.
+
+    Either factor's gradient is a product, then that times ``alpha`` (torch's derivatives.yaml,
+    ``baddbmm_maybe_multiply``).
+    """
+    run = one.run
+    if run.autocast is not None:
+        two = two.to(run.autocast)
+        one = one.to(run.autocast)
+    size, made = (
+        one.record.storage.num_bytes,
+        empty(run, (*one.shape[:2], two.shape[-1]), one.dtype),
+    )
+    saves = [two.record] * one.requires_grad + [one.record] * two.requires_grad
+    scratch = () if run.decomposed else (size, RESULT, ~0, size, RESULT)
+    run.record(
+        OperationKind.MATMUL, (one.record, two.record), (made.record,), saves=saves,
+        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * made.numel * one.shape[-1],
+        backward_scratch_bytes=scratch,
+    )  # fmt: skip
+    del alibi
+    for each in (one, two):
+        each.leads_to(made, in_rows(each.shape))
+    return made
+
+
+def add_in_place(left: Handle, right: Handle) -> Handle:
+    """``left += right``."""
+    run, made = left.run, left.run.view(left.record, left.numel)
+    run.record(
+        OperationKind.ADD_IN_PLACE, (left.record, right.record), (made,),
+        gradients=(Gradient.ALIAS, Gradient.ALIAS),
+    )  # fmt: skip
+    return left.like(made, right)
+
+
+def scaled_in_place(x: Handle) -> Handle:
+    """``x *= number``, or over one: its gradient is another number of times what arrives."""
+    made = x.run.view(x.record, x.numel)
+    x.run.record(OperationKind.MUL_IN_PLACE, (x.record,), (made,), gradients=(Gradient.FRESH,))
+    return x.like(made)
+
+
+def spread_copy(x: Handle, shape: Shape) -> Handle:
+    """A copy in which each element stands several times."""
+    made = empty(x.run, shape, x.dtype)
+    x.run.record(OperationKind.BROADCAST, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
 
 
 def activated(x: Handle, kind: Activation) -> Handle:

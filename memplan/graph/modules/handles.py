@@ -30,6 +30,9 @@ class Handle:
 
     __slots__ = ("flat", "node", "record", "run", "shape", "strides")
 
+    is_complex = False
+    """Its elements are complex numbers, two of the record's each."""
+
     def __init__(
         self,
         run: Run,
@@ -230,6 +233,14 @@ class Handle:
             for record, shape in zip(records, shapes, strict=True)
         ]
 
+    def select(self, dim: int) -> "Handle":
+        """``x[..., i, :]``: one place of a dimension, which goes; its gradient as that of ``narrow``."""
+        dim %= len(self.shape)
+        shape = (*self.shape[:dim], *self.shape[dim + 1 :])
+        strides = (*self.strides[:dim], *self.strides[dim + 1 :])
+        record = self.run.slice(self.record, prod(shape))
+        return self.leads_to(Handle(self.run, record, shape, strides), in_rows(self.shape))
+
     def unbind(self, dim: int) -> "list[Handle]":
         """Parts along a dimension, which they no longer have."""
         shape = *self.shape[:dim], *self.shape[dim + 1 :]
@@ -276,6 +287,8 @@ class Handle:
             return self.contiguous().view(*shape)
         before = self.shape
         if max(len(shape), len(before)) < LEAST_SPLIT:
+            if self.requires_grad and self._is_sum():
+                return self.seen_as(*shape)
             made = Handle(self.run, self.record, shape, strides)
             return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
         made = Handle(self.run, self.run.view(self.record, self.numel), shape, strides)
@@ -289,6 +302,23 @@ class Handle:
         )
 
     reshape = view
+
+    def seen_as(self, *shape: int) -> "Handle":
+        """A view that is a node of autograd's: where gradients are added up behind it, it is written down."""
+        shape, before, run = self._whole(shape), self.shape, self.run
+        strides = view_strides(before, self.strides, shape)
+        record = run.view(self.record, self.numel)
+        run.record(OperationKind.VIEW, (self.record,), (record,), gradients=(Gradient.SEEN,))
+        run.seen_as.append(run.segment.operations[-1])
+        made = Handle(run, record, shape, strides)
+        return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
+
+    def _is_sum(self) -> bool:
+        """Whether a sum of the open segment made it."""
+        for operation in reversed(self.run.segment.operations):
+            if self.record in operation.outputs:
+                return operation.kind is OperationKind.ADD
+        return False
 
     def _whole(self, wanted: Shape) -> Shape:
         if -1 not in wanted:
@@ -317,6 +347,14 @@ class Handle:
             made, kind = empty(self.run, shape, self.dtype), OperationKind.REPEAT_KV
         self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.FRESH,))
         return self.leads_to(made, in_rows(self.shape))
+
+
+class ComplexHandle(Handle):
+    """A tensor of complex numbers, which is no floating one (``torch.is_floating_point``)."""
+
+    __slots__ = ()
+
+    is_complex = True
 
 
 def empty(run: Run, shape: Shape, dtype: DType) -> Handle:

@@ -36,7 +36,7 @@ def causal_mask(
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
     if not eager and (window is None or length < window):
         return None
-    pattern = _causal(run, length) if window is None else _sliding(run, length)
+    pattern = causal_pattern(run, length) if window is None else _sliding(run, length)
     if not eager:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
@@ -60,7 +60,7 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
-def _causal(run: Run, length: int) -> Handle:
+def causal_pattern(run: Run, length: int) -> Handle:
     """``kv <= q``: one matrix for the whole batch."""
     return made_by(run, OperationKind.LE, (length, length), DType.BOOL)
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import ComplexHandle, Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
@@ -33,7 +33,7 @@ class RotaryEmbedding(Module):
         rows, length = positions.shape
         if run.kernels.rotary is RotaryKernel.COMPLEX:
             table = complex_table(run, rows * length, self.width)
-            whole = Handle(run, table, (rows, length, self.width))
+            whole = ComplexHandle(run, table, (rows, length, self.width))
             return whole, whole
         shape = rows, length, (self.width + 1) // 2
         freqs = made_by(run, OperationKind.MUL, shape, DType.FP32)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import replace
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
@@ -33,6 +34,8 @@ class Run(Tape):
         """What each layer is to the counts of FLOPs and times."""
         self.layouts = Layouts()
         """How what the open segment made hangs together in backward."""
+        self.seen_as: list[Operation] = []
+        """Views in the open segment whose gradients may be handed on to a sum of gradients."""
         self.parameters: dict[object, Parameter] = {}
         """What a weight of a module is on the tape, where a segment last declared it."""
         self.names: dict[Storage, int] = {}
@@ -77,6 +80,7 @@ class Run(Tape):
         repeat: int = 1,
         checkpointed: bool = False,
         frozen: bool = False,
+        again: Segment | None = None,
     ) -> None:
         """End the open segment with ``x`` and begin one that reads it; what else has a name outlives it."""
         if self.segments and self.segment.output is None and x is not None:
@@ -84,12 +88,24 @@ class Run(Tape):
         for storage in self.names:
             if x is None or storage is not x.storage:
                 self.outlive(storage)
-        self.begin(name, part=part, repeat=repeat, checkpointed=checkpointed, frozen=frozen, x=x)
+        self.begin(
+            name,
+            part=part,
+            repeat=repeat,
+            checkpointed=checkpointed,
+            frozen=frozen,
+            x=x,
+            again=again,
+        )
         self._is_open = True
 
     def finish(self, x: Tensor) -> None:
         """End the open segment with what it hands on."""
-        seen = forget(self.segment, self.layouts.settle())
+        views = self.layouts.settle()
+        if self.seen_as:
+            views += [each for each in self.seen_as if not _is_added_to(self.segment, each)]
+            self.seen_as.clear()
+        seen = forget(self.segment, views)
         self.end(seen.get(x, x))
         segment = self.segment
         if segment.input_let_go == len(segment.operations) - 1:
@@ -107,6 +123,23 @@ class Run(Tape):
         """Forget names and modules: nothing is recorded any more."""
         self._is_open = False
         self.parameters.clear()
+
+
+def _is_added_to(segment: Segment, view: Operation) -> bool:
+    """Whether gradients are added up at a view, at what it shows, or at a part of the sum that this is.
+
+    The engine adds nothing in place to a gradient that is a view (``can_accumulate_inplace``).
+    """
+    (given,), (made,) = view.inputs, view.outputs
+    maker = next((each for each in segment.operations if given in each.outputs), None)
+    readers = [each for each in segment.operations if each is not maker]
+    if sum(made in each.inputs for each in readers) > 1:
+        return True
+    if any(given in each.inputs for each in readers if each is not view):
+        return True
+    if maker is None or maker.kind is not OperationKind.ADD:
+        return False
+    return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
 
 
 def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:

@@ -5,22 +5,29 @@
 
 from collections.abc import Callable
 
-from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
     SLIDING,
-    Heads,
+    HeadsFirstAttention,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
     Qwen3Attention,
+    RowsAttention,
     Window,
     check_types,
     head_width,
     rotated_width,
 )
 from memplan.classes.llama_kin import HeadNormAttention
-from memplan.classes.mixtures import MixtureBlock, MixtureLayer, MixtureModel, SharedExpert
-from memplan.classes.routers import Routed, Router
+from memplan.classes.mixed.experts import Experts
+from memplan.classes.mixed.mixtures import (
+    MixtralSparseMoeBlock,
+    MixtureBlock,
+    MixtureLayer,
+    MixtureModel,
+    SharedExpert,
+)
+from memplan.classes.mixed.routers import Routed, Router, experts_key
 from memplan.dtypes import DType, promote
 from memplan.families.mixture_types import typed_dense
 from memplan.graph.modules.basic import RMSNorm
@@ -31,7 +38,6 @@ from memplan.graph.modules.functional import (
     divide_in_place,
     fp32_linear,
     gather,
-    jittered,
     linear,
     row_sums,
     total,
@@ -47,32 +53,43 @@ BEST_OF_GROUP = 2
 """Scores of a group that stand for it."""
 
 
-class DeepseekV3TopkRouter(Router):
-    score = RouterScore.SIGMOID
-    is_corrected = True
+class GroupedRouter(Router):
+    """Experts of other groups than the best ones are ruled out."""
+
+    best_of_group = BEST_OF_GROUP
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.num_group = config.integer("n_group", default=1)
         self.topk_group = config.integer("topk_group", default=1)
-        config.divide("num_local_experts", self.num_experts, "n_group", self.num_group)
+        config.divide(experts_key(config), self.num_experts, "n_group", self.num_group)
         self.norm_topk_prob = config.flag("norm_topk_prob")
+
+    def groups(self, scores: Handle) -> tuple[Handle, ...]:
+        """What has a name, or is kept, from the scores of groups to the mask of experts that are out."""
+        groups = scores.shape[0], self.num_group, self.num_experts // self.num_group
+        saved, group_scores = sums_of_best(scores.view(*groups), self.best_of_group)
+        group_idx = places_of_best(group_scores, self.topk_group)
+        group_mask = made_by(self.run, OperationKind.ZEROS, group_scores.shape, scores.dtype)
+        score_mask = group_mask.unsqueeze(-1)
+        if self.num_group > 1:
+            score_mask = score_mask.apart(OperationKind.CLONE, shape=groups)
+        outside = ruled_out(score_mask, groups)
+        return saved, group_scores, group_idx, group_mask, score_mask, outside
+
+
+class DeepseekV3TopkRouter(GroupedRouter):
+    score = RouterScore.SIGMOID
+    is_corrected = True
 
     def forward(self, hidden_states: Handle) -> Routed:
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         router_logits = fp32_linear(hidden_states, self, self.weight)
         scores = router_logits.unary(OperationKind.SIGMOID)
         scores_for_choice = corrected(scores)
-        groups = scores_for_choice.shape[0], self.num_group, self.num_experts // self.num_group
-        saved, group_scores = sums_of_best(scores_for_choice.view(*groups), BEST_OF_GROUP)
-        group_idx = places_of_best(group_scores, self.topk_group)
-        group_mask = made_by(
-            self.run, OperationKind.ZEROS, group_scores.shape, scores_for_choice.dtype
+        saved, _group_scores, group_idx, _group_mask, _score_mask, outside = self.groups(
+            scores_for_choice
         )
-        score_mask = group_mask.unsqueeze(-1)
-        if self.num_group > 1:
-            score_mask = score_mask.apart(OperationKind.CLONE, shape=groups)
-        outside = ruled_out(score_mask, groups)
         scores_for_choice = scores_for_choice.apart(OperationKind.MASKED_FILL, outside)
         topk_indices = places_of_best(scores_for_choice, self.top_k)
         topk_weights = gather(scores, topk_indices)
@@ -105,9 +122,11 @@ def ruled_out(score_mask: Handle, shape: Shape) -> Handle:
 class DeepseekV3MoE(MixtureBlock):
     """Routed experts, and those that every token passes."""
 
+    router_class: type[Router] = DeepseekV3TopkRouter
+
     def __init__(self, config: ConfigReader) -> None:
         self.experts = Experts(config)
-        self.gate = DeepseekV3TopkRouter(config)
+        self.gate = self.router_class(config)
         count = config.integer("n_shared_experts", minimum=0)
         self.has_shared = count > 0
         if self.has_shared:
@@ -138,28 +157,8 @@ class SolarOpenAttention(LlamaAttention):
         return config.flag("attention_bias"), False
 
 
-class Glm4MoeAttention(SolarOpenAttention):
+class Glm4MoeAttention(HeadsFirstAttention, SolarOpenAttention):
     turn: Turn = staticmethod(apply_rotary_to_part)
-
-    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        super().__init__(config, kind)
-        self.use_qk_norm = config.flag("use_qk_norm")
-        if self.use_qk_norm:
-            self.q_norm = RMSNorm(self.head_dim)
-            self.k_norm = RMSNorm(self.head_dim)
-
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_proj(x).view(batch, length, -1, self.head_dim)
-        key = self.k_proj(x).view(batch, length, -1, self.head_dim)
-        value = self.v_proj(x).view(batch, length, -1, self.head_dim)
-        if self.use_qk_norm:
-            query = self.q_norm(query)
-            key = self.k_norm(key)
-        query = query.transpose(1, 2)
-        key = key.transpose(1, 2)
-        value = value.transpose(1, 2)
-        return query, key, value
 
 
 class Glm4MoeDecoderLayer(MixtureLayer):
@@ -228,24 +227,12 @@ def corrected(scores: Handle) -> Handle:
     return detached(scores).apart(OperationKind.ADD, dtype=dtype)
 
 
-class MiniMaxM2SparseMoeBlock(MixtureBlock):
-    def __init__(self, config: ConfigReader) -> None:
-        self.jitter_noise = config.number("router_jitter_noise")
-        self.gate = MiniMaxM2TopKRouter(config)
-        self.experts = NarrowExperts(config)
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        batch_size, sequence_length, hidden_dim = hidden_states.shape
-        if self.jitter_noise > 0:
-            hidden_states = jittered(hidden_states)
-        hidden_states = hidden_states.view(-1, hidden_dim)
-        _, top_k_weights, top_k_index = self.gate(hidden_states)
-        hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
-        hidden_states = hidden_states.reshape(batch_size, sequence_length, hidden_dim)
-        return hidden_states
+class MiniMaxM2SparseMoeBlock(MixtralSparseMoeBlock):
+    sealed = False
+    router_class: type[Router] = MiniMaxM2TopKRouter
 
 
-class MiniMaxM2Attention(LlamaAttention):
+class MiniMaxM2Attention(RowsAttention):
     turn: Turn = staticmethod(apply_rotary_to_part)
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
@@ -255,16 +242,6 @@ class MiniMaxM2Attention(LlamaAttention):
 
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:  # noqa: ARG002
         return False, False
-
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_norm(self.q_proj(x))
-        key = self.k_norm(self.k_proj(x))
-        value = self.v_proj(x)
-        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        return query, key, value
 
 
 class MiniMaxM2DecoderLayer(MixtureLayer):

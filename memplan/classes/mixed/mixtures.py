@@ -6,7 +6,6 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
     SLIDING,
     GatedMLP,
@@ -18,9 +17,13 @@ from memplan.classes.llama import (
     MistralAttention,
     Network,
     Qwen3Attention,
+    RowsAttention,
     Window,
+    clamped_rows,
 )
-from memplan.classes.routers import (
+from memplan.classes.llama_kin import GraniteDecoderLayer
+from memplan.classes.mixed.experts import Experts, NarrowExperts
+from memplan.classes.mixed.routers import (
     GraniteMoeTopKRouter,
     MixtralTopKRouter,
     PhimoeTopKRouter,
@@ -28,12 +31,11 @@ from memplan.classes.routers import (
     Router,
 )
 from memplan.graph.experts.router_loss import keep_router_logits
-from memplan.graph.modules.basic import LayerNorm, Linear, Norm, RMSNorm, clamp_
+from memplan.graph.modules.basic import LayerNorm, Linear, Norm, RMSNorm
 from memplan.graph.modules.functional import jittered
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.rotary import Tables
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensor_parallel import add_up
 from memplan.model.config import ConfigReader
@@ -259,7 +261,7 @@ class Qwen2MoeModel(Qwen3MoeModel):
         return config.optional_integer("sliding_window") if slides else None
 
 
-class OlmoeAttention(LlamaAttention):
+class OlmoeAttention(RowsAttention):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         super().__init__(config, kind)
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -268,19 +270,9 @@ class OlmoeAttention(LlamaAttention):
         self.q_norm = RMSNorm(hidden)
         self.k_norm = RMSNorm(hidden // heads * kv_heads)
 
-    def projected(self, x: Handle) -> Heads:
-        batch, length, _ = x.shape
-        query = self.q_norm(self.q_proj(x))
-        key = self.k_norm(self.k_proj(x))
-        value = self.v_proj(x)
-        if self.clip_qkv:
-            query = clamp_(query)
-            key = clamp_(key)
-            value = clamp_(value)
-        query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key = key.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
-        return query, key, value
+    def rows(self, x: Handle) -> Heads:
+        made = super().rows(x)
+        return clamped_rows(*made) if self.clip_qkv else made
 
 
 class OlmoeSparseMoeBlock(MixtureBlock):
@@ -320,24 +312,13 @@ class GraniteMoeMoE(MixtureBlock):
         return layer_output.view(bsz, length, emb_size)
 
 
-class GraniteMoeDecoderLayer(LlamaDecoderLayer):
-    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        hidden = config.integer("hidden_size")
-        self.self_attn = self.attention_class(config, kind)
-        self.input_layernorm = self.norm_class(hidden)
-        self.post_attention_layernorm = self.norm_class(hidden)
-        self.block_sparse_moe = GraniteMoeMoE(config)
+class GraniteMoeDecoderLayer(GraniteDecoderLayer):
+    fed = "block_sparse_moe"
 
-    def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
-        residual = x
-        x = self.input_layernorm(x)
-        x, _ = self.self_attn(x, tables, mask)
-        x = residual + x * 0.22
-        residual = x
-        x = self.post_attention_layernorm(x)
-        x = self.block_sparse_moe(x)
-        x = residual + x * 0.22
-        return x
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        self.self_attn = self.attention_class(config, kind)
+        self.add_norms(config.integer("hidden_size"))
+        self.block_sparse_moe = GraniteMoeMoE(config)
 
 
 class GraniteMoeModel(MixtureModel):

@@ -35,10 +35,14 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 """What configs call the number of routed experts."""
 
 
+def experts_key(config: ConfigReader) -> str:
+    """What this config calls their number."""
+    return next((name for name in EXPERT_KEYS if name in config.config), EXPERT_KEYS[0])
+
+
 def num_experts(config: ConfigReader) -> int:
     """Routed experts of a layer."""
-    key = next((name for name in EXPERT_KEYS if name in config.config), EXPERT_KEYS[0])
-    return config.integer(key, *EXPERT_KEYS)
+    return config.integer(experts_key(config), *EXPERT_KEYS)
 
 
 class Router(Module):
