@@ -14,6 +14,7 @@ from memplan.model.spec import ModelSpec
 class Base(Module):
     """The model that every task of a type shares."""
 
+    begins_names = True
     prefix = "model"
     """What the classes of tasks call it (``base_model_prefix``)."""
     table = "embed_tokens"

@@ -57,4 +57,4 @@ def _runs(base: Encoder) -> Iterator[LayerRun]:
     for kind, group in groupby(layers.kinds):
         layer = layers.made[kind]
         assert isinstance(layer, EncoderLayer)
-        yield LayerRun(count=len(list(group)), layer=layer.facts())
+        yield LayerRun(count=len(list(group)), layer=layer.facts(), shared=layers.shared)

@@ -25,7 +25,7 @@ from memplan.training.kernels import AttentionKernel, Kernels
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
-    from memplan.classes.mixtures import MixtureBlock
+    from memplan.classes.mixed.mixtures import MixtureBlock
     from memplan.graph.modules.handles import Handle
 
 
@@ -170,11 +170,11 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
     for name, module in model.modules():
         module.split = splits.get(name, Split.WHOLE)
         if name == "kv_a_proj_with_mqa" and plan.attention is Sharing.SPLIT and not sequence:
-            from memplan.classes.latent import SharedKeyLinear  # only for narrow vectors
+            from memplan.classes.mixed.latent import SharedKeyLinear  # only for narrow vectors
 
             become(module, SharedKeyLinear)
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
-    from memplan.classes.mixtures import MixtureBlock  # only where ranks split a model
+    from memplan.classes.mixed.mixtures import MixtureBlock  # only where ranks split a model
 
     for _, module in model.modules():
         if isinstance(module, MixtureBlock):

@@ -98,8 +98,8 @@ def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
 
 
 def _replace_experts(model: Module, *, spread: bool) -> None:
-    from memplan.classes.dispatch import RoutedExperts  # only for such experts
-    from memplan.classes.experts import ExpertModules, Experts
+    from memplan.classes.mixed.dispatch import RoutedExperts  # only for such experts
+    from memplan.classes.mixed.experts import ExpertModules, Experts
 
     cls = RoutedExperts if spread else ExpertModules
     for _, module in list(model.modules()):

@@ -1,6 +1,6 @@
 """Layers of GPT-2 and Persimmon as others have them inside: Decision Transformer's and Fuyu's.
 
-Both types themselves are classes (``memplan.classes.gpt2``, ``memplan.classes.gpt_neox``).
+Both types themselves are classes (``memplan.classes.older.gpt2``, ``memplan.classes.gpt_neox``).
 """
 
 from memplan.families.llama import read_activation, rotated_dim

@@ -82,7 +82,7 @@ FAMILY_MODULES: dict[str, str] = {
     "jina_embeddings_v3": "written_once",
     "nomic_bert": "written_once",
     "eurobert": "written_once",
-    "albert": "albert",
+    "albert": "written_once",
     "deberta": "deberta",
     "deberta-v2": "deberta",
     "t5": "t5",

@@ -64,18 +64,15 @@ def module_embeddings(
     if not spec.dropout_first:
         x = dropout(t, x, spec.dropout, module=module)
     t.touch(*held)
-    if not spec.projection_in_encoder:
-        x = project(t, model, spec, x)
-        t.hold(x)
-        return x, table
+    x = project(t, model, spec, x)
     t.hold(x)
-    return project(t, model, spec, x), table
+    return x, table
 
 
 def project(t: Tape, model: ModelSpec, spec: EmbeddingSpec, x: Tensor) -> Tensor:
-    """To the hidden size, where the embeddings are narrower (ELECTRA) or always (ALBERT)."""
+    """To the hidden size, where the embeddings are narrower (Funnel)."""
     width, hidden = spec.embedding_size, model.hidden_size
-    if width == hidden and not spec.projection_in_encoder:
+    if width == hidden:
         return x
     return linear(t, x, "projection", width, hidden, bias=spec.projection_bias)
 

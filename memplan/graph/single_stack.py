@@ -387,8 +387,7 @@ def run_layer(
     """A run's layers: written down once and repeated where they are all alike.
 
     They are not where one gives another dtype than it is given, as the first one does behind a
-    projection under autocast, where the first trained one stands behind frozen ones, or where the
-    later ones own no parameters.
+    projection under autocast, or where the first trained one stands behind frozen ones.
     """
     if run.layer.placement is NormPlacement.CROSSING and context.memory is None:
         from memplan.graph.crossing import pass_over  # only for Llama 3.2's text model alone
@@ -396,8 +395,7 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
-    is_repeated = not run.shared and context.beside is None and stack.crossed is None
-    first = None
+    is_repeated = context.beside is None and stack.crossed is None
     while remaining:
         given = x
         t.begin(
@@ -406,7 +404,6 @@ def run_layer(
             repeat=remaining if is_repeated else 1,
             checkpointed=run.checkpointed,
             frozen=run.frozen,
-            again=first,
             x=x,
         )
         t.segment.layer = run.layer
@@ -416,8 +413,6 @@ def run_layer(
             t.cache(x)
         if x.dtype is not given.dtype or x.requires_grad is not given.requires_grad:
             t.segment.repeat = 1
-        if run.shared and first is None:
-            first = t.segment
         remaining -= t.segment.repeat
     return x
 

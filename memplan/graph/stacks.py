@@ -47,7 +47,6 @@ class TrainedRun:
     layer: LayerSpec
     checkpointed: bool
     frozen: bool
-    shared: bool = False
 
 
 def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
@@ -68,11 +67,11 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
     parts: list[TrainedRun] = []
     start = 0
     for run in stack.runs:
-        inside = [] if run.shared else sorted(_between(cuts, start, start + run.count))
+        inside = sorted(_between(cuts, start, start + run.count))
         for low, high in pairwise([start, *inside, start + run.count]):
             frozen = whole or options.freeze.freezes_layer(low)
             checkpointed = low in recomputed
-            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen, run.shared))
+            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen))
         start += run.count
     return parts
 

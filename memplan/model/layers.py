@@ -295,8 +295,6 @@ class EmbeddingSpec:
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
-    projection_in_encoder: bool = False
-    """A projection to the hidden size always follows, inside the encoder (ALBERT)."""
     projected_first: bool = False
     """A projection always follows the norm, before the dropout (FNet)."""
     projection_bias: bool = True

@@ -167,7 +167,7 @@ def test_a_dense_decoder_reads_neither_towers_nor_mixtures() -> None:
     command = [sys.executable, "-W", "ignore", "-c", ASKED]
     names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert "memplan.classes.record" in names
-    others = "memplan.graph.towers", "memplan.classes.mixtures", "memplan.graph.single_stack"
+    others = "memplan.graph.towers", "memplan.classes.mixed.mixtures", "memplan.graph.single_stack"
     assert [each for each in names if each.startswith(others)] == []
 
 

@@ -36,7 +36,6 @@ NEWER = "the CUDA build of torch 2.13 reserves what memplan says; the card ran 2
 OUTSIDE: dict[str, str] = {
     "05fcf0ab52": ADDRESSES,
     "b280be1c3c": ADDRESSES,
-    "bc6affd843": ADDRESSES,
     "faaf03c004": ADDRESSES,
     "2901d4395f": ADDRESSES,
     "589d6f541f": ADDRESSES,

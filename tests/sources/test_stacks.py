@@ -329,6 +329,14 @@ def test_prime_rl_counts_the_trainers_gpus() -> None:
     assert found.setup.precision is Precision.BF16_MIXED
 
 
+def test_prime_rls_adapters_have_their_base_layers_format() -> None:
+    model = {**PRIME["model"], "lora": {"rank": 8}} if "model" in PRIME else {"lora": {"rank": 8}}
+    for dtype, said in (("bfloat16", "bf16"), ("float32", "fp32")):
+        found = read({**PRIME, "model": {**model, "optimization_dtype": dtype}}).setup
+        assert found.adapter is not None
+        assert found.adapter.dtype.value == said
+
+
 def test_verl() -> None:
     found = read(VERL)
     assert found.model == "Qwen/Qwen2.5-7B"

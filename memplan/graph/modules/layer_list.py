@@ -7,6 +7,7 @@ from typing import Any
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.segments import Segment
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
 
@@ -29,8 +30,15 @@ class LayerList(Module):
     """
 
     def __init__(
-        self, segment: str, kinds: Sequence[Hashable], make: Callable[[Any], Module]
+        self,
+        segment: str,
+        kinds: Sequence[Hashable],
+        make: Callable[[Any], Module],
+        *,
+        shared: bool = False,
     ) -> None:
+        self.shared = shared
+        """Layers of a kind are one, which is called again (ALBERT)."""
         self.segment_name = segment
         self.kinds: list[Any] = list(kinds)
         self.made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
@@ -67,7 +75,8 @@ class LayerList(Module):
         at = 0
         for kind, group in groupby(self.kinds):
             stop = at + len(list(group))
-            for low, high in pairwise([at, *sorted(cut for cut in cuts if at < cut < stop), stop]):
+            inside = [] if self.shared else sorted(cut for cut in cuts if at < cut < stop)
+            for low, high in pairwise([at, *inside, stop]):
                 own = frozen or options.freeze.freezes_layer(low)
                 yield LayerRun(kind, low, high - low, low in recomputed, own)
             at = stop
@@ -77,9 +86,13 @@ class LayerList(Module):
         self.run.beginnings[self.segment_name] = f"{self.path}.{{}}."
         for stretch in self.runs():
             left = stretch.count
+            first: Segment | None = None
             while left:
-                yield Layer(self.made[stretch.kind], self.segment_name, stretch, left)
+                once = 1 if self.shared else left
+                yield Layer(self.made[stretch.kind], self.segment_name, stretch, once, first)
                 segment = self.run.segment
+                if self.shared:
+                    first = first or segment
                 left -= segment.repeat
                 given, made = segment.input, segment.output
                 assert given is not None
@@ -102,10 +115,13 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_left", "_module", "_name", "_stretch")
+    __slots__ = ("_again", "_left", "_module", "_name", "_stretch")
 
-    def __init__(self, module: Module, name: str, stretch: LayerRun, left: int) -> None:
+    def __init__(
+        self, module: Module, name: str, stretch: LayerRun, left: int, again: Segment | None
+    ) -> None:
         self._module, self._name, self._stretch, self._left = module, name, stretch, left
+        self._again = again
 
     @property
     def kind(self) -> Any:
@@ -122,7 +138,7 @@ class Layer:
         run, stretch = self._module.run, self._stretch
         run.start(
             self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
-            checkpointed=stretch.checkpointed, frozen=stretch.frozen,
+            checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
         )  # fmt: skip
         run.segment.layer = run.layers[stretch.start]
         given = x.dtype, x.requires_grad

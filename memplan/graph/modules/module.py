@@ -61,6 +61,8 @@ class Module:
     """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
     split = Split.WHOLE
     """What a rank has of it."""
+    begins_names = False
+    """Names in its segments begin inside it: it is the base model."""
     block: LayerBlock | None = None
     """The block of a layer that its tensors count as; None: that of what it is in."""
     forward: Callable[..., Any]
@@ -123,10 +125,9 @@ class Module:
         if self.segment is not None and self.segment[1] is ModelPart.HEAD:
             within = path  # the task's own modules stand in the same segment
         self.site, self.path, self.within = site, path, within
-        spans = self.spans_segments
         owns = bool(self.weights)
         for name, each in self.children.items():
-            inner = name if spans or not within else f"{within}.{name}"
+            inner = name if self.begins_names or not within else f"{within}.{name}"
             owns |= each.attach(site, f"{path}.{name}" if path else name, inner)
         self.__dict__["owns_weights"] = owns
         return owns

@@ -80,6 +80,7 @@ class Run(Tape):
         repeat: int = 1,
         checkpointed: bool = False,
         frozen: bool = False,
+        again: Segment | None = None,
     ) -> None:
         """End the open segment with ``x`` and begin one that reads it; what else has a name outlives it."""
         if self.segments and self.segment.output is None and x is not None:
@@ -87,7 +88,15 @@ class Run(Tape):
         for storage in self.names:
             if x is None or storage is not x.storage:
                 self.outlive(storage)
-        self.begin(name, part=part, repeat=repeat, checkpointed=checkpointed, frozen=frozen, x=x)
+        self.begin(
+            name,
+            part=part,
+            repeat=repeat,
+            checkpointed=checkpointed,
+            frozen=frozen,
+            x=x,
+            again=again,
+        )
         self._is_open = True
 
     def finish(self, x: Tensor) -> None:

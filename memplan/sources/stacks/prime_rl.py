@@ -280,8 +280,11 @@ def _read_adapter(keys: Keys, found: Found) -> None:
     dropout, names = keys.number("model.lora.dropout"), keys.names("model.lora.target_modules")
     saved = keys.names("model.lora.modules_to_save")
     if given and keys.values.get("model.lora") not in ("None", "none", False):
+        # Of its base layer's own format (``trainer/models/layers/lora/multi_linear.py``).
+        narrow = keys.text("model.optimization_dtype") == "bfloat16"
         found.fields["adapter"] = lora(
-            rank=rank or 16, alpha=alpha, dropout=dropout, targets=names, modules_to_save=saved
-        )
+            rank=rank or 16, alpha=alpha, dropout=dropout, targets=names, modules_to_save=saved,
+            dtype="bf16" if narrow else "fp32",
+        )  # fmt: skip
     else:
         keys.taken -= {each for each in keys.taken if each.startswith("model.lora.")}

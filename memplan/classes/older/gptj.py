@@ -5,7 +5,8 @@
 
 from collections.abc import Callable
 
-from memplan.classes.gpt2 import (
+from memplan.classes.llama import MLP, DecoderLayer, LayerKind
+from memplan.classes.older.gpt2 import (
     GPT2Model,
     GPTBigCodeMLP,
     GPTBlock,
@@ -15,7 +16,6 @@ from memplan.classes.gpt2 import (
     inner_size,
     older_activation,
 )
-from memplan.classes.llama import MLP, DecoderLayer, LayerKind
 from memplan.dtypes import DType
 from memplan.graph.modules.attention import Attended, matmul
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear

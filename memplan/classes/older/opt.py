@@ -4,8 +4,8 @@
 """
 
 from memplan.classes.gemma import ScaledEmbedding
-from memplan.classes.gpt2 import OlderAttention, counted_positions, older_activation
 from memplan.classes.llama import Decoder, DecoderLayer, LayerKind
+from memplan.classes.older.gpt2 import OlderAttention, counted_positions, older_activation
 from memplan.dtypes import DType
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import (

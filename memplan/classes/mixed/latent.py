@@ -8,7 +8,6 @@ turned; the keys' turned part is one vector that all heads share, copied beside 
 
 from collections.abc import Callable
 
-from memplan.classes.deepseek import DeepseekV3MoE, FirstDenseModel, GroupedRouter, places_of_best
 from memplan.classes.gemma import ScaledEmbedding
 from memplan.classes.llama import (
     MLP,
@@ -19,8 +18,14 @@ from memplan.classes.llama import (
     SelfAttention,
 )
 from memplan.classes.llama_kin import GraniteDecoderLayer, by_position
-from memplan.classes.mixtures import MixtureBlock, MixtureLayer
-from memplan.classes.routers import Routed, Router
+from memplan.classes.mixed.deepseek import (
+    DeepseekV3MoE,
+    FirstDenseModel,
+    GroupedRouter,
+    places_of_best,
+)
+from memplan.classes.mixed.mixtures import MixtureBlock, MixtureLayer
+from memplan.classes.mixed.routers import Routed, Router
 from memplan.dtypes import DType
 from memplan.families.mixture_types import typed_dense
 from memplan.graph.modules.attention import Attended, attention_function

@@ -3,8 +3,8 @@
 (transformers 5.23: models/bloom, models/mpt)
 """
 
-from memplan.classes.gpt2 import OlderAttention, hidden_size
 from memplan.classes.llama import MLP, Decoder, DecoderLayer, LayerKind
+from memplan.classes.older.gpt2 import OlderAttention, hidden_size
 from memplan.dtypes import DType
 from memplan.graph.modules.attention import Attended, matmul
 from memplan.graph.modules.basic import (

@@ -5,7 +5,6 @@
 
 from collections.abc import Callable
 
-from memplan.classes.experts import Experts
 from memplan.classes.llama import (
     SLIDING,
     HeadsFirstAttention,
@@ -20,14 +19,15 @@ from memplan.classes.llama import (
     rotated_width,
 )
 from memplan.classes.llama_kin import HeadNormAttention
-from memplan.classes.mixtures import (
+from memplan.classes.mixed.experts import Experts
+from memplan.classes.mixed.mixtures import (
     MixtralSparseMoeBlock,
     MixtureBlock,
     MixtureLayer,
     MixtureModel,
     SharedExpert,
 )
-from memplan.classes.routers import Routed, Router, experts_key
+from memplan.classes.mixed.routers import Routed, Router, experts_key
 from memplan.dtypes import DType, promote
 from memplan.families.mixture_types import typed_dense
 from memplan.graph.modules.basic import RMSNorm

@@ -5,7 +5,7 @@
 
 from math import ceil
 
-from memplan.classes.experts import Experts
+from memplan.classes.mixed.experts import Experts
 from memplan.dtypes import DType
 from memplan.graph.experts.parallel import (
     added_up_rows,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import prod
 
 from memplan.classes.llama import GatedMLP
-from memplan.classes.routers import num_experts
+from memplan.classes.mixed.routers import num_experts
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.experts.in_turn import add_rows

@@ -6,7 +6,6 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from memplan.classes.experts import Experts, NarrowExperts
 from memplan.classes.llama import (
     SLIDING,
     GatedMLP,
@@ -23,7 +22,8 @@ from memplan.classes.llama import (
     clamped_rows,
 )
 from memplan.classes.llama_kin import GraniteDecoderLayer
-from memplan.classes.routers import (
+from memplan.classes.mixed.experts import Experts, NarrowExperts
+from memplan.classes.mixed.routers import (
     GraniteMoeTopKRouter,
     MixtralTopKRouter,
     PhimoeTopKRouter,

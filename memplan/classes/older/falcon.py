@@ -3,9 +3,9 @@
 (transformers 5.23: models/falcon)
 """
 
-from memplan.classes.alibi import Returned, dropout_add
-from memplan.classes.gpt2 import OlderAttention, older_activation
 from memplan.classes.llama import MLP, Decoder, DecoderLayer, LayerKind
+from memplan.classes.older.alibi import Returned, dropout_add
+from memplan.classes.older.gpt2 import OlderAttention, older_activation
 from memplan.dtypes import DType
 from memplan.graph.modules.attention import Attended, matmul, scaled_dot_product_attention
 from memplan.graph.modules.basic import (

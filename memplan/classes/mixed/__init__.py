@@ -1,0 +1,1 @@
+"""Mixtures of experts: routers, experts, and the decoders that have them."""

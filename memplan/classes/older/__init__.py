@@ -1,0 +1,1 @@
+"""Decoders from before Llama: learned positions or slopes, networks without a gate."""
