@@ -119,9 +119,9 @@ JOBS = (
         words="The file goes to standard output; what it cannot say, and how it is launched, to standard error. Read back by `--setup FILE` it is the "
         "same setup.",
         more=(
-            "`--emit trl-sft`, `llama-factory`, `torchtune`, `torchtitan`, `megatron`, `training-args`, `accelerate`, `deepspeed`: other stacks.",
+            "`--emit trl-sft`, `llama-factory`, `torchtune`, `unsloth`, `torchtitan`, `megatron`, `training-args`, `accelerate`, `deepspeed`: other stacks.",
             "`memplan plan ... --emit KIND` writes the best setup of a plan; `--output FILE` where it goes.",
-            "[Ask a scheduler for it](schedulers.md) writes the request for the machines. Unsloth has no file of its own here.",
+            "[Ask a scheduler for it](schedulers.md) writes the request for the machines.",
         ),
     ),
     Job(
