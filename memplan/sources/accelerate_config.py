@@ -19,6 +19,7 @@ from memplan.errors import ConfigError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import FP8_ALL_GATHER
 from memplan.sources.deepspeed_keys import is_comment
+from memplan.text import shown
 from memplan.training.compilation import Compilation
 
 _IGNORED = frozenset({
@@ -236,7 +237,9 @@ class _Reader:
         for key in ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"):
             value = section.get(key) or ()
             names = value.split(",") if isinstance(value, str) else value
-            classes = [str(each).strip() for each in names if str(each).strip()]  # type: ignore[attr-defined]
+            if not isinstance(names, list | tuple):
+                self._refuse(f"fsdp_config.fsdp_{key}", f"is a list of classes, not {shown(value)}")
+            classes = [str(each).strip() for each in names if str(each).strip()]
             if classes and not any(_LAYER_CLASS.fullmatch(each) for each in classes):
                 text = f"fsdp_{key} {','.join(classes)} (what is beside these parts of layers lies whole in the root's unit)"
                 self.fields["left_out"] = (text,)

@@ -309,13 +309,20 @@ def test_torchtitan_offloads_with_a_flag_without_a_value() -> None:
             "bf16-mixed",
             id="titan fp16",
         ),
+        pytest.param("unsloth", {"engine": "ddp"}, "one GPU", id="unsloth on eight"),
+        pytest.param(
+            "unsloth",
+            {"num_gpus": 1, "adapter": {"lora": {"rank": 8, "targets": "all-linear"}}},
+            "by name",
+            id="unsloth all-linear",
+        ),
     ],
 )
 def test_what_a_framework_cannot_do_is_refused(
     framework: str, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SetupError, match=f"emit: .*{message}"):
-        emit(setup_of(fields), Framework(framework))
+        emit(setup_of(fields), Framework(framework), MODEL)
 
 
 @pytest.mark.parametrize("framework", list(Framework))
@@ -325,6 +332,7 @@ def test_yaml_and_json_say_the_same(framework: Framework) -> None:
         Framework.DEEPSPEED_MEGATRON: {"zero_stage": 1},
         Framework.MEGATRON: {"engine": "megatron"},
         Framework.TORCHTUNE: {"engine": "fsdp", "precision": "bf16"},
+        Framework.UNSLOTH: {"num_gpus": 1, "precision": "bf16-autocast"},
     }.get(framework, {"engine": "fsdp"})
     made = emit(setup_of(fields), framework, MODEL)
     assert yaml.safe_load(made.yaml) == json.loads(made.json) == made.values
