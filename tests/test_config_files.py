@@ -176,7 +176,7 @@ def test_the_action_says_what_turned_and_why(tmp_path: Path) -> None:
     assert "OOM, needs " in unfit
     summary = (tmp_path / "summary.md").read_text()
     assert "| num gpus |" in summary
-    assert "\n~ 1 GPUs, ddp, batch 64, 256 tokens" in summary
+    assert "\n~ 1 GPU, ddp, batch 64, 256 tokens" in summary
     assert "\n::" not in summary
 
 

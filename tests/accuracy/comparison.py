@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from memplan.errors import MemplanError
@@ -196,7 +197,7 @@ def _alone_with(file: Path) -> Iterator[None]:
     """Processes of one run rewrite a file one after another."""
     import fcntl
 
-    with file.with_suffix(".lock").open("w") as lock:
+    with (Path(gettempdir()) / f"memplan-{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -329,7 +329,7 @@ def test_the_bias_that_a_head_owns_is_gathered_around_it() -> None:
     tape = given_for(config, "masked-lm", num_gpus=4, engine="deepspeed", zero_stage=3).tape
     found, head = find_stops(tape)[-1], tape.segments[-1]
     weights = model_weights(tape)
-    (bias,) = [each for each in head.parameters if each.name == "predictions.bias"]
+    (bias,) = [each for each in head.parameters if each.name == "lm_head.bias"]
     fetched = [number for act, number in found.stops.forward[0] if act is Act.FETCH]
     assert found.modules[fetched[0]].weights == [(weights.owners[bias], 0)]
     product = next(index for index, each in enumerate(head.operations) if bias in each.inputs)
