@@ -33,6 +33,7 @@ from memplan.training.kernels import AttentionKernel, Kernels
 
 TASKS = (None, Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 DEPTH = 3
+"""Layers: the first, the last and one between them, which are the kinds that a stack of equal layers has."""
 SIZES = {"micro_batch_size": 2, "seq_len": 256}
 
 

@@ -97,7 +97,7 @@ def test_accumulation_gathers_each_time_and_reduces_once_under_fsdp() -> None:
 def test_an_offloaded_optimizer_sends_gradients_there_and_weights_back() -> None:
     dealt = {"round_robin_gradients": True}
     found = moved(zero_stage=2, offload_optimizer="cpu", engine_options=dealt)
-    assert found["backward", KIND.TO_HOST] == pytest.approx(4 / 8, rel=0.3)  # in fp32
+    assert found["backward", KIND.TO_HOST] == 4 / 8  # in fp32
     assert found["step", KIND.TO_GPU] == 4 / 8
     assert found["step", KIND.HOST_UPDATE] == (28 + HOST_PASSES_BYTES) / 8
 
@@ -107,11 +107,14 @@ def test_gradients_go_to_the_host_rank_by_rank_unless_they_are_dealt_out() -> No
     small = {"reduce_bucket_size": 10**4}
     found = moved(zero_stage=2, offload_optimizer="cpu", engine_options=small)
     assert ("backward", KIND.TO_HOST) not in found
-    assert found["backward", KIND.TO_HOST_IN_TURN] == pytest.approx(4, rel=0.2)
+    in_turn = found["backward", KIND.TO_HOST_IN_TURN]
+    # Of a bucket over two ranks' border the larger part alone is waited for: seven borders, 7 % of so small a model.
+    assert in_turn == pytest.approx(4, rel=0.08)
+    assert in_turn < 4
     added = moved(
         zero_stage=2, offload_optimizer="cpu", gradient_accumulation_steps=3, engine_options=small
     )
-    assert added["backward", KIND.TO_GPU_IN_TURN] == pytest.approx(2 * 2, rel=0.2)
+    assert added["backward", KIND.TO_GPU_IN_TURN] == pytest.approx(in_turn)  # twice, of two bytes
 
 
 def test_stage_3_brings_offloaded_gradients_back_to_measure_them() -> None:

@@ -259,7 +259,7 @@ class Program:
 
         Trainers prepare them when they are made, and the Trainer's engine the model when training begins
         (TRL 1.16, ``dpo_trainer.py``, ``kto_trainer.py``, ``grpo_trainer.py``); a plain loop's has been moved
-        there by then. PPO's prepares the model first (``ppo_trainer.py``).
+        there by then. PPO's prepares the model first (TRL 0.19, ``ppo_trainer.py``: newer ones have none).
         """
         setup = self.given.setup
         return setup.chosen_engine is not Engine.DDP and setup.job.kind is not JobKind.PPO
