@@ -31,7 +31,7 @@ OFF = {
     "kto-fsdp2-b1": (2.8e-2, 2e-2),
 }  # fmt: skip
 """What is reserved, and the least capacity of those in which two models' gathers share the card: which
-cached block serves which is not found out in all of them. All phases are equal."""
+cached block serves which is not found out in all of them."""
 FLOORS = {
     "fsdp2-b8": 3_386_900_480, "dpo-fsdp2-b8": 2382 << 20, "kto-fsdp2-b1": 1166 << 20,
 }  # fmt: skip
