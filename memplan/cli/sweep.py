@@ -225,7 +225,10 @@ def _show(sweep: "Sweep", wanted: Wanted) -> None:
 
     is_table = wanted.output_format is RowFormat.TABLE
     done = _Done(with_progress(sweep, alone=is_table))
-    _write(sweep, wanted.checks.watch(iter(done)), wanted)
+    try:
+        _write(sweep, wanted.checks.watch(iter(done)), wanted)
+    except KeyboardInterrupt:  # between two results, where a row is being written
+        done.is_interrupted = True
     if done.loss is not None:
         raise done.loss
     if done.is_interrupted:
