@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memplan.cli.app import load_command
+from memplan.cli.typer_app import load_command
 from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS
 

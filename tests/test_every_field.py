@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.cli.app import load_command
+from memplan.cli.typer_app import load_command
 from memplan.cli.commands import COMMANDS
 from memplan.errors import SetupError
 from memplan.estimator.measured import Measurement

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from memplan.cli.app import load_command
+from memplan.cli.typer_app import load_command
 from memplan.cli.commands import COMMANDS
 from memplan.cli.help_pages import COMMON, TOPICS, topics_of
 
