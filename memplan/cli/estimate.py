@@ -66,10 +66,16 @@ SHOWN = (
 """How the answer is written."""
 
 
-@takes(*ESTIMATE, *DEEPSPEED, *SHOWN, *TIME_OPTIONS, *MEASURED_OPTIONS, *CHECKS, argument=OPTIONAL_MODEL)
-def estimate(
-    ctx: Context, model: str | None = None, values: Values = NO_VALUES
-) -> None:
+@takes(
+    *ESTIMATE,
+    *DEEPSPEED,
+    *SHOWN,
+    *TIME_OPTIONS,
+    *MEASURED_OPTIONS,
+    *CHECKS,
+    argument=OPTIONAL_MODEL,
+)
+def estimate(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.asked import asked_of
 

@@ -70,9 +70,7 @@ DEFAULT_GPU = "a100-80gb"
 
 
 @takes(*ASKED, *LESSON, *PICTURES, *IN_PLACE, LEGEND, FORMAT, argument=OPTIONAL_MODEL)
-def explain(
-    ctx: Context, model: str | None = None, values: Values = NO_VALUES
-) -> None:
+def explain(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
     from memplan.cli.unused import refuse_unused, refuse_without
 

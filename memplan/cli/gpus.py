@@ -7,7 +7,6 @@ from memplan.options.shared import FORMAT, OutputFormat
 from memplan.options.table import Values
 from memplan.units import is_size
 
-
 ARGUMENT = Argument(
     parameter="name",
     metavar="NAME",

@@ -150,7 +150,11 @@ def _typed(params: Sequence[Parameter], words: Sequence[str]) -> dict[str, Any]:
             continue
         name, equals, value = word.partition("=")
         param = known.get(name)
-        if param is None or (param.is_flag and equals) or (param.name in found and not param.multiple):
+        if (
+            param is None
+            or (param.is_flag and equals)
+            or (param.name in found and not param.multiple)
+        ):
             raise _NotPlainError
         if param.is_flag:
             found[param.name] = name in param.opts

@@ -83,9 +83,7 @@ RUN = (
 
 
 @takes(*SETUP, *RUN, FORMAT, argument=OPTIONAL_MODEL)
-def verify(
-    ctx: Context, model: str | None = None, values: Values = NO_VALUES
-) -> None:
+def verify(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
     from memplan.cli.unused import refuse_unused
     from memplan.options.axes import parse_share

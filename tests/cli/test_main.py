@@ -252,9 +252,7 @@ def test_a_closed_pipe_is_quiet(checkout: Path, body: str) -> None:
             ["typer", "yaml", "huggingface_hub", "memplan.cli.gpus"],
             id="estimate",
         ),
-        pytest.param(
-            ["explain", "t5-small"], ["typer", "yaml", "huggingface_hub"], id="explain"
-        ),
+        pytest.param(["explain", "t5-small"], ["typer", "yaml", "huggingface_hub"], id="explain"),
     ],
 )
 def test_only_what_is_needed_is_imported(
