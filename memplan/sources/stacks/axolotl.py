@@ -10,7 +10,7 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import classifying, may_read_text_alone, model_type
+from memplan.sources.stacks.models import classifying, given_text_alone, model_type
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
@@ -64,8 +64,8 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     found.model = keys.text("base_model")
-    if keys.text("processor_type") is None and may_read_text_alone(found.model):
-        found.fields["images_per_sample"] = 0  # core/builders/causal.py: its collator is text's
+    if keys.text("processor_type") is None:
+        given_text_alone(found)  # core/builders/causal.py: its collator is text's
     if keys.flag("use_ray"):
         _read_workers(keys, found)
     _read_sizes(keys, found, given)

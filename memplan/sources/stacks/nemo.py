@@ -13,7 +13,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import (
     ANY_SIZE,
     HEARING,
-    may_read_text_alone,
+    given_text_alone,
     model_type,
     num_layers,
 )
@@ -128,8 +128,7 @@ def _read_pictures(keys: Keys, found: Found) -> None:
     recipe, target = keys.text("recipe"), (keys.text("model._target_") or "").split(".")
     reads_text = "VLM" not in recipe if recipe is not None else _TEXT_CLASS in target
     if reads_text:
-        if may_read_text_alone(found.model):
-            found.fields["images_per_sample"] = 0
+        given_text_alone(found)
         return
     pixels = keys.count("processor.max_pixels")
     if pixels is not None and model_type(found.model) in ANY_SIZE:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import may_read_text_alone, model_type
+from memplan.sources.stacks.models import given_text_alone, model_type
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
@@ -85,8 +85,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             found.fields["freeze"] = "vision_tower"
     else:
         keys.taken.discard("model.vlm.freeze_vision_encoder")
-    if not keys.has("model.vlm") and may_read_text_alone(found.model):
-        found.fields["images_per_sample"] = 0  # ``VLMConfig``: pictures where the section is alone
+    if not keys.has("model.vlm"):
+        given_text_alone(found)  # ``VLMConfig``: pictures where the section is alone
     chunk = keys.take("model.fused_lm_head_token_chunk_size")
     if chunk not in (*OFF, "disabled"):
         found.fields["loss"] = "chunked"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import torchtune_model
+from memplan.sources.stacks.models import given_text_alone, torchtune_model
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
@@ -51,6 +51,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         _read_model(keys, found, component)
     found.fields["micro_batch_size"] = keys.count("batch_size") or 1
     found.fields["gradient_accumulation_steps"] = keys.count("gradient_accumulation_steps") or 1
+    data = keys.text("dataset._component_")
+    if data is not None and ".multimodal." not in data:
+        given_text_alone(found)
     _read_evaluation(keys, found)
     _read_lengths(keys, found, given)
     found.fields["precision"] = keys.choice("dtype", _PRECISIONS)

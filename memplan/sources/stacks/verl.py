@@ -203,7 +203,12 @@ def _read_sizes(keys: Keys, found: Found) -> None:
         found.notes.append(f"{ACTOR}.ppo_micro_batch_size_per_gpu is not set: counted as 1")
     whole = _divided(whole, _number(found, "context_parallel"))
     found.fields |= {"seq_len": whole, "micro_batch_size": micro or 1}
-    found.fields["gradient_accumulation_steps"] = _accumulated(keys, found, micro or 1)
+    found.fields["gradient_accumulation_steps"] = _accumulated(
+        keys,
+        found,
+        micro or 1,
+        is_fixed=micro is not None and not keys.flag(f"{ACTOR}.use_dynamic_bsz"),
+    )
 
 
 def _divided(length: int, ranks: int) -> int:
@@ -220,14 +225,20 @@ def _micro_batch(keys: Keys, found: Found, key: str, older: str) -> int | None:
     return own
 
 
-def _accumulated(keys: Keys, found: Found, micro: int) -> int:
-    """Micro-batches of one mini-batch, which is one step."""
+def _accumulated(keys: Keys, found: Found, micro: int, *, is_fixed: bool) -> int:
+    """Micro-batches of one mini-batch, which is one step; those of a fixed size divide it (``fsdp_workers.py``)."""
     prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size")
     if prompts is None:
         return 1
     answers = 1 if keys.has("sft") else keys.count(f"{ROLLOUT}.n") or 1
     ranks = max(1, _number(found, "num_gpus") // _number(found, "context_parallel"))
-    return max(1, prompts * answers // (ranks * micro))
+    own = prompts * answers // ranks
+    if is_fixed and own % micro and not keys.has("sft"):
+        found.notes.append(
+            f"{ACTOR}.ppo_mini_batch_size: the {own} sequences of a GPU are no multiple of its micro-batch of "
+            f"{micro}: verl stops at it on {_number(found, 'num_gpus')} GPUs"
+        )
+    return max(1, own // micro)
 
 
 # -- engine and model ------------------------------------------------------------------------------
@@ -485,6 +496,13 @@ def _reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
     return share
 
 
+def _tokens_at_once(keys: Keys, place: str) -> int | None:
+    """Tokens of such a pass: the actor's micro-batch's where nothing else is said (``rollout.yaml``, ``ref.yaml``)."""
+    key = f"{place}.log_prob_max_token_len_per_gpu"
+    own, actors = keys.count(key), keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    return own if key in keys.values else actors
+
+
 def _scored_at_once(keys: Keys, found: Found) -> int:
     """Sequences of a pass that computes log-probabilities, the actor's or the reference's."""
     micro, length = _number(found, "micro_batch_size"), _number(found, "seq_len")
@@ -494,13 +512,14 @@ def _scored_at_once(keys: Keys, found: Found) -> int:
             keys, found, f"{place}.log_prob_micro_batch_size_per_gpu",
             f"{place}.log_prob_micro_batch_size",
         )  # fmt: skip
-        most = keys.count(f"{place}.log_prob_max_token_len_per_gpu")
+        most = _tokens_at_once(keys, place)
         dynamic = keys.take(f"{place}.log_prob_use_dynamic_bsz")
         if dynamic is None:
             dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
         if dynamic:
             tokens = (most or 0) * _number(found, "context_parallel")
-            own = max(1, -(-tokens // length)) if most is not None else micro
+            is_actors = most in (None, keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"))
+            own = micro if is_actors else max(1, -(-tokens // length))
         sizes.append(own)
     given = [size for size in sizes if size is not None]
     return max(given) if given else micro
