@@ -63,6 +63,7 @@ def overrides_of(
 ) -> tuple[dict[str, object], str | None]:
     """What Hydra's words lay over a configuration, and the name of that; nothing where no two such words are there.
 
+    ``program`` is the file that is run, where it is one and no installed module.
     ``parse`` reads a value. What a path begins with, where only the machine knows it, is left out of it.
 
     >>> overrides_of("python -m main a.b=2 +a.c=$HOME/x --config-name=own", source="a.sh", parse=str)
@@ -75,6 +76,8 @@ def overrides_of(
             if is_run and count:
                 break  # another run, as of a branch that is not chosen
             is_run = True
+            if word != "-m":
+                found.setdefault("program", word)
         flag = _FLAG.fullmatch(word)
         if awaits or (flag is not None and flag[1] == "config-name"):
             value = word if flag is None else flag[2]

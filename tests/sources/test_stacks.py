@@ -422,6 +422,17 @@ def test_verl_says_where_it_would_stop() -> None:
     assert any("the 2 sequences of a GPU" in note for note in found.notes)
 
 
+def test_torchtune_s_distributed_recipes_run_on_a_node() -> None:
+    values = {
+        "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}, "batch_size": 1, "dtype": "bf16",
+        "fsdp_cpu_offload": True,
+    }  # fmt: skip
+    found = read(values)
+    setup = found.setup
+    assert (setup.num_gpus, setup.engine, setup.offload_param.value) == (8, Engine.FSDP, "cpu")
+    assert any("of a distributed recipe" in note for note in found.notes)
+
+
 def test_lightning() -> None:
     found = read(LIGHTNING)
     assert found.model == "openai-community/gpt2"

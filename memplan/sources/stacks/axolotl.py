@@ -16,6 +16,7 @@ from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
 from memplan.sources.training_arguments import Loading
 from memplan.training.adapters import LINEAR_NAMES
+from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 
 NAME = "axolotl"
@@ -354,15 +355,11 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")
 
 
-NODE = 8
-"""GPUs of a node, as most that are rented have."""
-
-
 def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
     """As many GPUs as the degrees need, or a node: FSDP is for several, and a file says no number."""
     degrees = [keys.count(key) or 1 for key in _DEGREES]
     needed = (sharded or 1) * degrees[0] * degrees[1]
-    count = needed if sharded else max(NODE, needed)
+    count = needed if sharded else max(GPUS_PER_NODE, needed)
     found.fields["num_gpus"] = count
     found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
 

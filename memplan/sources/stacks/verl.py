@@ -100,6 +100,12 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     _check_whole(keys)
+    program = keys.text("program")
+    if program is not None:
+        found.notes.append(
+            f"{program} is a program of its own: read as verl's trainers, whose defaults and places of "
+            "models it need not have"
+        )
     if keys.has("model.partial_pretrain"):
         _rename_sft(keys)
     found.model = keys.text(f"{MODEL}.path")
@@ -518,8 +524,9 @@ def _scored_at_once(keys: Keys, found: Found) -> int:
             dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
         if dynamic:
             tokens = (most or 0) * _number(found, "context_parallel")
-            is_actors = most in (None, keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu"))
-            own = micro if is_actors else max(1, -(-tokens // length))
+            is_actors = most == keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu")
+            is_actors = is_actors and keys.flag(f"{ACTOR}.use_dynamic_bsz")
+            own = micro if is_actors or most is None else max(1, -(-tokens // length))
         sizes.append(own)
     given = [size for size in sizes if size is not None]
     return max(given) if given else micro
