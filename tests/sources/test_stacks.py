@@ -416,6 +416,14 @@ def test_verl_counts_micro_batches_by_tokens() -> None:
     )  # log-probabilities come in micro-batches of the same size
 
 
+def test_verl_fills_a_micro_batch_with_no_more_than_the_mini_batch() -> None:
+    actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 65536, "ppo_mini_batch_size": 32}
+    setup = read({**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}).setup
+    assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
+    assert setup.job is not None
+    assert setup.job.scoring_batch_size == 16  # of all that was generated
+
+
 def test_verl_says_where_it_would_stop() -> None:
     actor = {"ppo_mini_batch_size": 32, "ppo_micro_batch_size_per_gpu": 8, "strategy": "fsdp"}
     found = read({**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}})

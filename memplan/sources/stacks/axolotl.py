@@ -361,7 +361,7 @@ def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
     needed = (sharded or 1) * degrees[0] * degrees[1]
     count = needed if sharded else max(GPUS_PER_NODE, needed)
     found.fields["num_gpus"] = count
-    found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
+    found.notes.append(f"GPUs that FSDP shards over: {count}, unless you say others")
 
 
 _CLASSIFYING = ("ForSequenceClassification", "ForTokenClassification")

@@ -79,7 +79,9 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     builder = component.rpartition(".")[2]
     found.model = torchtune_model(builder)
     if found.model is None:
-        found.notes.append(f"model._component_: the model of {builder} is not known here: name a MODEL")
+        found.notes.append(
+            f"model._component_: the model of {builder} is not known here: name a MODEL"
+        )
     adapted = builder.startswith(("lora_", "qlora_"))
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"

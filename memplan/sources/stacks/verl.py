@@ -197,24 +197,30 @@ def _read_sizes(keys: Keys, found: Found) -> None:
     micro = _micro_batch(
         keys, found, f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"
     )
-    if keys.flag(f"{ACTOR}.use_dynamic_bsz") and most is not None:
+    of_step = _mini_batch(keys, found, _number(found, "context_parallel"))
+    dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
+    if dynamic and most is not None:
         # A micro-batch is filled up with sequences, and each rank of a group has its share of them.
         tokens = most * _number(found, "context_parallel")
         micro = max(1, -(-tokens // whole))
-        whole = max(1, tokens // micro) if tokens > whole else whole
-        found.notes.append(
-            f"use_dynamic_bsz: a micro-batch of {tokens} tokens is counted as {micro} sequences of {whole}"
-        )
+        what = f"a micro-batch of {tokens} tokens"
+        if of_step < micro:
+            micro, what = max(1, of_step), f"a GPU's mini-batch, of less than {tokens} tokens,"
+        elif tokens > whole:
+            whole = max(1, tokens // micro)
+        found.notes.append(f"use_dynamic_bsz: {what} is counted as {micro} sequences of {whole}")
     elif micro is None:
         found.notes.append(f"{ACTOR}.ppo_micro_batch_size_per_gpu is not set: counted as 1")
+    micro = micro or 1
     whole = _divided(whole, _number(found, "context_parallel"))
-    found.fields |= {"seq_len": whole, "micro_batch_size": micro or 1}
-    found.fields["gradient_accumulation_steps"] = _accumulated(
-        keys,
-        found,
-        micro or 1,
-        is_fixed=micro is not None and not keys.flag(f"{ACTOR}.use_dynamic_bsz"),
-    )
+    found.fields |= {"seq_len": whole, "micro_batch_size": micro}
+    found.fields["gradient_accumulation_steps"] = max(1, of_step // micro)
+    if not dynamic and of_step % micro and not keys.has("sft"):
+        # ``fsdp_workers.py`` asserts it.
+        found.notes.append(
+            f"{ACTOR}.ppo_mini_batch_size: the {of_step} sequences of a GPU are no multiple of its micro-batch "
+            f"of {micro}: verl stops at it on {_number(found, 'num_gpus')} GPUs"
+        )
 
 
 def _divided(length: int, ranks: int) -> int:
@@ -231,20 +237,12 @@ def _micro_batch(keys: Keys, found: Found, key: str, older: str) -> int | None:
     return own
 
 
-def _accumulated(keys: Keys, found: Found, micro: int, *, is_fixed: bool) -> int:
-    """Micro-batches of one mini-batch, which is one step; those of a fixed size divide it (``fsdp_workers.py``)."""
-    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size")
-    if prompts is None:
-        return 1
+def _mini_batch(keys: Keys, found: Found, shared_by: int) -> int:
+    """Sequences that a group of ranks, which share each of them, has in one mini-batch, which is one step."""
+    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size") or 1
     answers = 1 if keys.has("sft") else keys.count(f"{ROLLOUT}.n") or 1
-    ranks = max(1, _number(found, "num_gpus") // _number(found, "context_parallel"))
-    own = prompts * answers // ranks
-    if is_fixed and own % micro and not keys.has("sft"):
-        found.notes.append(
-            f"{ACTOR}.ppo_mini_batch_size: the {own} sequences of a GPU are no multiple of its micro-batch of "
-            f"{micro}: verl stops at it on {_number(found, 'num_gpus')} GPUs"
-        )
-    return max(1, own // micro)
+    groups = max(1, _number(found, "num_gpus") // shared_by)
+    return prompts * answers // groups
 
 
 # -- engine and model ------------------------------------------------------------------------------
@@ -401,7 +399,7 @@ def _critic(keys: Keys, found: Found) -> dict[str, object]:
     if dynamic is None:
         dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
     if dynamic and most is not None:
-        micro = max(1, most * ranks // _number(found, "seq_len"))
+        micro = min(most * ranks // _number(found, "seq_len"), _mini_batch(keys, found, ranks)) or 1
     if micro is not None and micro != found.fields["micro_batch_size"]:
         job["critic_batch_size"] = micro
     checkpointed = "full" if keys.flag("critic.model.enable_gradient_checkpointing") else "none"
@@ -524,9 +522,8 @@ def _scored_at_once(keys: Keys, found: Found) -> int:
             dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
         if dynamic:
             tokens = (most or 0) * _number(found, "context_parallel")
-            is_actors = most == keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu")
-            is_actors = is_actors and keys.flag(f"{ACTOR}.use_dynamic_bsz")
-            own = micro if is_actors or most is None else max(1, -(-tokens // length))
+            # What the actor's lengths were rounded by makes no sequence of its own.
+            own = max(1, -(-(tokens - micro + 1) // length)) if most is not None else micro
         sizes.append(own)
     given = [size for size in sizes if size is not None]
     return max(given) if given else micro
