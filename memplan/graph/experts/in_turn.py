@@ -73,7 +73,7 @@ def _expert(
     expert, count = spec.expert, spec.num_experts
     state = None
     if spec.separate_stacks:
-        first, second, last = (t.slice(each, each.numel // count) for each in stacks)
+        first, second, last = (_own_part(t, each, count) for each in stacks)
         state = take(t, x, tokens, rows * hidden_size)
         gate = matmul_tensor(t, state, first, hidden_size)
         up = matmul_tensor(t, state, second, hidden_size)
@@ -90,6 +90,13 @@ def _expert(
     if last is None:
         last = t.slice(stacks[1], stacks[1].numel // count)
     return matmul_tensor(t, middle, last, expert.intermediate_size)
+
+
+def _own_part(t: Tape, stack: Tensor, count: int) -> Tensor:
+    """An expert's part of a stack that is seen in parts; so is its gradient, which sums take no place in."""
+    out = t.view(stack, stack.numel // count)
+    t.record(OperationKind.SLICE, (stack,), (out,), gradients=(Gradient.VIEW,))
+    return out
 
 
 def add_rows(t: Tape, total: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
