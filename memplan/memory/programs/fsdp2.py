@@ -543,9 +543,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.reduce_inputs.append(
             ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
         )
-        if unit.reduce_table_bytes:
+        if self.given.setup.kernel_scratch and unit.reduce_table_bytes:
             name = "where gradients lie that are copied together"
-            ledger.use(unit.reduce_table_bytes, kind=_BUFFERS, name=name)
+            ledger.use(unit.reduce_table_bytes, kind=ComponentKind.KERNEL_SCRATCH, name=name)
         for block in reversed(blocks):
             ledger.free(block)
         self._keep_shards(use)
