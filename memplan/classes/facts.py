@@ -10,6 +10,7 @@ from memplan.classes.llama import (
     DecoderLayer,
     HeadAttention,
     SelfAttention,
+    Window,
 )
 from memplan.classes.registry import base_class
 from memplan.families.llama import DECODER_TASKS, decoder_model
@@ -95,7 +96,7 @@ def _runs(base: Decoder) -> Iterator[LayerRun]:
         made = _layer(layer, base)
         attention = made.attention
         if isinstance(attention, AttentionSpec):
-            rotary = attention.rotary if kind.turned else None
+            rotary = _rotary(base, kind.window) if kind.turned else None
             attention = replace(attention, sliding_window=kind.window, rotary=rotary)
         yield LayerRun(count=len(list(group)), layer=replace(made, attention=attention))
 
@@ -133,13 +134,15 @@ def _attention(module: HeadAttention, base: Decoder) -> AttentionSpec:
         key_bias=bias,
         value_bias=bias,
         output_bias=_has_bias(module.children[module.output]),
-        rotary=_rotary(base),
         form=module.form,
         query_key_norm=None if norm is None else _norm(norm),
         query_key_norm_per_head=not shape or shape[-1] == module.head_dim,
         query_key_norm_weight_per_head=module.norms_by_head or len(shape) > 1,
         projection_clamped=module.clip_qkv,
         softcap=module.softcap,
+        output_gate=module.output_gate,
+        sinks="sinks" in module.weights,
+        value_head_dim=module.v_head_dim,
         causal=not base.two_sided,
         dropout=module.attention_dropout,
     )
@@ -154,6 +157,6 @@ def _has_bias(module: Module) -> bool:
     return "bias" in module.weights
 
 
-def _rotary(base: Decoder) -> RotarySpec | None:
+def _rotary(base: Decoder, window: Window) -> RotarySpec | None:
     tables = base.children.get("rotary_emb")
-    return RotarySpec(dim=tables.width) if isinstance(tables, RotaryEmbedding) else None
+    return RotarySpec(dim=tables.width_of(window)) if isinstance(tables, RotaryEmbedding) else None

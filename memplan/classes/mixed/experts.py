@@ -14,7 +14,7 @@ from memplan.graph.experts.in_turn import add_rows
 from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.modules.basic import ActivationModule
-from memplan.graph.modules.functional import index, sort, zeros
+from memplan.graph.modules.functional import add_in_place, index, sort, zeros
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.run import Run
@@ -35,6 +35,8 @@ class Experts(Module):
 
     block = LayerBlock.EXPERTS
     width_key = "moe_intermediate_size"
+    as_modules = True
+    """Before transformers 5 each was a module."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.config = config
@@ -66,6 +68,13 @@ class Experts(Module):
         if group is not None:
             made.ranks, made.is_distributed = degree, True
         return made
+
+    def biases(self, name: str, expert_ids: Handle) -> Handle | None:
+        """Each row's own expert's, copied out of the table of all experts'."""
+        bias = self.weights.get(name)
+        if bias is None:
+            return None
+        return index(self.operand(bias), expert_ids, (expert_ids.numel, bias.shape[1]))
 
     def apply_gate(self, gate_up_out: Handle) -> Handle:
         """``_default_apply_gate``."""
@@ -123,10 +132,12 @@ def grouped_mm_experts_forward(
     tokens_per_expert = counted(histc_input, OperationKind.HISTC, self.num_experts)
     offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
     selected_weights = stack_of(self, self.gate_up_proj)
-    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets)
+    selected_biases = self.biases("gate_up_proj_bias", expert_ids_g)
+    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
     proj_out = self.apply_gate(proj_out)
     second_weights = stack_of(self, self.down_proj)
-    proj_out = grouped_linear(proj_out, second_weights, offsets)
+    selected_biases = self.biases("down_proj_bias", expert_ids_g)
+    proj_out = grouped_linear(proj_out, second_weights, offsets, selected_biases)
     weighted_out = proj_out * sample_weights_g.unsqueeze(1)
     inv_perm = inverse(perm)
     weighted_out = index(weighted_out, inv_perm, weighted_out.shape)
@@ -151,11 +162,14 @@ class Stack:
         self.parameter, self.factor = parameter, factor
 
 
-def grouped_linear(x: Handle, weight: Stack, offsets: Handle) -> Handle:
-    """``_grouped_linear``."""
+def grouped_linear(
+    x: Handle, weight: Stack, offsets: Handle, bias: Handle | None = None
+) -> Handle:
+    """``_grouped_linear``: each row's own expert's bias is added in place."""
     run, parameter = x.run, weight.parameter
     made = grouped_matmul(run, x.record, parameter, offsets.record, weight.factor.record)
-    return Handle(run, made, (x.shape[0], parameter.shape[1]))
+    out = Handle(run, made, (x.shape[0], parameter.shape[1]))
+    return out if bias is None else add_in_place(out, bias)
 
 
 def counted(x: Handle, kind: OperationKind, count: int) -> Handle:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from memplan.classes.llama import (
+    MLP,
     SLIDING,
     GatedMLP,
     Heads,
@@ -113,9 +114,10 @@ class MixtralSparseMoeBlock(MixtureBlock):
 
 class MixtureLayer(LlamaDecoderLayer):
     block_class: Callable[[ConfigReader], MixtureBlock]
+    mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
 
     def network(self, config: ConfigReader, kind: LayerKind) -> Module:
-        return self.block_class(config) if kind.sparse else GatedMLP(config)
+        return self.block_class(config) if kind.sparse else self.mlp_class(config)
 
 
 class MixtureModel(LlamaModel):
@@ -149,6 +151,25 @@ class MixtureModel(LlamaModel):
                         keep_router_logits(
                             self.run, module.num_experts * count, in_fp32=module.returns_fp32
                         )
+
+
+def typed_window(config: ConfigReader, number: int, *, local: bool) -> Window:
+    """A layer's window: as ``layer_types`` says, or where it is local."""
+    types = config.texts("layer_types")
+    if types and number >= len(types):
+        error = config.fail("layer_types", f"names {len(types)} layers, needs more")
+        raise error
+    slides = types[number] == SLIDING if types else local
+    return config.optional_integer("sliding_window") if slides else None
+
+
+def typed_sparse(config: ConfigReader, number: int, *, first: int = 1) -> bool:
+    """Whether a layer is a mixture: as ``mlp_layer_types`` says, or all but the ``first`` ones."""
+    types = config.texts("mlp_layer_types")
+    if types and number >= len(types):
+        error = config.fail("mlp_layer_types", f"names {len(types)} layers, needs more")
+        raise error
+    return types[number] == "sparse" if types else number >= first
 
 
 class MixtralDecoderLayer(MixtureLayer):

@@ -63,9 +63,11 @@ class Router(Module):
                 "num_experts_per_tok", f"{self.top_k} of {self.num_experts} experts"
             )
             raise error
-        self.weight = Weight(
-            self.num_experts, config.integer("hidden_size"), role=WeightRole.ROUTER
-        )
+        self.add_matrix(config.integer("hidden_size"))
+
+    def add_matrix(self, hidden: int) -> None:
+        """In a parameter of its own."""
+        self.weight = Weight(self.num_experts, hidden, role=WeightRole.ROUTER)
 
     def forward(self, hidden_states: Handle) -> Routed:
         """Scores of all experts, and the best of them."""

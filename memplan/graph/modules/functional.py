@@ -10,6 +10,7 @@ from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
 from memplan.graph.operations.products import matmul_weight, trained_weight
 from memplan.graph.segments import RESULT, Gradient
@@ -57,12 +58,13 @@ def best(x: Handle, count: int) -> tuple[Handle, Handle]:
     return values, indices
 
 
-def fp32_linear(x: Handle, module: Module, weight: Weight) -> Handle:
-    """``F.linear(x.float(), weight.float())``; autocast casts both again, the second one first."""
+def fp32_linear(x: Handle, module: Module, weight: Weight, *, region: bool = True) -> Handle:
+    """``F.linear(x.float(), weight.float())``; autocast casts both again, the second one first, but outside
+    of its ``region``."""
     run = x.run
     rows, x = x.shape[0], x.float()
     factor = run.cast(trained_weight(run, module.parameter(weight)), DType.FP32)
-    if run.autocast is not None:
+    if run.autocast is not None and region:
         if isinstance(factor, Parameter):
             factor = run.cast_weight(factor)
         else:
@@ -194,6 +196,36 @@ def made_from(kind: OperationKind, shape: Shape, dtype: DType, *reads: Handle) -
     """What an operation gives of a shape of its own, through which no gradient goes."""
     made = empty(reads[0].run, shape, dtype)
     made.run.record(kind, [each.record for each in reads], (made.record,))
+    return made
+
+
+def clamped(x: Handle, *, bounds: int) -> Handle:
+    """``x.clamp(...)`` by one number or two: keeps what it was given."""
+    return x.like(clamped_by(x.run, x.record, bounds=bounds))
+
+
+def less_largest(x: Handle) -> Handle:
+    """``x - x.max(dim=-1, keepdim=True).values``: keeps where the largest are."""
+    run, shape = x.run, (*x.shape[:-1], 1)
+    values, places = empty(run, shape, x.dtype), empty(run, shape, DType.INT64)
+    run.record(
+        OperationKind.MAX, (x.record,), (values.record, places.record), saves=(places.record,),
+        gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=x.record.storage.num_bytes if run.decomposed else 0,
+    )  # fmt: skip
+    made = run.tensor(x.numel, x.dtype)
+    run.record(
+        OperationKind.SUB, (x.record, values.record), (made,),
+        gradients=(Gradient.ALIAS, made.storage.num_bytes),
+    )  # fmt: skip
+    return x.like(made)
+
+
+def expanded(x: Handle, shape: Shape) -> Handle:
+    """``x.reshape(...).expand(shape)``: a view, whose gradient is summed up."""
+    run = x.run
+    made = Handle(run, run.view(x.record, prod(shape)), shape)
+    run.record(OperationKind.EXPAND, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     return made
 
 
