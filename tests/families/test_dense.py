@@ -89,7 +89,10 @@ def test_every_type_is_counted() -> None:
         "persimmon",
     }  # fmt: skip
     found = {name: base_class(name) for name in written}
-    rooms = "memplan.classes.mixed", "memplan.classes.older"  # counted in test_mixtures, test_gpt, test_hybrids
+    rooms = (
+        "memplan.classes.mixed",
+        "memplan.classes.older",
+    )  # counted in test_mixtures, test_gpt, test_hybrids
     decoders = {
         name
         for name, base in found.items()

@@ -100,11 +100,10 @@ class ErnieSparseMoeBlock(MixtureBlock):
     def forward(self, hidden_states: Handle) -> Handle:
         shape = hidden_states.shape
         hidden_states = hidden_states.view(-1, shape[-1])
-        if self.has_shared:
-            shared_output = self.shared_experts(hidden_states)
+        shared_output = self.shared_experts(hidden_states) if self.has_shared else None
         _, top_k_weights, top_k_index = self.gate(hidden_states)
         final_hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
-        if self.has_shared:
+        if shared_output is not None:
             final_hidden_states = final_hidden_states + shared_output
         final_hidden_states = final_hidden_states.reshape(*shape)
         return final_hidden_states.to(hidden_states.dtype)

@@ -162,9 +162,7 @@ class Stack:
         self.parameter, self.factor = parameter, factor
 
 
-def grouped_linear(
-    x: Handle, weight: Stack, offsets: Handle, bias: Handle | None = None
-) -> Handle:
+def grouped_linear(x: Handle, weight: Stack, offsets: Handle, bias: Handle | None = None) -> Handle:
     """``_grouped_linear``: each row's own expert's bias is added in place."""
     run, parameter = x.run, weight.parameter
     made = grouped_matmul(run, x.record, parameter, offsets.record, weight.factor.record)

@@ -102,7 +102,7 @@ class AfmoeAttention(LlamaAttention):
         output, weights = self.attend(query, key, value, mask, self.attention_dropout)
         output = output.view(batch, length, -1)
         output = output * gate_states.unary(OperationKind.SIGMOID)
-        attn_output = self.o_proj(output)
+        attn_output = self.project_out(output)
         return attn_output, weights
 
 
@@ -173,9 +173,7 @@ class LagunaTopKRouter(Router):
         if self.is_capped:
             router_logits = (router_logits / 1.0).tanh() * 1.0
         routing_scores = router_logits.unary(OperationKind.SIGMOID)
-        scores_for_selection = corrected(
-            routing_scores, self.operand(self.e_score_correction_bias)
-        )
+        scores_for_selection = corrected(routing_scores, self.operand(self.e_score_correction_bias))
         _, selected_experts = best(scores_for_selection, self.top_k)
         routing_weights = gather(routing_scores, selected_experts)
         routing_weights = divide(routing_weights, total(routing_weights))

@@ -3,6 +3,8 @@
 (transformers 5.23: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/granitemoe, models/phimoe)
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.functional import (
@@ -54,6 +56,8 @@ class Router(Module):
     """A bias is added to the scores, for choosing only."""
     returns_fp32 = False
     """The logits that it returns, and a loss on them reads, are in fp32 whatever it is given."""
+    forward: Callable[..., Routed]
+    """Scores of all experts, and the best of them."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.top_k = config.integer("num_experts_per_tok")
@@ -68,10 +72,6 @@ class Router(Module):
     def add_matrix(self, hidden: int) -> None:
         """In a parameter of its own."""
         self.weight = Weight(self.num_experts, hidden, role=WeightRole.ROUTER)
-
-    def forward(self, hidden_states: Handle) -> Routed:
-        """Scores of all experts, and the best of them."""
-        raise NotImplementedError
 
 
 class MixtralTopKRouter(Router):

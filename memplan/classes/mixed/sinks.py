@@ -58,6 +58,7 @@ from memplan.model.parameters import WeightRole
 
 class SinkAttention(LlamaAttention):
     form = AttentionForm.OWN
+    sinks: Weight
 
     def attend(
         self, query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
