@@ -28,6 +28,7 @@ from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 if TYPE_CHECKING:
+    from memplan.model.attention import AttentionSpec
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixtures import MixtureSpec
 
@@ -59,7 +60,7 @@ class SelfAttention(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         raise NotImplementedError
 
-    def facts(self) -> "LatentAttentionSpec":
+    def facts(self) -> "AttentionSpec | LatentAttentionSpec":
         """What others read of it."""
         raise NotImplementedError
 
@@ -359,6 +360,13 @@ class Decoder(Base):
             for each in self.masked
         }
 
+    @property
+    def layer_list(self) -> LayerList:
+        """Its layers, under the name that its type gives them."""
+        found = self.children[self.listed]
+        assert isinstance(found, LayerList)
+        return found
+
     def embedded(self, batch: int, length: int) -> Handle:
         table = self.children[self.table]
         assert isinstance(table, Embedding)
@@ -367,7 +375,7 @@ class Decoder(Base):
 
 class LlamaModel(Decoder):
     norm: Norm
-    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    layer_class: Callable[[ConfigReader, LayerKind], DecoderLayer] = LlamaDecoderLayer
     norm_class: Callable[[int], Norm] = RMSNorm
     embedding_class: type[Embedding] = Embedding
     rotary_class: type[RotaryEmbedding] = RotaryEmbedding
@@ -379,9 +387,8 @@ class LlamaModel(Decoder):
         kinds = self.kinds(config)
         self.windows: list[Window] = sorted({kind.window for kind in kinds}, key=bool)
         self.masked = self.windows
-        self.layers = LayerList(
-            "decoder.layers", kinds, lambda kind: self.layer_class(config, kind)
-        )
+        layers = LayerList("decoder.layers", kinds, lambda kind: self.layer_class(config, kind))
+        setattr(self, self.listed, layers)
         final = self.norm_class(hidden)
         final.segment = "decoder.norm", ModelPart.NORM
         setattr(self, self.last, final)
@@ -400,7 +407,7 @@ class LlamaModel(Decoder):
         masks = self.masks(batch, length)
         x = self.entered(embeds) if received is None else embeds
         tables = self.tables(x, positions)
-        for layer in self.layers:
+        for layer in self.layer_list:
             window = layer.kind.window
             x = layer(x, tables[window], masks[window])
         x = self.children[self.last](x)

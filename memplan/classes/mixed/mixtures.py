@@ -62,13 +62,14 @@ class MixtureBlock(Network):
         router, experts, shared = self.one_of(Router), self.one_of(Experts), self.one_of(GatedMLP)
         assert router is not None
         assert experts is not None
-        inner, activation = experts.intermediate_dim, experts.act_fn.kind
+        inner, activation = experts.intermediate_dim, experts.activation_kind
         return MixtureSpec(
             num_experts=router.num_experts,
             num_experts_per_token=router.top_k,
             expert=FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True),
             router=RouterSpec(score=router.score, correction=router.is_corrected),
             shared=None if shared is None else shared.facts(),
+            in_turn=experts.in_turn,
         )
 
     def one_of(self, cls: type[Part]) -> Part | None:
@@ -144,9 +145,10 @@ class MixtureModel(LlamaModel):
 
     def keep_logits(self) -> None:
         if self.output_router_logits:
-            for kind in self.layers.made:
-                count = self.layers.kinds.count(kind)
-                for _, module in self.layers.made[kind].modules():
+            layers = self.layer_list
+            for kind in layers.made:
+                count = layers.kinds.count(kind)
+                for _, module in layers.made[kind].modules():
                     if isinstance(module, Router):
                         keep_router_logits(
                             self.run, module.num_experts * count, in_fp32=module.returns_fp32
@@ -354,7 +356,7 @@ class GraniteMoeModel(MixtureModel):
             embeds = embeds * 12.0
         x = embeds
         tables = self.rotary_emb(x, positions)
-        for layer in self.layers:
+        for layer in self.layer_list:
             x = layer(x, tables, masks[layer.kind.window])
         x = self.norm(x)
         return x
