@@ -375,6 +375,7 @@ class Decoder(Base):
 
 class LlamaModel(Decoder):
     norm: Norm
+    layers: LayerList
     layer_class: Callable[[ConfigReader, LayerKind], DecoderLayer] = LlamaDecoderLayer
     norm_class: Callable[[int], Norm] = RMSNorm
     embedding_class: type[Embedding] = Embedding

@@ -14,12 +14,14 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaMLP,
     LlamaModel,
+    Network,
     Qwen3Attention,
     Window,
 )
 from memplan.dtypes import DType
+from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended, attention_function
-from memplan.graph.modules.basic import Embedding, Linear, RMSNorm, dropout
+from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMSNorm, dropout
 from memplan.graph.modules.functional import (
     added_crosswise,
     batched_product,
@@ -192,12 +194,16 @@ class CrossedExperts(Embedding):
     block = LayerBlock.EXPERTS
 
 
-class DogeCDMoE(LlamaMLP):
+class DogeCDMoE(Network):
     """Experts found by two keys, whose pairs count them, beside a dense network."""
 
     def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config)
-        hidden = config.integer("hidden_size")
+        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        bias = config.flag("mlp_bias")
+        self.act_fn = ActivationModule(read_activation(config, "hidden_act"))
+        self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
         self.num_experts = config.integer("num_experts")
         self.num_keys, self.top_k = (
             isqrt(self.num_experts), config.integer("num_experts_per_tok"),
@@ -212,11 +218,11 @@ class DogeCDMoE(LlamaMLP):
 
     def facts(self) -> MixtureSpec:
         """Its experts, and the network that every token passes."""
-        shared = super().facts()
-        assert isinstance(shared, FeedForwardSpec)
+        inner, kind = self.down_proj.in_features, self.act_fn.kind
+        shared = FeedForwardSpec(intermediate_size=inner, activation=kind, gated=True)
         return MixtureSpec(
             num_experts=self.num_experts, num_experts_per_token=self.top_k,
-            expert=FeedForwardSpec(intermediate_size=1, activation=shared.activation),
+            expert=FeedForwardSpec(intermediate_size=1, activation=kind),
             router=RouterSpec(), shared=shared, in_turn=True,
         )  # fmt: skip
 
@@ -248,7 +254,9 @@ class DogeCDMoE(LlamaMLP):
         experts_states = batched_product(experts_weights.view(tokens, 1, -1), up_embed).view(
             bsz, seq_len, -1
         )
-        hidden_states = self.down_proj(self.gated(hidden_states))
+        hidden_states = self.down_proj(
+            self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
+        )
         hidden_states = hidden_states + experts_states
         return hidden_states, router_logits
 
@@ -275,12 +283,15 @@ class DogeDecoderLayer(LlamaDecoderLayer):
         x = self.operand(self.input_residual) * residual + x
         residual = x
         x = self.post_attention_layernorm(x)
-        x = self.mlp(x)
-        if self.is_moe:
-            x = x[0]
+        x = self.of_network(x)
         x = dropout(x, self.residual_dropout)
         x = self.operand(self.post_attention_residual) * residual + x
         return x
+
+    def of_network(self, x: Handle) -> Handle:
+        """What the network makes, of which a mixture returns its logits too."""
+        made: Handle | tuple[Handle, Handle] = self.mlp(x)
+        return made[0] if isinstance(made, tuple) else made
 
 
 class DogeModel(LlamaModel):

@@ -11,7 +11,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.latent import IndexerSpec
 from memplan.model.layers import LayerSpec
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore, RouterSpec
-from memplan.model.networks import Clamp, FeedForwardSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
 
@@ -155,7 +155,7 @@ def _mixture(reader: ConfigReader, *, hashed: bool) -> MixtureSpec:
         intermediate_size=reader.integer("moe_intermediate_size"),
         activation=read_activation(reader, "hidden_act"),
         gated=True,
-        clamp=Clamp.BEFORE,
+        clamped=True,
     )
     scoring = reader.text("scoring_func", default="sqrtsoftplus")
     scores = {

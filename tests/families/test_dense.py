@@ -86,7 +86,7 @@ def test_every_type_is_counted() -> None:
     written = {name for name, module in FAMILY_MODULES.items() if module == "written_once"}
     elsewhere = {
         "llama", "mistral", "qwen2", "qwen3", "nemotron", "starcoder2", "gpt_neox", "phi", "stablelm",
-        "persimmon",
+        "persimmon", "bitnet", "diffllama", "doge",
     }  # fmt: skip
     found = {name: base_class(name) for name in written}
     rooms = (

@@ -69,7 +69,7 @@ class ErnieStatics(Module):
 
 
 class ErnieTopKRouter(Router):
-    is_corrected = True
+    is_corrected = returns_fp32 = True
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)

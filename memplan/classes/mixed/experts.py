@@ -3,11 +3,11 @@
 (transformers 5.23, integrations/moe.py: ``use_experts_implementation``)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from memplan.classes.llama import GatedMLP
-from memplan.classes.mixed.routers import num_experts
+from memplan.classes.mixed.routers import EXPERT_KEYS, num_experts
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.experts.mixture import sum_of_rows
@@ -44,6 +44,7 @@ class Experts(Module):
 
     block = LayerBlock.EXPERTS
     width_key = "moe_intermediate_size"
+    count_keys: Sequence[str] = EXPERT_KEYS
     as_modules = True
     """Before transformers 5 each was a module."""
     in_turn = False
@@ -51,7 +52,7 @@ class Experts(Module):
 
     def __init__(self, config: ConfigReader) -> None:
         self.config = config
-        self.num_experts = num_experts(config)
+        self.num_experts = num_experts(config, self.count_keys)
         self.num_active = config.integer("num_experts_per_tok")
         self.hidden_dim = config.integer("hidden_size")
         self.intermediate_dim = config.integer(self.width_key)

@@ -278,7 +278,13 @@ class LimitedSharedExpert(SharedExpert, LimitedMLP):
     pass
 
 
+class Step3p7TopKRouter(MiniMaxM2TopKRouter):
+    count_keys = ("n_routed_experts",)
+
+
 class Step3p7Experts(ExpertsInTurn):
+    count_keys = ("n_routed_experts",)
+
     def apply_gate(self, gate_up_out: Handle) -> Handle:
         width = gate_up_out.shape[-1] // 2
         gate, up = gate_up_out.split(width, width)
@@ -289,7 +295,7 @@ class Step3p7Experts(ExpertsInTurn):
 
 class Step3p7SparseMoeBlock(MixtureBlock):
     def __init__(self, config: ConfigReader) -> None:
-        self.gate = MiniMaxM2TopKRouter(config)
+        self.gate = Step3p7TopKRouter(config)
         self.experts = Step3p7Experts(config)
         self.shared_experts = LimitedSharedExpert(config, config.integer("share_expert_dim"))
 

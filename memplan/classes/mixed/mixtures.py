@@ -66,7 +66,12 @@ class MixtureBlock(Network):
         return MixtureSpec(
             num_experts=router.num_experts,
             num_experts_per_token=router.top_k,
-            expert=FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True),
+            expert=FeedForwardSpec(
+                intermediate_size=inner,
+                activation=activation,
+                gated=True,
+                bias="gate_up_proj_bias" in experts.weights,
+            ),
             router=RouterSpec(score=router.score, correction=router.is_corrected),
             shared=None if shared is None else shared.facts(),
             in_turn=experts.in_turn,

@@ -137,7 +137,9 @@ class GptOssExperts(NarrowExperts):
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
+        down_proj = self.weights.pop("down_proj")
         self.gate_up_proj_bias = Weight(self.num_experts, 2 * self.intermediate_dim)
+        self.down_proj = down_proj
         self.down_proj_bias = Weight(self.num_experts, self.hidden_dim)
 
     def apply_gate(self, gate_up_out: Handle) -> Handle:
