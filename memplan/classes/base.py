@@ -26,6 +26,9 @@ class Base(Module):
     tied_by_default = True
     """Its matrix of logits is the token table where the config is silent."""
 
+    has_two_stacks = False
+    """It is an encoder and a decoder."""
+
     inner = ""
     """What its class calls the module that has all of it, where that is not the class itself."""
     context_keys: tuple[str, ...] = ("max_position_embeddings",)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
+from memplan.classes.base import Base
 from memplan.classes.blueprint import blueprint_from
 from memplan.classes.llama import (
     Decoder,
@@ -33,11 +34,7 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """
     base = base_class(request.model_type)(reader)
     if not isinstance(base, Decoder):
-        from memplan.classes.encoder_facts import read_encoder  # only for encoders
-        from memplan.classes.encoders import Encoder
-
-        assert isinstance(base, Encoder)
-        return read_encoder(base, reader, request)
+        return _read_other(base, reader, request)
     table = base.children[base.table]
     assert isinstance(table, Embedding)
     tasks = [
@@ -62,6 +59,21 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
         blueprint=blueprint_from(reader, request.model_type),
     )
+
+
+def _read_other(base: Base, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """The facts of an encoder, or of an encoder and a decoder."""
+    if base.has_two_stacks:
+        from memplan.classes.translating.facts import read_two_stacks  # only for two stacks
+        from memplan.classes.translating.stacks import TwoStacks
+
+        assert isinstance(base, TwoStacks)
+        return read_two_stacks(base, reader, request)
+    from memplan.classes.encoder_facts import read_encoder  # only for encoders
+    from memplan.classes.encoders import Encoder
+
+    assert isinstance(base, Encoder)
+    return read_encoder(base, reader, request)
 
 
 def _stack(base: Decoder, width: int) -> StackSpec:

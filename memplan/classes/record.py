@@ -12,13 +12,14 @@ from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
 from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.interpreter import undisturbed
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
 from memplan.graph.splits import Sharing, Split, SplitPlan
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ModelPart
+from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.joining import Joining
 from memplan.training.kernels import AttentionKernel, Kernels
@@ -44,7 +45,7 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     spread = options.expert_parallel is not None
     built = _attached(model, run.kernels, parts, options.stage, spread=spread)
     built.site.run = run
-    run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
+    run.layers = {stack.name: _layers_of(stack) for stack in model.stacks}
     _record_apart(run, model)
     run.inputs_bytes = input_bytes(run, model)
     _run(run, built, model)
@@ -52,6 +53,10 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     run.close()
     del built.site.run  # or the class would hold the tape
     return run
+
+
+def _layers_of(stack: StackSpec) -> list[LayerSpec]:
+    return [each.layer for each in stack.runs for _ in range(each.count)]
 
 
 @lru_cache(maxsize=32)
@@ -68,12 +73,14 @@ def _attached(
     assert blueprint is not None
     built = build(blueprint.reader(), model)
     replace_classes(built, kernels, spread=spread)
-    base, layers = layered(built)
+    base, _ = layered(built)
     built.base.beside = model if model.join is not None and not _is_apart(model) else None
     if isinstance(base, Decoder):
         _adjust(base, model)
     if blueprint.layers is not None:
-        layers.kinds = [layers.kinds[number] for number in blueprint.layers]
+        lists = (each for _, each in built.modules() if isinstance(each, LayerList))
+        for layers, numbers in zip(lists, blueprint.layers, strict=False):
+            layers.kinds = [layers.kinds[number] for number in numbers]
     if parts is not None:
         plan, sequence = parts
         split_modules(built, plan, sequence=sequence, spread=spread)
@@ -127,8 +134,7 @@ def _run(run: Run, built: Task, model: ModelSpec) -> None:
     batch, length = options.batch_size, options.seq_len
     received: Handle | None = None
     if stage is None or stage.is_first:
-        frozen = options.freeze.embeddings
-        run.start("embed", None, part=ModelPart.EMBEDDING, frozen=frozen)
+        built.begin()
         run.enter(WHOLE_MODEL)
     else:
         received = receive(run, batch, length, model.hidden_size)

@@ -59,6 +59,8 @@ class Module:
     """The segment that begins where it is called."""
     gathers = False
     """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
+    hands_on = False
+    """What a layer returns beside the hidden states the next one is given, and returns again."""
     split = Split.WHOLE
     """What a rank has of it."""
     begins_names = False
