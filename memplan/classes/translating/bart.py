@@ -16,6 +16,7 @@ from memplan.classes.translating.stacks import (
     Tasks,
     TwoStacks,
     clamped,
+    projected_heads,
     shifted,
 )
 from memplan.dtypes import DType, promote
@@ -156,8 +157,8 @@ class BartAttention(Module):
         current_states = x if key_value_states is None else key_value_states
         keys = current_states.shape[1]
         key_states = self.k_proj(current_states)
+        key_states = projected_heads(key_states, self.head_dim)
         value_states = self.v_proj(current_states)
-        key_states = key_states.view(batch, keys, -1, self.head_dim).transpose(1, 2)
         value_states = value_states.view(batch, keys, -1, self.head_dim).transpose(1, 2)
         attend = attention_function(self.run, unwidened_attention, causal=self.causal)
         attn_output, attn_weights = attend(

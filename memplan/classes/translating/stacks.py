@@ -325,3 +325,13 @@ def clamped(x: Handle) -> Handle:
         backward_scratch_bytes=comparisons * allocated_bytes(x.numel, DType.BOOL),
     )  # fmt: skip
     return x.like(made)
+
+
+def projected_heads(key: Handle, head_dim: int) -> Handle:
+    """Keys by heads, where they are projected, though the class does so behind the values' projection.
+
+    Their gradient comes transposed, and the view of heads takes it as it is: it is the linear layer that
+    copies it, when its own turn has come (torch 2.13, the order and layouts of autograd's nodes asked).
+    """
+    batch, length, _ = key.shape
+    return key.view(batch, length, -1, head_dim).transpose(1, 2)

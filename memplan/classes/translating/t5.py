@@ -18,6 +18,7 @@ from memplan.classes.translating.stacks import (
     Tasks,
     TwoStacks,
     clamped,
+    projected_heads,
 )
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
@@ -487,8 +488,8 @@ class OwnAttention(T5Attention):
         current_states = x if memory is None else memory
         keys = current_states.shape[1]
         key_states = self.k(current_states)
+        key_states = projected_heads(key_states, self.head_dim)
         value_states = self.v(current_states)
-        key_states = key_states.view(batch, keys, -1, self.head_dim).transpose(1, 2)
         value_states = value_states.view(batch, keys, -1, self.head_dim).transpose(1, 2)
         bias = self.position_bias(query_states, keys)
         attn_output, attn_weights = self.attended(query_states, key_states, value_states, mask, bias)
