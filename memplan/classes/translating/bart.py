@@ -7,6 +7,7 @@ marian, blenderbot, blenderbot_small, m2m_100)
 from collections.abc import Callable
 from typing import ClassVar
 
+from memplan.classes.base import joined
 from memplan.classes.translating.stacks import (
     ConditionalGeneration,
     DecodedStates,
@@ -75,11 +76,10 @@ class LearnedPositions(Embedding):
         rows = config.integer("max_position_embeddings") + self.offset
         super().__init__(rows, config.integer("d_model"))
 
-    def positions(self, batch: int, length: int) -> Handle:
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
         """Of each sequence of the batch; where there is one, of all."""
-        ids = made_by(self.run, OperationKind.ARANGE, (batch, length), DType.INT64)
-        found: Handle = self((batch, length), ids)
-        return found
+        ids = made_by(self.run, OperationKind.ARANGE, shape, DType.INT64)
+        return super().forward(shape, ids)
 
 
 class PositionsWithoutOffset(LearnedPositions):
@@ -87,10 +87,9 @@ class PositionsWithoutOffset(LearnedPositions):
 
     offset = 0
 
-    def positions(self, batch: int, length: int) -> Handle:
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
         """One row for all sequences."""
-        del batch
-        return super().positions(1, length)
+        return super().forward((1, shape[-1]), ids)
 
 
 class FixedPositions(PositionsWithoutOffset):
@@ -110,12 +109,14 @@ class PositionBuffer(Module):
         self.rows = config.integer("max_position_embeddings") + self.offset
         self.width = config.integer("d_model")
 
-    def positions(self, batch: int, length: int) -> Handle:
+    def forward(self, shape: tuple[int, ...]) -> Handle:
         """Of each sequence."""
-        run, shape = self.run, (batch, length, self.width)
-        position_ids = made_by(run, OperationKind.ARANGE, (batch, length), DType.INT64)
+        run = self.run
+        position_ids = made_by(run, OperationKind.ARANGE, shape, DType.INT64)
         run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
-        return made_from(OperationKind.INDEX_SELECT, shape, run.compute, position_ids)
+        return made_from(
+            OperationKind.INDEX_SELECT, (*shape, self.width), run.compute, position_ids
+        )
 
 
 # --- layers -------------------------------------------------------------------------------------------
@@ -174,7 +175,6 @@ class LayerParts(StackLayer):
 
     placement = NormPlacement.POST
     self_attn: BartAttention
-    encoder_attn: BartAttention | None = None
 
     def add_network(self, config: ConfigReader, stack: str) -> None:
         """Declare two linear layers, and the norm of what they give or take."""
@@ -192,10 +192,10 @@ class LayerParts(StackLayer):
 
     def facts(self) -> LayerSpec:
         """Its heads, widths, norms and dropouts."""
-        crossing = self.encoder_attn
+        crossing = self.children.get("encoder_attn")
         return LayerSpec(
             attention=self.self_attn.facts(),
-            cross_attention=None if crossing is None else crossing.facts(),
+            cross_attention=crossing.facts() if isinstance(crossing, BartAttention) else None,
             feed_forward=FeedForwardSpec(
                 intermediate_size=self.fc1.out_features, activation=self.activation_fn.kind,
                 bias=True, activation_dropout=self.activation_dropout,
@@ -362,7 +362,8 @@ class BartEncoder(BartStack):
     def forward(self, batch: int, length: int) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length))
-        embed_pos = self.embed_positions.positions(batch, length)
+        (inputs_embeds,) = joined(inputs_embeds, self.beside)
+        embed_pos = self.embed_positions((batch, length))
         x = inputs_embeds + embed_pos
         if self.norms_embedding:
             x = self.layernorm_embedding(x)
@@ -392,7 +393,7 @@ class BartDecoder(BartStack):
     def positions(self, batch: int, length: int) -> Handle:
         """Rows of the table: it is told the positions, which are those of all sequences."""
         del batch
-        found: Handle = self.embed_positions.positions(1, length)
+        found: Handle = self.embed_positions((1, length))
         return found
 
 
@@ -492,7 +493,7 @@ class M2M100Decoder(MBartDecoder):
 
     def positions(self, batch: int, length: int) -> Handle:
         """Counted from the ids."""
-        found: Handle = self.embed_positions.positions(batch, length)
+        found: Handle = self.embed_positions((batch, length))
         return found
 
 
@@ -522,7 +523,7 @@ class OuterEncoder(BartStack):
     def forward(self, batch: int, length: int) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length)) * 1.0
-        embed_pos = self.embed_positions.positions(batch, length)
+        embed_pos = self.embed_positions((batch, length))
         x = inputs_embeds + embed_pos
         if self.norms_embedding:
             x = self.layernorm_embedding(x)
@@ -543,7 +544,7 @@ class OuterDecoder(BartStack):
         inputs_embeds = self.embed_tokens((batch, length), ids)
         inputs_embeds = inputs_embeds * 1.0
         mask = padded_mask(self.run, batch, length)
-        positions = self.embed_positions.positions(batch, length)
+        positions = self.embed_positions((batch, length))
         x = inputs_embeds + positions
         x = dropout(x, self.dropout)
         for decoder_layer in self.layers:
@@ -607,7 +608,7 @@ class BlenderbotSmallDecoder(BartStack):
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         mask = padded_mask(self.run, batch, length)
-        position_ids = self.embed_positions.positions(batch, length)
+        position_ids = self.embed_positions((batch, length))
         inputs_embeds = self.layernorm_embedding(inputs_embeds)
         x = inputs_embeds + position_ids
         x = dropout(x, self.dropout)

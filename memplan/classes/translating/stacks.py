@@ -45,6 +45,8 @@ class StackLayer(Module):
 class Stack(Module):
     """Tokens to hidden states: an encoder, or a decoder."""
 
+    beside: ModelSpec | None = None
+    """The model whose towers' results are written over its embeddings; None: there are none."""
     name: str
     """``encoder`` or ``decoder``."""
 
@@ -134,6 +136,7 @@ class TwoStacks(Base):
         run = self.run
         if not self.is_tied:
             self.parameter_apart()
+        self.encoder.beside = self.beside
         last_hidden_state = self.encoder(batch, run.options.seq_len)
         self.begin_decoder(last_hidden_state)
         if ids is None:
@@ -159,9 +162,7 @@ def begin_embedding(module: Module, stack: str) -> None:
     """The segment of a stack's tables begins."""
     run, freeze = module.run, module.run.options.freeze
     whole = freeze.encoder if stack == "encoder" else freeze.decoder
-    run.start(
-        f"{stack}.embed", None, part=ModelPart.EMBEDDING, frozen=freeze.embeddings or whole
-    )
+    run.start(f"{stack}.embed", None, part=ModelPart.EMBEDDING, frozen=freeze.embeddings or whole)
 
 
 def target_length(module: Module) -> int:

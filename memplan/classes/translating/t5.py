@@ -7,6 +7,7 @@ trained apart. (transformers 5.23: models/t5, models/mt5, models/umt5)
 """
 
 from dataclasses import replace
+from math import prod
 from typing import ClassVar
 
 from memplan.classes.translating.stacks import (
@@ -120,8 +121,6 @@ def read_network(config: ConfigReader) -> FeedForwardSpec:
 
 
 class T5LayerFF(Module):
-    network_class: type[Module] = DenseActDense
-
     def __init__(self, config: ConfigReader) -> None:
         self.DenseReluDense = DenseActDense(config)
         self.layer_norm = T5LayerNorm(config.integer("d_model"))
@@ -137,11 +136,12 @@ class T5LayerFF(Module):
 class RelativeBias(Embedding):
     """A number for each bucket of distances and each head."""
 
-    def forward(self, buckets: Handle) -> Handle:
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
         """Looked up with heads last, so that its gradient comes the other way round and is copied."""
-        table, record = self.parameter(self.weight), buckets.record
-        made = embedding_lookup(self.run, table, buckets.numel, record, turned=True)
-        return Handle(self.run, made, (*buckets.shape, self.width))
+        assert ids is not None
+        table = self.parameter(self.weight)
+        made = embedding_lookup(self.run, table, prod(shape), ids.record, turned=True)
+        return Handle(self.run, made, (*shape, self.width))
 
 
 class T5Attention(Module):
@@ -186,7 +186,7 @@ class T5Attention(Module):
                 relative_position.numel, causal=self.causal, named=self.names_logarithms
             ),
         )  # fmt: skip
-        values = self.relative_attention_bias(relative_position_bucket)
+        values = self.relative_attention_bias(shape, relative_position_bucket)
         values = values.permute(2, 0, 1).unsqueeze(0)
         return values
 
@@ -253,7 +253,9 @@ class SharingAttention(T5Attention):
         value_states = self.v(current_states).view(batch, keys, -1, self.head_dim).transpose(1, 2)
         if bias is None:
             bias = self.position_bias(query_states, keys)
-        attn_output, attn_weights = self.attended(query_states, key_states, value_states, mask, bias)
+        attn_output, attn_weights = self.attended(
+            query_states, key_states, value_states, mask, bias
+        )
         attn_output = attn_output.reshape(batch, length, -1)
         attn_output = self.o(attn_output)
         return attn_output, bias, attn_weights
@@ -492,7 +494,9 @@ class OwnAttention(T5Attention):
         value_states = self.v(current_states)
         value_states = value_states.view(batch, keys, -1, self.head_dim).transpose(1, 2)
         bias = self.position_bias(query_states, keys)
-        attn_output, attn_weights = self.attended(query_states, key_states, value_states, mask, bias)
+        attn_output, attn_weights = self.attended(
+            query_states, key_states, value_states, mask, bias
+        )
         attn_output = attn_output.reshape(batch, length, -1)
         attn_output = self.o(attn_output)
         return attn_output, attn_weights

@@ -40,9 +40,7 @@ def learned_bias(
     buckets = t.tensor(pairs, DType.INT64)
     t.record(
         OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
-        forward_scratch_bytes=bucket_temporaries(
-            pairs, causal=spec.causal, named=spec.position_bias is PositionBias.LEARNED
-        ),
+        forward_scratch_bytes=bucket_temporaries(pairs, causal=spec.causal, named=False),
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
@@ -145,6 +143,4 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
     return mask
 
 
-_LEARNED = frozenset(
-    {PositionBias.LEARNED, PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED}
-)
+_LEARNED = frozenset({PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED})
