@@ -40,6 +40,9 @@ class Base(Module):
     def __init__(self, config: ConfigReader) -> None:
         raise NotImplementedError
 
+    def adjust(self, model: ModelSpec) -> None:
+        """Take what the class around it gives it."""
+
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from memplan.classes.base import Base
 from memplan.classes.blueprint import blueprint_from
 from memplan.classes.llama import (
     Decoder,
@@ -12,7 +11,6 @@ from memplan.classes.llama import (
     HeadAttention,
     SelfAttention,
 )
-from memplan.classes.registry import base_class
 from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task
 from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
@@ -27,14 +25,11 @@ from memplan.model.norms import NormSpec
 from memplan.model.spec import ModelSpec, Task
 
 
-def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """The facts of a model whose type has a class, and the class itself.
+def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """The facts of a decoder, and the class itself.
 
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
-    base = base_class(request.model_type)(reader)
-    if not isinstance(base, Decoder):
-        return _read_other(base, reader, request)
     table = base.children[base.table]
     assert isinstance(table, Embedding)
     tasks = [
@@ -59,21 +54,6 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
         blueprint=blueprint_from(reader, request.model_type),
     )
-
-
-def _read_other(base: Base, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """The facts of an encoder, or of an encoder and a decoder."""
-    if base.has_two_stacks:
-        from memplan.classes.translating.facts import read_two_stacks  # only for two stacks
-        from memplan.classes.translating.stacks import TwoStacks
-
-        assert isinstance(base, TwoStacks)
-        return read_two_stacks(base, reader, request)
-    from memplan.classes.encoder_facts import read_encoder  # only for encoders
-    from memplan.classes.encoders import Encoder
-
-    assert isinstance(base, Encoder)
-    return read_encoder(base, reader, request)
 
 
 def _stack(base: Decoder, width: int) -> StackSpec:

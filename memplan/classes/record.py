@@ -5,15 +5,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
+from memplan.classes.base import Base
 from memplan.classes.heads import Task
-from memplan.classes.llama import Decoder, GatedMLP
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
 from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
 from memplan.graph.splits import Sharing, Split, SplitPlan
@@ -22,7 +21,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.joining import Joining
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.training.kernels import AttentionKernel, Kernels, is_replacing
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
@@ -72,11 +71,14 @@ def _attached(
     blueprint = model.blueprint
     assert blueprint is not None
     built = build(blueprint.reader(), model)
-    replace_classes(built, kernels, spread=spread)
+    if spread or is_replacing(kernels):
+        from memplan.classes.replaced import replace_classes  # only for others' kernels
+
+        replace_classes(built, kernels, spread=spread)
     base, _ = layered(built)
     built.base.beside = model if model.join is not None and not _is_apart(model) else None
-    if isinstance(base, Decoder):
-        _adjust(base, model)
+    if isinstance(base, Base):
+        base.adjust(model)
     if blueprint.layers is not None:
         lists = (each for _, each in built.modules() if isinstance(each, LayerList))
         for layers, numbers in zip(lists, blueprint.layers, strict=False):
@@ -89,17 +91,6 @@ def _attached(
     built.attach(Site())
     built.ordered = tuple(built.named_parameters())
     return built
-
-
-def _adjust(base: Decoder, model: ModelSpec) -> None:
-    """Give a text model what the class around it gives it."""
-    stack = model.stacks[0]
-    base.block_masks = stack.block_masks
-    turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
-    if any(each is not None and each.sections for each in turned):
-        from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
-
-        become(base.children["rotary_emb"], SectionedRotaryEmbedding)
 
 
 def _is_apart(model: ModelSpec) -> bool:
@@ -190,6 +181,8 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
 
 def share_experts(block: "MixtureBlock", sharing: Sharing, *, spread: bool) -> None:
     """Give the expert that every token passes its share; beside spread ones it gathers tokens by itself."""
+    from memplan.classes.llama import GatedMLP  # it is there already
+
     for each in block.children.values():
         if isinstance(each, GatedMLP):
             each.gathers = spread
