@@ -267,7 +267,8 @@ class ConditionalGeneration(SequenceTask):
             sequence_output = sequence_output * 1.0
         lm_logits = self.lm_head(sequence_output)
         lm_logits = self.adjusted(lm_logits)
-        loss = cross_entropy(run, lm_logits.record)
+        given = lm_logits.float() if self.spec.head.loss_upcast else lm_logits
+        loss = cross_entropy(run, given.record)
         run.returned.append(lm_logits.record)
         copy_outputs(run, lm_logits.record)
         return loss
