@@ -1,6 +1,5 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from memplan.classes.llama import Decoder, GatedMLP
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
+from memplan.fast_dataclass import replace
 from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.module import Module, Site

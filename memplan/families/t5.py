@@ -6,10 +6,8 @@ with ``tie_word_embeddings: false`` (version 1.1, flan, ByT5, mT5, UMT5) come wi
 hold an output matrix of their own, which transformers 4 trained apart.
 """
 
-from dataclasses import replace
-
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
 from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
