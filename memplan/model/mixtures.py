@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import FeedForwardSpec
