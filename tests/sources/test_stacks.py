@@ -10,8 +10,8 @@ from memplan.sources.key_tables import key_table
 from memplan.sources.setup_file import read_setup_file
 from memplan.sources.stacks import STACKS, read_preset, read_stack, stack_of
 from memplan.sources.stacks.presets import load_preset, preset_names
-from memplan.sources.trainer_keys import known_arguments
-from memplan.sources.training_arguments import EngineFile, Launch
+from memplan.sources.trainer.keys import known_arguments
+from memplan.sources.trainer.launch import EngineFile, Launch
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import SETUP_FIELDS

@@ -13,8 +13,8 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import classifying, given_text_alone, model_type
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
-from memplan.sources.trainer_keys import trl_job
-from memplan.sources.training_arguments import Loading
+from memplan.sources.trainer.keys import trl_job
+from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div

@@ -5,7 +5,7 @@ from dataclasses import field
 from enum import Enum
 
 from memplan.fast_dataclass import dataclass
-from memplan.sources.training_arguments import Launch, Loading
+from memplan.sources.trainer.launch import Launch, Loading
 from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup

@@ -11,8 +11,8 @@ from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.wording import adapter_dtype, lora
-from memplan.sources.trainer_keys import trainer_names, trl_config
-from memplan.sources.training_arguments import Loading
+from memplan.sources.trainer.keys import trainer_names, trl_config
+from memplan.sources.trainer.launch import Loading
 
 NAME = "transformers and TRL"
 

@@ -21,7 +21,7 @@ from memplan.sources.stacks.models import (
 )
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
-from memplan.sources.training_arguments import Loading
+from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
 
 NAME = "LLaMA-Factory"
