@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
-from memplan.sources.shell_flags import SHELL_SUFFIXES, flags_of, laid_over, overrides_of
+from memplan.sources.shell_flags import (
+    SHELL_SUFFIXES,
+    flags_of,
+    laid_over,
+    overrides_of,
+    sections_of,
+)
 from memplan.text import shortened, shown
 from memplan.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import yaml
 
@@ -104,6 +110,9 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
                 label,
                 "runs nothing with flags or settings in it: name the file that its training reads",
             )
+        named_file = found.get("config")
+        if isinstance(named_file, str) and Path(named_file).suffix in (*YAML_SUFFIXES, TOML_SUFFIX):
+            return _configured(path, named_file, found, parsed, label=label)
         return {name.replace("-", "_"): value for name, value in found.items()}
     own = None if named is None else _beside(path, f"{named}.yaml")
     if own is not None:
@@ -111,6 +120,29 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
     elif named is not None:
         over = {"defaults": [named, "_self_"], **over}
     return _check_mapping(over, label=label, kind="keys and values")
+
+
+def _configured(
+    path: Path,
+    named: str,
+    flags: Mapping[str, object],
+    parse: "Callable[[str], object]",
+    *,
+    label: str,
+) -> dict[str, object]:
+    """The configuration that a script runs (``--config a.yaml --b.c 1``), its other flags laid over it."""
+    own = _beside(path, named)
+    if own is None:
+        _refuse(
+            label,
+            f"runs {named}, which is neither beside it nor below a folder above: give that file",
+        )
+    others = {name: value for name, value in flags.items() if name != "config"}
+    return _check_mapping(
+        laid_over(read_mapping(own), sections_of(others, parse)),
+        label=label,
+        kind="keys and values",
+    )
 
 
 _NEARBY = 4

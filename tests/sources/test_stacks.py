@@ -388,6 +388,24 @@ def test_words_of_one_name_are_read_in_verl_scripts(tmp_path: Path) -> None:
     assert (setup.context_parallel, setup.packing.value) == (2, "padding_free")
 
 
+def test_a_script_s_flags_lie_over_the_configuration_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler: {global_batch_size: 64, local_batch_size: 4}\n"
+        "model: {pretrained_model_name_or_path: gpt2}\ndistributed: {strategy: fsdp2}\ndataset: {seq_length: 512}\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "OFFLINE=1 python -m torch.distributed.run --nproc_per_node=2 --nnodes=1 -m coverage run \\\n"
+        " finetune.py --config own.yaml --step_scheduler.local_batch_size 8 --dataset.seq_length=256\n"
+    )
+    setup = read_setup_file(script).setup
+    assert (setup.num_gpus, setup.micro_batch_size, setup.seq_len) == (2, 8, 256)
+    assert setup.gradient_accumulation_steps == 4
+    script.write_text("python finetune.py --config elsewhere.yaml\n")
+    with pytest.raises(ConfigError, match=r"runs elsewhere\.yaml, which is neither"):
+        read_setup_file(script)
+
+
 @pytest.mark.parametrize("text", ["", "for n in 1 2; do bash run.sh $n; done\n"])
 def test_a_script_that_says_nothing_is_no_setup_of_defaults(tmp_path: Path, text: str) -> None:
     script = tmp_path / "run.sh"

@@ -180,7 +180,8 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         shared *= _degree(found, field)
     ranks = keys.take("distributed.dp_size")
     nodes = keys.count("benchmark.num_nodes") or keys.count("ci.nodes")
-    on_each = keys.count("ci.nproc_per_node")
+    nodes, on_each = keys.count("nnodes") or nodes, keys.count("ci.nproc_per_node")
+    on_each = keys.count("nproc_per_node") or on_each  # what a script's torchrun is told
     launched = _launched(keys)
     if launched is not None:
         nodes, on_each = launched
