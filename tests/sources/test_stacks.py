@@ -401,8 +401,17 @@ def test_a_script_s_flags_lie_over_the_configuration_it_runs(tmp_path: Path) -> 
     setup = read_setup_file(script).setup
     assert (setup.num_gpus, setup.micro_batch_size, setup.seq_len) == (2, 8, 256)
     assert setup.gradient_accumulation_steps == 4
+    script.write_text("torchrun --nproc_per_node=6 finetune.py --config own.yaml\n")
+    assert any("NeMo AutoModel stops at it" in note for note in read_setup_file(script).notes)
     script.write_text("python finetune.py --config elsewhere.yaml\n")
     with pytest.raises(ConfigError, match=r"runs elsewhere\.yaml, which is neither"):
+        read_setup_file(script)
+
+
+def test_a_flag_without_a_value_is_no_model(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python train.py --bf16 --model_name_or_path\n")
+    with pytest.raises(ConfigError, match="write a model's name or path"):
         read_setup_file(script)
 
 

@@ -64,7 +64,7 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
-    found.model = keys.text("base_model")
+    found.model = keys.model("base_model")
     if keys.text("processor_type") is None:
         given_text_alone(found)  # core/builders/causal.py: its collator is text's
     if keys.flag("use_ray"):

@@ -70,7 +70,7 @@ def _own(values: Mapping[str, object]) -> dict[str, object]:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     trainer = _CONFIGS[keys.preset.name]
-    found.model = keys.text("model_name_or_path")
+    found.model = keys.model("model_name_or_path")
     if trainer == "DPOConfig" and _fits("ORPOConfig", keys.values):
         found.notes.append("counted as DPO, whose keys ORPO has too: the preset trl-orpo")
     if trainer is None and "precision" not in given:

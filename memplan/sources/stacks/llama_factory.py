@@ -65,7 +65,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     workers = keys.count("ray_num_workers")
     if workers is not None:
         found.fields["num_gpus"] = workers
-    found.model = keys.text("model_name_or_path")
+    found.model = keys.model("model_name_or_path")
     _read_job(keys, found)
     # model/patcher.py, ``patch_config``: unless ZeRO-3 or FSDP shards it (``low_cpu_mem_usage``, its default).
     found.device_map = DeviceMap.WHOLE

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import isqrt, lcm
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found, of_given
+from memplan.sources.stacks.found import Found, micro_batches, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import (
     ANY_SIZE,
@@ -159,7 +159,7 @@ def _model(keys: Keys) -> str | None:
     named = named or keys.text("model.config.name_or_path")
     if named is None and isinstance(whole, str):
         named = keys.text("model.config")
-    return keys.text("model.pretrained_model_name_or_path") or named
+    return keys.model("model.pretrained_model_name_or_path") or named
 
 
 def _engine(keys: Keys) -> object:
@@ -237,7 +237,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     assert isinstance(gpus, int)
     for field in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         gpus = max(1, gpus // _degree(found, field))
-    batches = 1 if whole is None else max(1, whole // (local * gpus))
+    whole = local * gpus if whole is None else whole
+    # ``components/training/step_scheduler.py`` raises
+    batches = micro_batches(found, batch=whole, micro=local, ranks=gpus, stack=NAME)
     found.fields["gradient_accumulation_steps"] = batches
     if "pipeline_parallel" in found.fields:
         _read_pipeline(keys, found, local=local, batches=batches)
