@@ -413,6 +413,9 @@ def test_a_flag_without_a_value_is_no_model(tmp_path: Path) -> None:
     script.write_text("python train.py --bf16 --model_name_or_path\n")
     with pytest.raises(ConfigError, match="write a model's name or path"):
         read_setup_file(script)
+    script.write_text("python convert.py --model_name_or_path gpt2 --output_dir out\n")
+    with pytest.raises(ConfigError, match="is not recognised"):
+        read_setup_file(script)
 
 
 @pytest.mark.parametrize("text", ["", "for n in 1 2; do bash run.sh $n; done\n"])
@@ -466,6 +469,8 @@ def test_torchtune_s_distributed_recipes_run_on_a_node() -> None:
     setup = found.setup
     assert (setup.num_gpus, setup.engine, setup.offload_param.value) == (8, Engine.FSDP, "cpu")
     assert any("of a distributed recipe" in note for note in found.notes)
+    found = read({**values, "custom_sharded_layers": ["tok_embeddings"]})
+    assert any("as in the root's unit" in note for note in found.notes)
 
 
 def test_lightning() -> None:

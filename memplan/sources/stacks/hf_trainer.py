@@ -35,8 +35,8 @@ _LOADED = (
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
-    """Whether a trainer's arguments are among the keys."""
-    return bool(values.keys() & _MARKS)
+    """Whether a trainer's arguments are among the keys; what converts a model has these two alone as well."""
+    return bool(values.keys() & _MARKS) and values.keys() != {"model_name_or_path", "output_dir"}
 
 
 def preset_for(values: Mapping[str, object], source: str) -> str:
