@@ -74,14 +74,15 @@ def overrides_of(
     ({'a': {'b': '2', 'c': 'HOME/x'}}, 'own')
     """
     found: dict[str, object] = {}
-    named, count, awaits, is_run = None, 0, False, False
+    named, count, awaits, is_run, is_module = None, 0, False, False, False
     for word in _words(text, {}, source=source):
-        if word == "-m" or word.endswith(".py"):
-            if is_run and count:
+        if word == "-m":
+            if is_module and count:
                 break  # another run, as of a branch that is not chosen
-            is_run = True
-            if word != "-m":
-                found.setdefault("program", word)
+            is_module = is_run = True
+            found.pop("program", None)
+        elif word.endswith(".py"):
+            is_run, found["program"] = True, word
         flag = _FLAG.fullmatch(word)
         if awaits or (flag is not None and flag[1] == "config-name"):
             value = word if flag is None else flag[2]
