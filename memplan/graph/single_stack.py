@@ -294,7 +294,6 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
 
             tables, positions = sectioned_tables, context.seq_len * context.batch
-        dtype = DType.FP32 if rotary.full_tables else t.compute
         if rotary.repeated:
             from memplan.graph.attention.rotary import both_half_tables  # only for DeepSeek-V4
 
@@ -302,12 +301,12 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             return
         t.enter("rotary_emb")
         _frequencies(t, rotary)
-        context.cos, context.sin = tables(t, positions, rotary.dim, dtype)
+        context.cos, context.sin = tables(t, positions, rotary.dim, t.compute)
         local = _local_rotary(stack)
         if local is not None:
             _frequencies(t, local)
             context.local_cos, context.local_sin = tables(
-                t, context.seq_len * rows, local.dim, dtype
+                t, context.seq_len * rows, local.dim, t.compute
             )
     if any(spec.position_bias is PositionBias.STACK for spec in attentions(stack)):
         from memplan.graph.attention.position_bias import add_stack_bias  # only for MPNet

@@ -37,8 +37,6 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     upcast: bool = False
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
-    full_tables: bool = False
-    """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
     expanded_tables: bool = False
     """Every layer repeats each number of the tables for itself (GLM, Helium)."""
     paired: bool = False

@@ -361,8 +361,6 @@ class StackSpec:
     """The same within windows alone; whole attention stays causal (Gemma 4)."""
     written_mask: bool = False
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
-    spare_window_mask: bool = False
-    """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
     multiple_of: int = 1
     """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
     tokens_first: bool = False
