@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.encoders import Encoder, EncoderLayer
+from memplan.classes.encoders.base import Encoder, EncoderLayer
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec

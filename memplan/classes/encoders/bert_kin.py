@@ -6,44 +6,35 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from memplan.classes.bert import (
-    BertAttention,
-    BertAttentionParts,
-    BertEncoder,
-    BertHeads,
-    BertLayer,
-    BertLayerParts,
-    BertModel,
-    BertPooler,
-    BertSelfAttention,
-    BertTables,
-    gathered_types,
+from memplan.classes.encoders.base import Encoded, Encoder, EncoderLayer
+from memplan.classes.encoders.bert import BertModel, BertOnlyMLMHead
+from memplan.classes.encoders.layers import (
+    Attention,
+    Heads,
+    Layer,
+    LayerParts,
+    SelfAttention,
+    Stack,
+)
+from memplan.classes.encoders.tables import (
+    Embeddings,
+    TableParts,
+    counted_ids,
     token_rows,
+    zero_ids,
 )
-from memplan.classes.encoders import (
-    Encoded,
-    EncodedStates,
-    Encoder,
-    EncoderLayer,
-    EncoderTask,
-    MaskedLM,
-    OutputMatrix,
-    Tasks,
-    read_no_decoder,
-)
+from memplan.classes.encoders.tasks import EncodedStates, EncoderTask, LMHead, MaskedLM, Tasks
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
-from memplan.graph.modules.attention import Attended, attention_function, matmul
-from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
+from memplan.graph.modules.attention import Attended, matmul
+from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.rotary import concatenate
+from memplan.graph.modules.rotary import Tables, concatenate
 from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
-from memplan.model.parameters import WeightRole
 
 # --- DPR ------------------------------------------------------------------------------------------------
 
@@ -76,11 +67,10 @@ class DPRModel(Encoder):
 # --- RoCBert --------------------------------------------------------------------------------------------
 
 
-class RoCBertEmbeddings(Module):
+class RoCBertEmbeddings(TableParts):
     """Tables of a character's sound and shape, joined to the tokens' and projected."""
 
-    def __init__(self, config: ConfigReader) -> None:
-        hidden = config.integer("hidden_size")
+    def add_tables(self, config: ConfigReader, width: int) -> None:
         for key in ("concat_input", "enable_shape", "enable_pronunciation"):
             if not config.flag(key, default=True):
                 error = config.fail(key, "only true is supported: else some tables are left unused")
@@ -89,25 +79,19 @@ class RoCBertEmbeddings(Module):
             (config.integer(f"{name}_vocab_size"), config.integer(f"{name}_embed_dim"))
             for name in ("pronunciation", "shape")
         )
-        rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
-        self.word_embeddings = Embedding(rows, hidden, role=role)
         self.pronunciation_embed = Embedding(*sound)
         self.shape_embed = Embedding(*shape)
-        self.position_embeddings = Embedding(config.integer("max_position_embeddings"), hidden)
-        self.token_type_embeddings = Embedding(config.integer("type_vocab_size"), hidden)
-        self.map_inputs_layer = Linear(hidden + sound[1] + shape[1], hidden, bias=True)
-        self.LayerNorm = LayerNorm(hidden)
-        self.dropout = Dropout(config.number("hidden_dropout_prob"))
+        super().add_tables(config, width)
+        self.map_inputs_layer = Linear(width + sound[1] + shape[1], width, bias=True)
 
-    def forward(self, batch: int, length: int) -> Handle:
-        run = self.run
-        token_type_ids = gathered_types(self, 1, length)
+    def forward(self, batch: int, length: int, token_type_ids: Handle | None) -> Handle:
+        token_type_ids = counted_ids(self, 1, length)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         embedding_in = inputs_embeds.clone()
-        input_shape_ids = made_by(run, OperationKind.ZEROS, (batch, length), DType.INT64)
+        input_shape_ids = zero_ids(self, batch, length)
         embedding_shape = self.shape_embed((batch, length), input_shape_ids)
         embedding_in = concatenate(embedding_in, embedding_shape)
-        input_pronunciation_ids = made_by(run, OperationKind.ZEROS, (batch, length), DType.INT64)
+        input_pronunciation_ids = zero_ids(self, batch, length)
         embedding_pronunciation = self.pronunciation_embed((batch, length), input_pronunciation_ids)
         embedding_in = concatenate(embedding_in, embedding_pronunciation)
         embedding_in = self.map_inputs_layer(embedding_in)
@@ -128,21 +112,16 @@ class RoCBertModel(BertModel):
 # --- LayoutLM -------------------------------------------------------------------------------------------
 
 
-class LayoutLMEmbeddings(Module):
+class LayoutLMEmbeddings(TableParts):
     """Tables of the edges, heights and widths of each token's box beside those of BERT."""
 
-    def __init__(self, config: ConfigReader) -> None:
-        hidden, boxes = config.integer("hidden_size"), config.integer("max_2d_position_embeddings")
-        rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
-        self.word_embeddings = Embedding(rows, hidden, role=role)
-        self.position_embeddings = Embedding(config.integer("max_position_embeddings"), hidden)
-        self.x_position_embeddings = Embedding(boxes, hidden)
-        self.y_position_embeddings = Embedding(boxes, hidden)
-        self.h_position_embeddings = Embedding(boxes, hidden)
-        self.w_position_embeddings = Embedding(boxes, hidden)
-        self.token_type_embeddings = Embedding(config.integer("type_vocab_size"), hidden)
-        self.LayerNorm = LayerNorm(hidden)
-        self.dropout = Dropout(config.number("hidden_dropout_prob"))
+    def add_positions(self, config: ConfigReader, width: int) -> None:
+        super().add_positions(config, width)
+        boxes = config.integer("max_2d_position_embeddings")
+        self.x_position_embeddings = Embedding(boxes, width)
+        self.y_position_embeddings = Embedding(boxes, width)
+        self.h_position_embeddings = Embedding(boxes, width)
+        self.w_position_embeddings = Embedding(boxes, width)
 
     def forward(
         self, batch: int, length: int, token_type_ids: Handle, bbox: tuple[Handle, ...]
@@ -188,34 +167,22 @@ def boxes(module: Module, batch: int, length: int) -> tuple[Handle, ...]:
     return tuple(Handle(run, each, (batch, length), strides) for each in columns)
 
 
-class LayoutLMSelfAttention(BertSelfAttention):
+class LayoutLMSelfAttention(SelfAttention):
     """Attention whose softmax is in fp32."""
 
-    def attend(self, query: Handle, key: Handle, value: Handle, mask: Handle | None) -> Attended:
-        probability = self.dropout.probability
-        return attention_function(self.run, causal=False)(query, key, value, mask, probability)
+    eager = None
 
 
-class LayoutLMAttention(BertAttentionParts):
-    self_class: Callable[[ConfigReader], BertHeads] = LayoutLMSelfAttention
-
-    def forward(self, x: Handle, mask: Handle | None) -> Handle:
-        residual = x
-        x, _ = self.self(x, mask)
-        x = self.output(x, residual)
-        return x
+class LayoutLMAttention(Attention):
+    self_class: Callable[[ConfigReader], Heads] = LayoutLMSelfAttention
+    hands_on_weights = False
 
 
-class LayoutLMLayer(BertLayer):
-    attention_class: Callable[[ConfigReader], BertAttentionParts] = LayoutLMAttention
-
-    def forward(self, x: Handle, mask: Handle | None) -> Handle:
-        x = self.attention(x, mask)
-        x = self.feed_forward_chunk(x)
-        return x
+class LayoutLMLayer(Layer):
+    attention_class: Callable[[ConfigReader], Attention] = LayoutLMAttention
 
 
-class LayoutLMEncoder(BertEncoder):
+class LayoutLMEncoder(Stack):
     layer_class: Callable[[ConfigReader], EncoderLayer] = LayoutLMLayer
 
 
@@ -233,7 +200,7 @@ class LayoutLMModel(BertModel):
     def forward(self, batch: int, length: int) -> Encoded:
         run = self.run
         attention_mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
-        token_type_ids = made_by(run, OperationKind.ZEROS, (batch, length), DType.INT64)
+        token_type_ids = zero_ids(self, batch, length)
         bbox = boxes(self, batch, length)
         mask = attention_mask.unsqueeze(1).unsqueeze(2)
         mask = mask.to(run.compute)
@@ -248,27 +215,16 @@ class LayoutLMModel(BertModel):
 # --- RemBERT --------------------------------------------------------------------------------------------
 
 
-class RemBertEmbeddings(BertTables):
-    def width(self, config: ConfigReader) -> int:
-        return config.integer("input_embedding_size")
-
-    def forward(self, batch: int, length: int, token_type_ids: Handle) -> Handle:
-        inputs_embeds = token_rows(self.word_embeddings, batch, length)
-        token_type_embeddings = self.token_type_embeddings((batch, length), token_type_ids)
-        embeddings = inputs_embeds + token_type_embeddings
-        position_embeddings = self.position_embeddings((1, length))
-        embeddings += position_embeddings
-        embeddings = self.LayerNorm(embeddings)
-        embeddings = self.dropout(embeddings)
-        return embeddings
+class RemBertEmbeddings(Embeddings):
+    width_key = "input_embedding_size"
+    adds_in_place = True
 
 
-class RemBertSelfAttention(BertSelfAttention):
+class PlainScores(SelfAttention):
+    """Attention that the class writes out itself."""
+
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
-        batch, length, _ = x.shape
-        query_layer = self.query(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key_layer = self.key(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value_layer = self.value(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        query_layer, key_layer, value_layer = self.heads(x)
         attention_scores = matmul(query_layer, key_layer.transpose(2, 3))
         attention_scores = attention_scores / self.head_dim**0.5
         if mask is not None:
@@ -277,99 +233,76 @@ class RemBertSelfAttention(BertSelfAttention):
         attention_probs = self.dropout(attention_probs)
         context_layer = matmul(attention_probs, value_layer)
         context_layer = context_layer.permute(0, 2, 1, 3).contiguous()
-        context_layer = context_layer.view(batch, length, -1)
+        context_layer = context_layer.view(*x.shape[:2], -1)
         return context_layer, attention_probs
 
 
-class RemBertAttention(BertAttention):
-    self_class: Callable[[ConfigReader], BertHeads] = RemBertSelfAttention
+class RemBertAttention(Attention):
+    self_class: Callable[[ConfigReader], Heads] = PlainScores
 
-    def forward(self, x: Handle, mask: Handle | None) -> Attended:
-        self_outputs = self.self(x, mask)
+    def forward(self, x: Handle, *beside: Handle | Tables | None) -> Attended:
+        self_outputs = self.self(x, *beside)
         attention_output = self.output(self_outputs[0], x)
         return attention_output, self_outputs[1]
 
 
-class RemBertLayer(BertLayerParts):
-    attention_class: Callable[[ConfigReader], BertAttentionParts] = RemBertAttention
+class RemBertLayer(LayerParts):
+    """What it returns holds the weights, until the next one returns."""
 
-    def forward(self, x: Handle, mask: Handle | None) -> tuple[Handle, Handle | None]:
-        self_attention_outputs = self.attention(x, mask)
-        attention_output = self_attention_outputs[0]
-        outputs = self_attention_outputs[1]
-        layer_output = self.feed_forward_chunk(attention_output)
-        return layer_output, outputs
+    attention_class: Callable[[ConfigReader], Attention] = RemBertAttention
+
+    def forward(self, x: Handle, *beside: Handle | Tables | None) -> Attended:
+        self_attention_outputs = self.attention(x, *beside)
+        layer_output = self.feed_forward_chunk(self_attention_outputs[0])
+        return layer_output, self_attention_outputs[1]
 
 
-class RemBertEncoder(Module):
+class RemBertEncoder(Stack):
+    layer_class: Callable[[ConfigReader], EncoderLayer] = RemBertLayer
+
     def __init__(self, config: ConfigReader) -> None:
         inputs, hidden = config.integer("input_embedding_size"), config.integer("hidden_size")
         self.embedding_hidden_mapping_in = Linear(inputs, hidden, bias=True)
-        kinds = [None] * config.layers("num_hidden_layers")
-        self.layer = LayerList("encoder.layers", kinds, lambda _: RemBertLayer(config))
+        super().__init__(config)
 
-    def forward(self, x: Handle, mask: Handle | None) -> Handle:
+    def forward(self, x: Handle, *beside: Handle | Tables | None) -> Handle:
         x = self.embedding_hidden_mapping_in(x)
         for layer_module in self.layer:
-            layer_outputs = layer_module(x, mask)
+            layer_outputs = layer_module(x, *beside)
             x = layer_outputs[0]
         return x
 
 
-class RemBertLMPredictionHead(Module):
+class RemBertLMPredictionHead(LMHead):
     def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
         width = config.integer("output_embedding_size")
         self.dense = Linear(config.integer("hidden_size"), width, bias=True)
-        self.decoder = OutputMatrix(task.spec, width)
-        self.decoder.tie(task)
+        self.add_decoder(task, width, own_bias=False)
         self.activation = ActivationModule(read_activation(config, "hidden_act"))
         self.LayerNorm = LayerNorm(width)
 
-    def forward(self, x: Handle) -> Handle:
-        x = self.dense(x)
-        x = self.activation(x)
-        x = self.LayerNorm(x)
-        x = self.decoder(x)
-        return x
 
-
-class RemBertOnlyMLMHead(Module):
-    def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
-        self.predictions = RemBertLMPredictionHead(config, task)
-
-    def forward(self, x: Handle) -> Handle:
-        return self.predictions(x)
+class RemBertOnlyMLMHead(BertOnlyMLMHead):
+    predictions_class: Callable[[ConfigReader, EncoderTask], Module] = RemBertLMPredictionHead
 
 
 class RemBertForMaskedLM(MaskedLM):
-    def add_head(self, config: ConfigReader) -> None:
-        self.cls = RemBertOnlyMLMHead(config, self)
-
-    def scores(self, x: Handle) -> Handle:
-        return self.cls(x)
+    named_head = "cls", RemBertOnlyMLMHead
 
 
-class RemBertModel(Encoder):
+class RemBertModel(BertModel):
     prefix = "rembert"
     tasks: ClassVar[Tasks] = {**BertModel.tasks, Task.MASKED_LM: RemBertForMaskedLM}
     eager_only = True
     classifier_dropout_key = "classifier_dropout_prob"
+    embeddings_class: Callable[[ConfigReader], Module] = RemBertEmbeddings
+    encoder_class: Callable[[ConfigReader], Module] = RemBertEncoder
+    makes_types = True
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
-        read_no_decoder(config)
         inputs, outputs = (config.integer(f"{each}_embedding_size") for each in ("input", "output"))
         if config.flag("tie_word_embeddings", default=True) and inputs != outputs:
             problem = "cannot tie unequal input_embedding_size and output_embedding_size"
             error = config.fail("tie_word_embeddings", problem)
             raise error
-        self.embeddings = RemBertEmbeddings(config)
-        self.encoder = RemBertEncoder(config)
-        self.pooler = BertPooler(config) if pooled else None
-
-    def forward(self, batch: int, length: int) -> Encoded:
-        token_type_ids = made_by(self.run, OperationKind.ZEROS, (batch, length), DType.INT64)
-        embedding_output = self.embeddings(batch, length, token_type_ids)
-        encoder_outputs = self.encoder(embedding_output, None)
-        sequence_output = encoder_outputs
-        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
-        return Encoded(sequence_output, pooled_output)
+        super().__init__(config, pooled=pooled)

@@ -1,0 +1,241 @@
+"""BERT, RoBERTa and ELECTRA: norms behind each sum, tables of positions and types.
+
+(transformers 5.23: models/bert, models/roberta, models/electra, and those that copy them)
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from memplan.classes.encoders.base import Encoded, Encoder, read_no_decoder
+from memplan.classes.encoders.layers import Pooler, Stack, last_norm
+from memplan.classes.encoders.tables import (
+    CountedEmbeddings,
+    Embeddings,
+    NarrowEmbeddings,
+    positions_behind_padding,
+    zero_ids,
+)
+from memplan.classes.encoders.tasks import (
+    ClassificationHead,
+    EncodedStates,
+    EncoderTask,
+    HeadClassification,
+    LMHead,
+    MaskedLM,
+    OutputMatrix,
+    PooledClassification,
+    QuestionAnswering,
+    Tasks,
+    TokenClassification,
+    Transform,
+    read_spare,
+)
+from memplan.families.llama import read_activation
+from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
+from memplan.graph.modules.functional import binary_cross_entropy
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.tensors import Tensor
+from memplan.model.config import ConfigReader
+from memplan.model.heads import Task
+from memplan.model.networks import Activation
+
+
+class BertPredictionHeadTransform(Transform):
+    activation_name = "transform_act_fn"
+
+    def __init__(self, config: ConfigReader) -> None:
+        hidden = config.integer("hidden_size")
+        self.dense = Linear(hidden, hidden, bias=True)
+        self.transform_act_fn = ActivationModule(read_activation(config, "hidden_act"))
+        self.LayerNorm = LayerNorm(hidden)
+
+
+class BertLMPredictionHead(Module):
+    def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
+        self.transform = BertPredictionHeadTransform(config)
+        self.decoder = OutputMatrix(task.spec, task.spec.hidden_size)
+        self.decoder.tie(task)
+        self.bias = Weight(task.spec.num_outputs)
+        if task.spec.head.tied:
+            self.decoder.bias = self.bias
+
+    def forward(self, x: Handle) -> Handle:
+        read_spare(self)
+        x = self.transform(x)
+        x = self.decoder(x)
+        return x
+
+
+class BertOnlyMLMHead(Module):
+    predictions_class: Callable[[ConfigReader, EncoderTask], Module] = BertLMPredictionHead
+
+    def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
+        self.predictions = self.predictions_class(config, task)
+
+    def forward(self, x: Handle) -> Handle:
+        made: Handle = self.predictions(x)
+        return made
+
+
+class BertForMaskedLM(MaskedLM):
+    named_head = "cls", BertOnlyMLMHead
+
+
+class BertModel(Encoder):
+    prefix = "bert"
+    tasks: ClassVar[Tasks] = {
+        Task.MASKED_LM: BertForMaskedLM,
+        Task.BASE: EncodedStates,
+        Task.SEQUENCE_CLASSIFICATION: PooledClassification,
+        Task.TOKEN_CLASSIFICATION: TokenClassification,
+        Task.QUESTION_ANSWERING: QuestionAnswering,
+    }
+    embeddings_class: Callable[[ConfigReader], Module] = Embeddings
+    encoder_class: Callable[[ConfigReader], Module] = Stack
+    norm = ""
+    """The norm behind all layers, where the base model has one."""
+    makes_types = False
+    """Types of tokens are zeros that it makes itself, and holds until it returns."""
+
+    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
+        read_no_decoder(config)
+        self.embeddings = self.embeddings_class(config)
+        self.encoder = self.encoder_class(config)
+        if self.norm:
+            setattr(self, self.norm, last_norm(config.integer("hidden_size")))
+        self.pooler = Pooler(config) if pooled else None
+
+    def forward(self, batch: int, length: int) -> Encoded:
+        token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
+        embedding_output = self.embeddings(batch, length, token_type_ids)
+        sequence_output = self.encoder(embedding_output, None)
+        if self.norm:
+            sequence_output = self.children[self.norm](sequence_output)
+        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
+        return Encoded(sequence_output, pooled_output)
+
+
+# --- RoBERTa ------------------------------------------------------------------------------------------
+
+
+class RobertaLMHead(LMHead):
+    activation = Activation.GELU
+    norm_name = "layer_norm"
+
+    def __init__(self, config: ConfigReader, task: EncoderTask) -> None:  # noqa: ARG002
+        hidden = task.spec.hidden_size
+        self.dense = Linear(hidden, hidden, bias=True)
+        self.layer_norm = LayerNorm(hidden)
+        self.bias = Weight(task.spec.num_outputs)
+        self.add_decoder(task, hidden)
+
+
+class RobertaForMaskedLM(MaskedLM):
+    named_head = "lm_head", RobertaLMHead
+
+
+class RobertaModel(BertModel):
+    prefix = "roberta"
+    tasks: ClassVar[Tasks] = {
+        **BertModel.tasks,
+        Task.MASKED_LM: RobertaForMaskedLM,
+        Task.SEQUENCE_CLASSIFICATION: HeadClassification,
+    }
+    embeddings_class: Callable[[ConfigReader], Module] = CountedEmbeddings
+
+    def context_length(self, config: ConfigReader) -> int:
+        return positions_behind_padding(config)
+
+
+class XLMRobertaModel(RobertaModel):
+    """Declared behind the heads (CamemBERT too)."""
+
+    is_declared_last = True
+
+
+# --- ELECTRA --------------------------------------------------------------------------------------------
+
+
+class ElectraGeneratorPredictions(Transform):
+    def __init__(self, config: ConfigReader) -> None:
+        width = config.integer("embedding_size")
+        self.activation = ActivationModule(Activation.GELU)
+        self.LayerNorm = LayerNorm(width)
+        self.dense = Linear(config.integer("hidden_size"), width, bias=True)
+
+
+class ElectraForMaskedLM(MaskedLM):
+    def add_head(self, config: ConfigReader) -> None:
+        self.generator_predictions = ElectraGeneratorPredictions(config)
+        self.generator_lm_head = OutputMatrix(self.spec, config.integer("embedding_size"))
+        self.generator_lm_head.tie(self)
+
+    def scores(self, x: Handle) -> Handle:
+        prediction_scores = self.generator_predictions(x)
+        prediction_scores = self.generator_lm_head(prediction_scores)
+        return prediction_scores
+
+
+class ElectraDiscriminatorPredictions(Module):
+    def __init__(self, config: ConfigReader) -> None:
+        hidden = config.integer("hidden_size")
+        self.dense = Linear(hidden, hidden, bias=True)
+        self.activation = ActivationModule(read_activation(config, "hidden_act"))
+        self.dense_prediction = Linear(hidden, 1, bias=True)
+
+    def forward(self, x: Handle) -> Handle:
+        x = self.dense(x)
+        x = self.activation(x)
+        logits = self.dense_prediction(x)
+        return logits
+
+
+class ElectraForPreTraining(EncoderTask):
+    """Which tokens were replaced."""
+
+    def add_head(self, config: ConfigReader) -> None:
+        self.discriminator_predictions = ElectraDiscriminatorPredictions(config)
+
+    def loss_of(self, outputs: Encoded) -> Tensor:
+        discriminator_sequence_output = outputs.last_hidden_state
+        logits = self.discriminator_predictions(discriminator_sequence_output)
+        loss = binary_cross_entropy(logits)
+        self.run.give_out(logits.record)
+        return loss
+
+
+class ElectraClassificationHead(ClassificationHead):
+    def add_activation(self, config: ConfigReader) -> None:  # noqa: ARG002
+        self.activation = ActivationModule(Activation.GELU)
+
+
+class ElectraForSequenceClassification(HeadClassification):
+    head_class: Callable[[ConfigReader, EncoderTask], ClassificationHead] = (
+        ElectraClassificationHead
+    )
+
+
+class ElectraModel(BertModel):
+    prefix = "electra"
+    tasks: ClassVar[Tasks] = {
+        **BertModel.tasks,
+        Task.MASKED_LM: ElectraForMaskedLM,
+        Task.SEQUENCE_CLASSIFICATION: ElectraForSequenceClassification,
+        Task.PRETRAINING: ElectraForPreTraining,
+    }
+
+    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
+        read_no_decoder(config)
+        width, hidden = config.integer("embedding_size"), config.integer("hidden_size")
+        self.embeddings = NarrowEmbeddings(config)
+        self.is_narrow = width != hidden
+        if self.is_narrow:
+            self.embeddings_project = Linear(width, hidden, bias=True)
+        self.encoder = Stack(config)
+
+    def forward(self, batch: int, length: int) -> Encoded:
+        embedding_output = self.embeddings(batch, length)
+        if self.is_narrow:
+            embedding_output = self.embeddings_project(embedding_output)
+        return Encoded(self.encoder(embedding_output, None))
