@@ -28,6 +28,7 @@ CLASSES = {
     "eurobert": "encoders.eurobert.EuroBertModel",
     "exaone4": "llama_kin.Exaone4Model",
     "falcon": "older.falcon.FalconModel",
+    "fnet": "encoders.fnet.FNetModel",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",
@@ -59,6 +60,7 @@ CLASSES = {
     "mixtral": "mixed.mixtures.MixtralModel",
     "modernbert": "encoders.modernbert.ModernBertModel",
     "mpt": "older.alibi.MptModel",
+    "mpnet": "encoders.mpnet.MPNetModel",
     "nemotron": "starcoder.NemotronModel",
     "nomic_bert": "encoders.turned.NomicBertModel",
     "olmo": "olmo.OlmoModel",
@@ -86,6 +88,7 @@ CLASSES = {
     "starcoder2": "starcoder.Starcoder2Model",
     "vaultgemma": "gemma.VaultGemmaModel",
     "xglm": "older.opt.XGLMModel",
+    "xmod": "encoders.xmod.XmodModel",
     "xlm-roberta": "encoders.bert.XLMRobertaModel",
     "xlm-roberta-xl": "encoders.prenorm.XLMRobertaXLModel",
 }

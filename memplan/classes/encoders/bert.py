@@ -35,6 +35,7 @@ from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Weight
+from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.tensors import Tensor
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
@@ -78,6 +79,34 @@ class BertOnlyMLMHead(Module):
         return made
 
 
+class BertPreTrainingHeads(BertOnlyMLMHead):
+    def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
+        super().__init__(config, task)
+        self.seq_relationship = Linear(config.integer("hidden_size"), 2, bias=True)
+
+
+class BertForPreTraining(EncoderTask):
+    """Masked tokens, and whether one sentence follows the other."""
+
+    pooled = True
+
+    def add_head(self, config: ConfigReader) -> None:
+        self.cls = BertPreTrainingHeads(config, self)
+
+    def loss_of(self, outputs: Encoded) -> Tensor:
+        sequence_output, pooled_output = outputs
+        prediction_scores = self.cls.predictions(sequence_output)
+        seq_relationship_score = self.cls.seq_relationship(pooled_output)
+        run = self.run
+        masked_lm_loss = cross_entropy(run, prediction_scores.record)
+        next_sentence_loss = cross_entropy(run, seq_relationship_score.record)
+        total_loss = run.add(masked_lm_loss, next_sentence_loss)
+        for each in (prediction_scores, seq_relationship_score):
+            run.returned.append(each.record)
+            run.give_out(each.record)
+        return total_loss
+
+
 class BertForMaskedLM(MaskedLM):
     named_head = "cls", BertOnlyMLMHead
 
@@ -95,6 +124,8 @@ class BertModel(Encoder):
     encoder_class: Callable[[ConfigReader], Module] = Stack
     norm = ""
     """The norm behind all layers, where the base model has one."""
+    always_pools = False
+    """It has a pooler also where no loss reads what it gives."""
     makes_types = False
     """Types of tokens are zeros that it makes itself, and holds until it returns."""
 
@@ -104,12 +135,19 @@ class BertModel(Encoder):
         self.encoder = self.encoder_class(config)
         if self.norm:
             setattr(self, self.norm, last_norm(config.integer("hidden_size")))
-        self.pooler = Pooler(config) if pooled else None
+        self.pooler = Pooler(config) if pooled or self.always_pools else None
+        if self.pooler is not None:
+            self.pooler.is_read = pooled
+
+    def beside_layers(self, batch: int, length: int) -> tuple[Handle | None, ...]:  # noqa: ARG002
+        """What every layer is given beside the hidden states: a mask, where there is one."""
+        return (None,)
 
     def forward(self, batch: int, length: int) -> Encoded:
         token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
+        beside = self.beside_layers(batch, length)
         embedding_output = self.embeddings(batch, length, token_type_ids)
-        sequence_output = self.encoder(embedding_output, None)
+        sequence_output = self.encoder(embedding_output, *beside)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None

@@ -13,6 +13,7 @@ from memplan.classes.encoders.layers import (
     Heads,
     Layer,
     LayerParts,
+    PlainScores,
     SelfAttention,
     Stack,
 )
@@ -26,9 +27,8 @@ from memplan.classes.encoders.tables import (
 from memplan.classes.encoders.tasks import EncodedStates, EncoderTask, LMHead, MaskedLM, Tasks
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
-from memplan.graph.modules.attention import Attended, matmul
+from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
-from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate
@@ -192,10 +192,7 @@ class LayoutLMModel(BertModel):
     embeddings_class: Callable[[ConfigReader], Module] = LayoutLMEmbeddings
     encoder_class: Callable[[ConfigReader], Module] = LayoutLMEncoder
 
-    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
-        super().__init__(config)
-        assert self.pooler is not None
-        self.pooler.is_read = pooled
+    always_pools = True
 
     def forward(self, batch: int, length: int) -> Encoded:
         run = self.run
@@ -218,23 +215,6 @@ class LayoutLMModel(BertModel):
 class RemBertEmbeddings(Embeddings):
     width_key = "input_embedding_size"
     adds_in_place = True
-
-
-class PlainScores(SelfAttention):
-    """Attention that the class writes out itself."""
-
-    def forward(self, x: Handle, mask: Handle | None) -> Attended:
-        query_layer, key_layer, value_layer = self.heads(x)
-        attention_scores = matmul(query_layer, key_layer.transpose(2, 3))
-        attention_scores = attention_scores / self.head_dim**0.5
-        if mask is not None:
-            attention_scores = attention_scores + mask
-        attention_probs = softmax(attention_scores)
-        attention_probs = self.dropout(attention_probs)
-        context_layer = matmul(attention_probs, value_layer)
-        context_layer = context_layer.permute(0, 2, 1, 3).contiguous()
-        context_layer = context_layer.view(*x.shape[:2], -1)
-        return context_layer, attention_probs
 
 
 class RemBertAttention(Attention):

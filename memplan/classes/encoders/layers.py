@@ -13,9 +13,11 @@ from memplan.graph.modules.attention import (
     Attended,
     attention_function,
     in_heads,
+    matmul,
     unwidened_attention,
 )
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
+from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
@@ -83,6 +85,32 @@ class SelfAttention(Heads):
         return out, weights
 
 
+class PlainScores(Heads):
+    """Attention that the class writes out itself, whatever kernel is asked for."""
+
+    output = ""
+    """The matrix behind it, where this module has it."""
+
+    def forward(
+        self, x: Handle, mask: Handle | None, position_bias: Handle | None = None
+    ) -> Attended:
+        query_layer, key_layer, value_layer = self.heads(x)
+        attention_scores = matmul(query_layer, key_layer.transpose(2, 3))
+        attention_scores = attention_scores / self.head_dim**0.5
+        if position_bias is not None:
+            attention_scores += position_bias
+        if mask is not None:
+            attention_scores = attention_scores + mask
+        attention_probs = softmax(attention_scores)
+        attention_probs = self.dropout(attention_probs)
+        context_layer = matmul(attention_probs, value_layer)
+        context_layer = context_layer.permute(0, 2, 1, 3).contiguous()
+        context_layer = context_layer.view(*x.shape[:2], -1)
+        if self.output:
+            return self.children[self.output](context_layer), None
+        return context_layer, attention_probs
+
+
 class SelfOutput(Module):
     """A dense layer, dropout, and the norm of the sum."""
 
@@ -140,6 +168,15 @@ class Attention(Module):
         if self.norm:
             setattr(self, self.norm, LayerNorm(config.integer("hidden_size")))
 
+    def facts(self) -> AttentionSpec:
+        """Of the heads."""
+        return self.self.facts()
+
+    @property
+    def probability(self) -> float:
+        """Of dropping a number behind the output."""
+        return self.output.dropout.probability
+
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Attended:
         normed = self.children[self.norm](x) if self.norm else x
         attention_output, attn_weights = self.self(normed, *beside)
@@ -196,9 +233,8 @@ class LayerParts(EncoderLayer):
     def facts(self) -> LayerSpec:
         """Of what others read of heads, network, norms and dropouts."""
         return LayerSpec(
-            attention=self.attention.self.facts(), feed_forward=self.intermediate.facts(),
-            norm=LAYER_NORM, placement=self.placement,
-            dropout=self.attention.output.dropout.probability,
+            attention=self.attention.facts(), feed_forward=self.intermediate.facts(),
+            norm=LAYER_NORM, placement=self.placement, dropout=self.attention.probability,
         )  # fmt: skip
 
     def feed_forward_chunk(self, attention_output: Handle) -> Handle:

@@ -4,7 +4,7 @@
 """
 
 from memplan.dtypes import DType
-from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm
+from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.operation_kinds import OperationKind
@@ -64,6 +64,8 @@ class Embeddings(TableParts):
 
     adds_in_place = False
     """Positions are added in place."""
+    projection: Linear | None = None
+    """What FNet puts before the dropout."""
 
     def position_ids(self, batch: int, length: int) -> Handle | None:  # noqa: ARG002
         """A buffer's, of one sequence for all."""
@@ -88,6 +90,8 @@ class Embeddings(TableParts):
             embeddings = embeddings + position_embeddings
         if self.normed:
             embeddings = self.LayerNorm(embeddings)
+        if self.projection is not None:
+            embeddings = self.projection(embeddings)
         embeddings = self.dropout(embeddings)
         return embeddings
 

@@ -259,6 +259,12 @@ class PooledClassification(SequenceClassification):
         return self.classifier(pooled_output)
 
 
+class PooledMultipleChoice(PooledClassification):
+    """One number for each choice, which is a sequence of its own."""
+
+    outputs = 1
+
+
 class TokenClassification(EncoderTask):
     """Classes of every token."""
 
