@@ -5,12 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.llama import (
-    Decoder,
-    DecoderLayer,
-    HeadAttention,
-    SelfAttention,
-)
+from memplan.classes.llama import Decoder, DecoderLayer, HeadAttention, SelfAttention
 from memplan.classes.registry import base_class
 from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task

@@ -14,13 +14,7 @@ from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask, position_ids
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.rotary import (
-    RotaryEmbedding,
-    Tables,
-    Turn,
-    apply_rotary,
-    turn_function,
-)
+from memplan.graph.modules.rotary import RotaryEmbedding, Tables, Turn, apply_rotary, turn_function
 from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement

@@ -44,6 +44,8 @@ class Encoder(Base):
     """What its classifier of sequences makes of their tokens, where the config says it."""
     is_declared_last = False
     """Tasks' classes declare their heads before it."""
+    ties_output = True
+    """The output matrix can be the token table."""
     ties = True
     """The output matrix is the token table where the config says nothing of it."""
 
@@ -98,6 +100,14 @@ def first_token(x: Handle) -> Handle:
     run, (batch, _, width) = x.run, x.shape
     made = run.slice(x.record, batch * width)
     return x.leads_to(Handle(run, made, (batch, width), x.strides[::2]), in_rows(x.shape))
+
+
+def spare(module: Module) -> None:
+    """Declare what is never called: nothing is made of its weights."""
+    for each in (module, *(inner for _, inner in module.modules())):
+        for weight in each.weights.values():
+            if weight.owner is each:
+                each.parameter(weight).unused = True
 
 
 def idle(module: Module) -> None:

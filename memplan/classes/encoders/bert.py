@@ -30,11 +30,14 @@ from memplan.classes.encoders.tasks import (
     Transform,
     read_spare,
 )
+from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy
-from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module, Weight
+from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.tensors import Tensor
 from memplan.model.config import ConfigReader
@@ -126,12 +129,15 @@ class BertModel(Encoder):
     """The norm behind all layers, where the base model has one."""
     always_pools = False
     """It has a pooler also where no loss reads what it gives."""
+    makes_mask = False
+    """It makes a mask itself, which attention that it writes out adds to all scores."""
     makes_types = False
     """Types of tokens are zeros that it makes itself, and holds until it returns."""
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
         read_no_decoder(config)
         self.embeddings = self.embeddings_class(config)
+        self.add_beside(config)
         self.encoder = self.encoder_class(config)
         if self.norm:
             setattr(self, self.norm, last_norm(config.integer("hidden_size")))
@@ -139,15 +145,18 @@ class BertModel(Encoder):
         if self.pooler is not None:
             self.pooler.is_read = pooled
 
-    def beside_layers(self, batch: int, length: int) -> tuple[Handle | None, ...]:  # noqa: ARG002
-        """What every layer is given beside the hidden states: a mask, where there is one."""
-        return (None,)
+    def add_beside(self, config: ConfigReader) -> None:
+        """Declare what stands between the embeddings and the layers."""
 
     def forward(self, batch: int, length: int) -> Encoded:
+        run, mask = self.run, None
+        if self.makes_mask:
+            mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
         token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
-        beside = self.beside_layers(batch, length)
         embedding_output = self.embeddings(batch, length, token_type_ids)
-        sequence_output = self.encoder(embedding_output, *beside)
+        if mask is not None:
+            mask = written_mask(run, batch, length)
+        sequence_output = self.encoder(embedding_output, mask)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None

@@ -10,6 +10,7 @@ from memplan.classes.encoders.base import Encoded, Encoder, EncoderLayer
 from memplan.classes.encoders.bert import BertModel, BertOnlyMLMHead
 from memplan.classes.encoders.layers import (
     Attention,
+    AttentionParts,
     Heads,
     Layer,
     LayerParts,
@@ -179,7 +180,7 @@ class LayoutLMAttention(Attention):
 
 
 class LayoutLMLayer(Layer):
-    attention_class: Callable[[ConfigReader], Attention] = LayoutLMAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = LayoutLMAttention
 
 
 class LayoutLMEncoder(Stack):
@@ -229,7 +230,7 @@ class RemBertAttention(Attention):
 class RemBertLayer(LayerParts):
     """What it returns holds the weights, until the next one returns."""
 
-    attention_class: Callable[[ConfigReader], Attention] = RemBertAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = RemBertAttention
 
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Attended:
         self_attention_outputs = self.attention(x, *beside)

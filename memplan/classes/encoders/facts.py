@@ -18,7 +18,7 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
     task = reject_task(reader, request, *base.tasks)
-    tied = reader.flag("tie_word_embeddings", default=base.ties)
+    tied = reader.flag("tie_word_embeddings", default=base.ties) and base.ties_output
     model = ModelSpec(
         name=request.name,
         family=request.model_type,

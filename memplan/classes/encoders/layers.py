@@ -90,6 +90,7 @@ class PlainScores(Heads):
 
     output = ""
     """The matrix behind it, where this module has it."""
+    hands_on_weights = True
 
     def forward(
         self, x: Handle, mask: Handle | None, position_bias: Handle | None = None
@@ -107,8 +108,8 @@ class PlainScores(Heads):
         context_layer = context_layer.permute(0, 2, 1, 3).contiguous()
         context_layer = context_layer.view(*x.shape[:2], -1)
         if self.output:
-            return self.children[self.output](context_layer), None
-        return context_layer, attention_probs
+            context_layer = self.children[self.output](context_layer)
+        return context_layer, attention_probs if self.hands_on_weights else None
 
 
 class SelfOutput(Module):
@@ -151,7 +152,7 @@ class SummedOutput(Output):
     normed = False
 
 
-class Attention(Module):
+class AttentionParts(Module):
     """Heads, and what leads back to the hidden size."""
 
     block = LayerBlock.ATTENTION
@@ -159,8 +160,6 @@ class Attention(Module):
     output_class: Callable[[ConfigReader], SelfOutput] = SelfOutput
     norm = ""
     """The norm before the heads, where there is one."""
-    hands_on_weights = True
-    """Weights are returned, which the layer then holds to its end."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.self = self.self_class(config)
@@ -176,6 +175,13 @@ class Attention(Module):
     def probability(self) -> float:
         """Of dropping a number behind the output."""
         return self.output.dropout.probability
+
+
+class Attention(AttentionParts):
+    """BERT's."""
+
+    hands_on_weights = True
+    """Weights are returned, which the layer then holds to its end."""
 
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Attended:
         normed = self.children[self.norm](x) if self.norm else x
@@ -217,7 +223,7 @@ class LayerParts(EncoderLayer):
     """Attention and network."""
 
     placement = NormPlacement.POST
-    attention_class: Callable[[ConfigReader], Attention] = Attention
+    attention_class: Callable[[ConfigReader], AttentionParts] = Attention
     intermediate_class: Callable[[ConfigReader], Network] = Intermediate
     output_class: Callable[[ConfigReader], Module] = Output
     normed = False
@@ -259,10 +265,14 @@ class Stack(Module):
 
     layer_class: Callable[[ConfigReader], EncoderLayer] = Layer
     norm = ""
+    streams = False
+    """Each layer hands the next one more than the hidden states."""
 
     def __init__(self, config: ConfigReader) -> None:
         kinds = [None] * config.layers("num_hidden_layers")
-        self.layer = LayerList("encoder.layers", kinds, lambda _: self.layer_class(config))
+        self.layer = LayerList(
+            "encoder.layers", kinds, lambda _: self.layer_class(config), streams=self.streams
+        )
         if self.norm:
             setattr(self, self.norm, last_norm(config.integer("hidden_size")))
 

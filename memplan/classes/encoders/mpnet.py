@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from memplan.classes.encoders.base import EncoderLayer
 from memplan.classes.encoders.bert import RobertaModel
-from memplan.classes.encoders.layers import Attention, Layer, PlainScores, Stack
+from memplan.classes.encoders.layers import Attention, AttentionParts, Layer, PlainScores, Stack
 from memplan.classes.encoders.tables import TableParts, counted_ids, token_rows
 from memplan.classes.encoders.tasks import PooledMultipleChoice, Tasks
 from memplan.dtypes import DType
@@ -44,6 +44,7 @@ class MPNetEmbeddings(TableParts):
 class MPNetSelfAttention(PlainScores):
     names = "q", "k", "v"
     output = "o"
+    hands_on_weights = False
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
@@ -71,7 +72,7 @@ class MPNetAttention(Attention):
 
 
 class MPNetLayer(Layer):
-    attention_class: Callable[[ConfigReader], Attention] = MPNetAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = MPNetAttention
 
 
 class MPNetEncoder(Stack):

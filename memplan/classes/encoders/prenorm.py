@@ -19,6 +19,7 @@ from memplan.classes.encoders.base import (
 from memplan.classes.encoders.bert import RobertaModel
 from memplan.classes.encoders.layers import (
     Attention,
+    AttentionParts,
     Heads,
     Intermediate,
     Layer,
@@ -73,7 +74,7 @@ class PreNormLayer(Layer):
     """A norm before the heads, and one before the network."""
 
     placement = NormPlacement.PRE
-    attention_class: Callable[[ConfigReader], Attention] = PreNormAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = PreNormAttention
     output_class: Callable[[ConfigReader], Module] = SummedOutput
 
 
@@ -126,7 +127,7 @@ class XLMRobertaXLOutput(Module):
 
 
 class XLMRobertaXLLayer(PreNormLayer):
-    attention_class: Callable[[ConfigReader], Attention] = XLMRobertaXLAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = XLMRobertaXLAttention
     output_class: Callable[[ConfigReader], Module] = XLMRobertaXLOutput
     normed = True
 
@@ -230,7 +231,7 @@ class EsmIntermediate(Network):
 
 
 class EsmLayer(PreNormLayer):
-    attention_class: Callable[[ConfigReader], Attention] = EsmAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = EsmAttention
     intermediate_class: Callable[[ConfigReader], Network] = EsmIntermediate
     normed = True
 

@@ -96,6 +96,23 @@ class Embeddings(TableParts):
         return embeddings
 
 
+class TypesLast(Embeddings):
+    """Positions are looked up and added before types."""
+
+    def forward(self, batch: int, length: int, token_type_ids: Handle | None = None) -> Handle:
+        position_ids = self.position_ids(batch, length)
+        if token_type_ids is None:
+            token_type_ids = self.token_type_ids(batch, length)
+        inputs_embeds = token_rows(self.word_embeddings, batch, length)
+        rows = (1, length) if position_ids is None else (batch, length)
+        position_embeddings = self.position_embeddings(rows, position_ids)
+        token_type_embeddings = self.token_type_embeddings((batch, length), token_type_ids)
+        embeddings = inputs_embeds + position_embeddings + token_type_embeddings
+        embeddings = self.LayerNorm(embeddings)
+        embeddings = self.dropout(embeddings)
+        return embeddings
+
+
 class CountedEmbeddings(Embeddings):
     """RoBERTa's: positions are counted from the ids, start behind the padding token's, and are declared last."""
 

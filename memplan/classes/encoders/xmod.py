@@ -9,14 +9,9 @@ given nothing, and their weights gradients of zeros all the same.
 from collections.abc import Callable
 from typing import ClassVar
 
-from memplan.classes.encoders.base import LAYER_NORM, EncoderLayer
+from memplan.classes.encoders.base import LAYER_NORM, Encoded, EncoderLayer
 from memplan.classes.encoders.bert import RobertaModel
-from memplan.classes.encoders.layers import (
-    Attention,
-    LayerParts,
-    SelfOutput,
-    Stack,
-)
+from memplan.classes.encoders.layers import Attention, AttentionParts, LayerParts, SelfOutput, Stack
 from memplan.classes.encoders.tasks import PooledMultipleChoice, Tasks
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
@@ -136,7 +131,7 @@ class XmodOutput(Module):
 
 
 class XmodLayer(LayerParts):
-    attention_class: Callable[[ConfigReader], Attention] = XmodAttention
+    attention_class: Callable[[ConfigReader], AttentionParts] = XmodAttention
     output_class: Callable[[ConfigReader], Module] = XmodOutput
 
     def __init__(self, config: ConfigReader) -> None:
@@ -173,7 +168,11 @@ class XmodModel(RobertaModel):
     def last_norm(self) -> NormSpec | None:
         return LAYER_NORM if self.encoder.children.get("LayerNorm") is not None else None
 
-    def beside_layers(self, batch: int, length: int) -> tuple[Handle | None, ...]:  # noqa: ARG002
-        """``lang_ids``: the default language's, made for each sequence."""
+    def forward(self, batch: int, length: int) -> Encoded:
         ones = made_by(self.run, OperationKind.ONES, (batch,), DType.FP32)
-        return None, ones.apart(OperationKind.MUL_SCALAR)
+        lang_ids = ones.apart(OperationKind.MUL_SCALAR)  # the default language's
+        del ones
+        embedding_output = self.embeddings(batch, length)
+        sequence_output = self.encoder(embedding_output, None, lang_ids)
+        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
+        return Encoded(sequence_output, pooled_output)

@@ -36,9 +36,12 @@ class LayerList(Module):
         make: Callable[[Any], Module],
         *,
         shared: bool = False,
+        streams: bool = False,
     ) -> None:
         self.shared = shared
         """Layers of a kind are one, which is called again (ALBERT)."""
+        self.streams = streams
+        """Each hands the next one more than hidden states, so that none stands for others."""
         self.segment_name = segment
         self.kinds: list[Any] = list(kinds)
         self.made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
@@ -88,8 +91,8 @@ class LayerList(Module):
             left = stretch.count
             first: Segment | None = None
             while left:
-                once = 1 if self.shared else left
-                yield Layer(self.made[stretch.kind], self.segment_name, stretch, once, first)
+                once = 1 if self.shared or self.streams else left
+                yield Layer(self, stretch, once, first)
                 segment = self.run.segment
                 if self.shared:
                     first = first or segment
@@ -115,13 +118,13 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_again", "_left", "_module", "_name", "_stretch")
+    __slots__ = ("_again", "_left", "_module", "_name", "_streams", "_stretch")
 
     def __init__(
-        self, module: Module, name: str, stretch: LayerRun, left: int, again: Segment | None
+        self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
-        self._module, self._name, self._stretch, self._left = module, name, stretch, left
-        self._again = again
+        self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
+        self._name, self._streams, self._again = layers.segment_name, layers.streams, again
 
     @property
     def kind(self) -> Any:
@@ -147,6 +150,9 @@ class Layer:
         returned = self._module(x, *args)
         made, *further = returned if isinstance(returned, tuple) else (returned,)
         beside = [each.record for each in further if each is not None]
+        if self._streams:  # names hold what the next layer is handed
+            run.finish(made.record)
+            return returned
         run.touch(*beside)
         run.finish(made.record)
         run.carry(*beside)
