@@ -70,6 +70,9 @@ class Encoder(Base):
         table = names.get("position_embeddings")
         return table.weight.shape[0] if isinstance(table, Embedding) else 0
 
+    def declare_idle(self) -> None:
+        """Declare what it has that no loss reads, once it has returned: its own names are gone by then."""
+
     def hidden_size(self, config: ConfigReader) -> int:
         """Width of what it returns."""
         return config.integer("hidden_size")

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from memplan.classes.encoders.base import Encoded, Encoder, read_no_decoder
+from memplan.classes.encoders.base import Encoded, Encoder, idle, read_no_decoder
 from memplan.classes.encoders.layers import Pooler, Stack, last_norm
 from memplan.classes.encoders.tables import (
     CountedEmbeddings,
@@ -129,6 +129,9 @@ class BertModel(Encoder):
     """The norm behind all layers, where the base model has one."""
     always_pools = False
     """It has a pooler also where no loss reads what it gives."""
+    pooler: Pooler | None = None
+    embeddings_project: Linear | None = None
+    """From the width of the tables to that of the layers."""
     makes_mask = False
     """It makes a mask itself, which attention that it writes out adds to all scores."""
     makes_types = False
@@ -154,13 +157,23 @@ class BertModel(Encoder):
             mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
         token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
         embedding_output = self.embeddings(batch, length, token_type_ids)
+        if self.embeddings_project is not None:
+            embedding_output = self.embeddings_project(embedding_output)
         if mask is not None:
             mask = written_mask(run, batch, length)
         sequence_output = self.encoder(embedding_output, mask)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)
-        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
-        return Encoded(sequence_output, pooled_output)
+        return Encoded(sequence_output, self.pooled(sequence_output))
+
+    def pooled(self, sequence_output: Handle) -> Handle | None:
+        """The pooler's, where a loss reads it."""
+        pooler = self.pooler
+        return pooler(sequence_output) if pooler is not None and pooler.is_read else None
+
+    def declare_idle(self) -> None:
+        if self.pooler is not None and not self.pooler.is_read:
+            idle(self.pooler)
 
 
 # --- RoBERTa ------------------------------------------------------------------------------------------
@@ -272,17 +285,12 @@ class ElectraModel(BertModel):
         Task.PRETRAINING: ElectraForPreTraining,
     }
 
-    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
-        read_no_decoder(config)
-        width, hidden = config.integer("embedding_size"), config.integer("hidden_size")
-        self.embeddings = NarrowEmbeddings(config)
-        self.is_narrow = width != hidden
-        if self.is_narrow:
-            self.embeddings_project = Linear(width, hidden, bias=True)
-        self.encoder = Stack(config)
+    embeddings_class: Callable[[ConfigReader], Module] = NarrowEmbeddings
 
-    def forward(self, batch: int, length: int) -> Encoded:
-        embedding_output = self.embeddings(batch, length)
-        if self.is_narrow:
-            embedding_output = self.embeddings_project(embedding_output)
-        return Encoded(self.encoder(embedding_output, None))
+    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:  # noqa: ARG002
+        super().__init__(config, pooled=False)
+
+    def add_beside(self, config: ConfigReader) -> None:
+        width, hidden = config.integer("embedding_size"), config.integer("hidden_size")
+        if width != hidden:
+            self.embeddings_project = Linear(width, hidden, bias=True)

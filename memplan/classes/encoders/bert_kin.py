@@ -205,9 +205,7 @@ class LayoutLMModel(BertModel):
         mask = mask.apart(OperationKind.SUB).apart(OperationKind.MUL_SCALAR)
         embedding_output = self.embeddings(batch, length, token_type_ids, bbox)
         sequence_output = self.encoder(embedding_output, mask)
-        assert self.pooler is not None
-        pooled_output = self.pooler(sequence_output)
-        return Encoded(sequence_output, pooled_output)
+        return Encoded(sequence_output, self.pooled(sequence_output))
 
 
 # --- RemBERT --------------------------------------------------------------------------------------------
@@ -248,7 +246,7 @@ class RemBertEncoder(Stack):
 
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Handle:
         x = self.embedding_hidden_mapping_in(x)
-        for layer_module in self.layer:
+        for layer_module in self.children[self.list_name]:
             layer_outputs = layer_module(x, *beside)
             x = layer_outputs[0]
         return x

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 
-from memplan.classes.encoders.base import LAYER_NORM, EncoderLayer, first_token, idle
+from memplan.classes.encoders.base import LAYER_NORM, EncoderLayer, first_token
 from memplan.classes.llama import Network
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import (
@@ -265,19 +265,22 @@ class Stack(Module):
 
     layer_class: Callable[[ConfigReader], EncoderLayer] = Layer
     norm = ""
+    list_name = "layer"
+    """What the class calls its list of layers."""
     streams = False
     """Each layer hands the next one more than the hidden states."""
 
     def __init__(self, config: ConfigReader) -> None:
         kinds = [None] * config.layers("num_hidden_layers")
-        self.layer = LayerList(
+        made = LayerList(
             "encoder.layers", kinds, lambda _: self.layer_class(config), streams=self.streams
         )
+        setattr(self, self.list_name, made)
         if self.norm:
             setattr(self, self.norm, last_norm(config.integer("hidden_size")))
 
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Handle:
-        for layer in self.layer:
+        for layer in self.children[self.list_name]:
             x = layer(x, *beside)
         if self.norm:
             x = self.children[self.norm](x)
@@ -304,10 +307,7 @@ class Pooler(Module):
         self.dense = Linear(hidden, hidden, bias=True)
         self.activation = ActivationModule(Activation.TANH)
 
-    def forward(self, x: Handle) -> Handle | None:
-        if not self.is_read:
-            idle(self)
-            return None
+    def forward(self, x: Handle) -> Handle:
         first_token_tensor = first_token(x)
         pooled_output = self.dense(first_token_tensor)
         pooled_output = self.activation(pooled_output)

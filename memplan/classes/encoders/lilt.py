@@ -182,7 +182,7 @@ class LiltEncoder(Stack):
     streams = True
 
     def forward(self, x: Handle, layout_inputs: Handle, mask: Handle) -> Handle:
-        for layer_module in self.layer:
+        for layer_module in self.children[self.list_name]:
             layer_outputs = layer_module(x, layout_inputs, mask)
             x = layer_outputs[0]
             layout_inputs = layer_outputs[1]
@@ -210,5 +210,4 @@ class LiltModel(RobertaModel):
         mask = written_mask(run, batch, length)
         layout_embedding_output = self.layout_embeddings(bbox, position_ids)
         sequence_output = self.encoder(embedding_output, layout_embedding_output, mask)
-        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
-        return Encoded(sequence_output, pooled_output)
+        return Encoded(sequence_output, self.pooled(sequence_output))

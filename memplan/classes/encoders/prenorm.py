@@ -249,9 +249,6 @@ class EsmContactPredictionHead(Module):
     def __init__(self, features: int) -> None:
         self.regression = Linear(features, 1, bias=True)
 
-    def forward(self, x: Handle) -> None:  # noqa: ARG002
-        idle(self.regression)
-
 
 class EsmLMHead(Transform):
     activation = Activation.GELU_PYTHON
@@ -316,5 +313,7 @@ class EsmModel(Encoder):
             tables = self.rotary_embeddings(inputs_embeds, position_ids(self.run, batch, length))
         sequence_output = self.encoder(inputs_embeds, None, tables)
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
-        self.contact_head(sequence_output)
         return Encoded(sequence_output, pooled_output)
+
+    def declare_idle(self) -> None:
+        idle(self.contact_head)

@@ -71,6 +71,7 @@ class EncoderTask(Task):
         outputs = self.base(batch, length)
         if run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs.last_hidden_state)
+        self.encoder.declare_idle()
         run.leave(BASE_MODEL)
         finish(self, self.loss_of(outputs))
 
@@ -95,6 +96,7 @@ class EncodedStates(EncoderTask):
         outputs = self.base(batch, length)
         if self.run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs.last_hidden_state)
+        self.encoder.declare_idle()
         finish(self, self.loss_of(outputs))
 
     def loss_of(self, outputs: Encoded) -> Tensor:

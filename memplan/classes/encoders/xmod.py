@@ -174,5 +174,4 @@ class XmodModel(RobertaModel):
         del ones
         embedding_output = self.embeddings(batch, length)
         sequence_output = self.encoder(embedding_output, None, lang_ids)
-        pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
-        return Encoded(sequence_output, pooled_output)
+        return Encoded(sequence_output, self.pooled(sequence_output))

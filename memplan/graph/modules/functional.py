@@ -4,6 +4,7 @@ from math import prod
 
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
+from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.experts.routing import divided, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
@@ -358,6 +359,23 @@ def relative_position_bucket(distance: Handle) -> Handle:
     val_if_large = val_if_large.apart(kinds.MINIMUM, val_if_large.apart(kinds.ONES))
     ret += n.apart(kinds.WHERE, is_small, val_if_large)
     return ret
+
+
+def unfold(x: Handle, kernel: int) -> Handle:
+    """``F.unfold`` along the tokens: each one's neighbours side by side."""
+    batch, channels, length, _ = x.shape
+    made = empty(x.run, (batch, channels * kernel, length), x.dtype)
+    x.run.record(OperationKind.IM2COL, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def grouped_product(x: Handle, module: Module, weight: Weight) -> Handle:
+    """``x @ weight``, of as many matrices as the weight has."""
+    groups, inner, width = weight.shape
+    rows = x.shape[1]
+    factor = x.run.cast_weight(module.parameter(weight))
+    made = batched_matmul(x.run, x.record, factor, groups * rows * width, inner)
+    return x.leads_to(Handle(x.run, made, (groups, rows, width)), in_rows(x.shape))
 
 
 def fourier_transform(x: Handle) -> Handle:

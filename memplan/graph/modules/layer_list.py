@@ -7,6 +7,7 @@ from typing import Any
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.pruning import prune
 from memplan.graph.segments import Segment
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
@@ -102,6 +103,8 @@ class LayerList(Module):
                 assert made is not None
                 if given.storage is not made.storage and self.run.is_named(given.storage):
                     self.run.outlive(given.storage)
+        if self.streams:
+            prune(self.run.segment)  # nothing reads what the last one hands on
 
 
 def _cast(args: Any) -> Any:
