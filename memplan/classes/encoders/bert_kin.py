@@ -246,7 +246,7 @@ class RemBertEncoder(Stack):
 
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Handle:
         x = self.embedding_hidden_mapping_in(x)
-        for layer_module in self.children[self.list_name]:
+        for layer_module in self.stacked:
             layer_outputs = layer_module(x, *beside)
             x = layer_outputs[0]
         return x

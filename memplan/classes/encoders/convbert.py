@@ -11,6 +11,7 @@ from memplan.classes.encoders.bert import ElectraForMaskedLM, ElectraModel
 from memplan.classes.encoders.layers import (
     Attention,
     AttentionParts,
+    Heads,
     Intermediate,
     Layer,
     Output,
@@ -26,16 +27,15 @@ from memplan.classes.encoders.tasks import (
 from memplan.classes.llama import Network
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended, in_heads, matmul
-from memplan.graph.modules.basic import Dropout, Linear
+from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.functional import grouped_product, softmax, unfold
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
-from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
-from memplan.model.parameters import LayerBlock, WeightRole
+from memplan.model.parameters import WeightRole
 
 
 class ConvBertEmbeddings(TypesLast, NarrowEmbeddings):
@@ -57,9 +57,7 @@ class SeparableConv1D(Module):
         return x
 
 
-class ConvBertSelfAttention(Module):
-    block = LayerBlock.ATTENTION
-
+class ConvBertSelfAttention(Heads):
     def __init__(self, config: ConfigReader) -> None:
         hidden, key = config.integer("hidden_size"), "hidden_size"
         ratio, self.kernel = config.integer("head_ratio"), config.integer("conv_kernel_size")
@@ -76,15 +74,7 @@ class ConvBertSelfAttention(Module):
         self.key_conv_attn_layer = SeparableConv1D(hidden, width, self.kernel)
         self.conv_kernel_layer = Linear(width, self.num_heads * self.kernel, bias=True)
         self.conv_out_layer = Linear(hidden, width, bias=True)
-        self.dropout = Dropout(config.number("attention_probs_dropout_prob"))
-
-    def facts(self) -> AttentionSpec:
-        """Of the half that attends, to all tokens."""
-        return AttentionSpec(
-            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
-            query_bias=True, key_bias=True, value_bias=True, output_bias=True, causal=False,
-            dropout=self.dropout.probability,
-        )  # fmt: skip
+        self.add_dropout(config.number(self.dropout_key))
 
     def forward(self, x: Handle, mask: Handle) -> Attended:
         batch, length, _ = x.shape
@@ -120,7 +110,7 @@ class ConvBertSelfAttention(Module):
 
 
 class ConvBertAttention(Attention):
-    self_class: Callable[[ConfigReader], Module] = ConvBertSelfAttention
+    self_class: Callable[[ConfigReader], Heads] = ConvBertSelfAttention
     hands_on_weights = False
 
 
@@ -148,17 +138,17 @@ class GroupedLinearLayer(Module):
 
 
 class ConvBertIntermediate(Intermediate):
-    def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config)
-        if config.integer("num_groups") > 1:
-            self.dense = GroupedLinearLayer(config, "hidden_size", "intermediate_size")
+    def linear(self, config: ConfigReader) -> Module:
+        if config.integer("num_groups") == 1:
+            return super().linear(config)
+        return GroupedLinearLayer(config, "hidden_size", "intermediate_size")
 
 
 class ConvBertOutput(Output):
-    def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config)
-        if config.integer("num_groups") > 1:
-            self.dense = GroupedLinearLayer(config, "intermediate_size", "hidden_size")
+    def linear(self, config: ConfigReader) -> Module:
+        if config.integer("num_groups") == 1:
+            return super().linear(config)
+        return GroupedLinearLayer(config, "intermediate_size", "hidden_size")
 
 
 class ConvBertLayer(Layer):

@@ -59,6 +59,8 @@ class FNetFourierTransform(Module):
 
 
 class FNetLayer(LayerParts):
+    output: Output
+
     def __init__(self, config: ConfigReader) -> None:
         self.fourier = FNetFourierTransform(config)
         self.intermediate = Intermediate(config)

@@ -34,19 +34,27 @@ class Heads(Module):
 
     block = LayerBlock.ATTENTION
     names = "query", "key", "value"
+    query: Linear
+    key: Linear
+    value: Linear
     bias = True
     dropout_key = "attention_probs_dropout_prob"
     eager: Attend | None = staticmethod(unwidened_attention)
     """Attention written out; None: that of Llama."""
 
     def __init__(self, config: ConfigReader) -> None:
-        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        self.num_heads = heads
-        self.head_dim = config.divide("hidden_size", hidden, "num_attention_heads", heads)
+        hidden = self.read_sizes(config)
         for name in self.names:
             role = WeightRole.MATRIX if name == self.names[-1] else WeightRole.QUERY_KEY
             setattr(self, name, Linear(hidden, hidden, bias=self.bias, role=role))
         self.add_dropout(config.number(self.dropout_key))
+
+    def read_sizes(self, config: ConfigReader) -> int:
+        """How many heads there are and how wide; returns the hidden size."""
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        self.num_heads = heads
+        self.head_dim = config.divide("hidden_size", hidden, "num_attention_heads", heads)
+        return hidden
 
     def add_dropout(self, probability: float) -> None:
         """A module of its own, whose probability the attention function takes."""
@@ -121,10 +129,15 @@ class SelfOutput(Module):
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        self.dense = Linear(config.integer(self.inner), hidden, bias=True, role=self.role)
+        self.dense = self.linear(config)
         if self.normed:
             self.LayerNorm = LayerNorm(hidden)
         self.dropout = Dropout(config.number("hidden_dropout_prob"))
+
+    def linear(self, config: ConfigReader) -> Module:
+        """To the hidden size."""
+        inner, hidden = config.integer(self.inner), config.integer("hidden_size")
+        return Linear(inner, hidden, bias=True, role=self.role)
 
     def forward(self, x: Handle, input_tensor: Handle) -> Handle:
         x = self.dense(x)
@@ -201,15 +214,19 @@ class Intermediate(Network):
         hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
         if self.normed:
             self.LayerNorm = LayerNorm(hidden)
-        self.dense = Linear(hidden, inner, bias=True)
+        self.inner = inner
+        self.dense = self.linear(config)
         self.intermediate_act_fn = ActivationModule(read_activation(config, "hidden_act"))
 
     def facts(self) -> FeedForwardSpec:
         """Of a network without a gate."""
         return FeedForwardSpec(
-            intermediate_size=self.dense.out_features, activation=self.intermediate_act_fn.kind,
-            bias=True,
-        )  # fmt: skip
+            intermediate_size=self.inner, activation=self.intermediate_act_fn.kind, bias=True
+        )
+
+    def linear(self, config: ConfigReader) -> Module:
+        """From the hidden size."""
+        return Linear(config.integer("hidden_size"), self.inner, bias=True)
 
     def forward(self, x: Handle) -> Handle:
         if self.normed:
@@ -260,7 +277,7 @@ class Layer(LayerParts):
         return layer_output
 
 
-class Stack(Module):
+class StackParts(Module):
     """All layers, and the norm behind them where there is one."""
 
     layer_class: Callable[[ConfigReader], EncoderLayer] = Layer
@@ -279,8 +296,19 @@ class Stack(Module):
         if self.norm:
             setattr(self, self.norm, last_norm(config.integer("hidden_size")))
 
+    @property
+    def stacked(self) -> LayerList:
+        """The list of layers, whatever the class calls it."""
+        found = self.children[self.list_name]
+        assert isinstance(found, LayerList)
+        return found
+
+
+class Stack(StackParts):
+    """BERT's."""
+
     def forward(self, x: Handle, *beside: Handle | Tables | None) -> Handle:
-        for layer in self.children[self.list_name]:
+        for layer in self.stacked:
             x = layer(x, *beside)
         if self.norm:
             x = self.children[self.norm](x)

@@ -16,7 +16,7 @@ from memplan.classes.encoders.layers import (
     LayerParts,
     Output,
     SelfOutput,
-    Stack,
+    StackParts,
 )
 from memplan.classes.encoders.tables import TableParts, counted_ids, token_rows, zero_ids
 from memplan.classes.encoders.tasks import Tasks
@@ -177,12 +177,12 @@ class LiltLayer(LayerParts):
         return layer_output
 
 
-class LiltEncoder(Stack):
+class LiltEncoder(StackParts):
     layer_class: Callable[[ConfigReader], EncoderLayer] = LiltLayer
     streams = True
 
     def forward(self, x: Handle, layout_inputs: Handle, mask: Handle) -> Handle:
-        for layer_module in self.children[self.list_name]:
+        for layer_module in self.stacked:
             layer_outputs = layer_module(x, layout_inputs, mask)
             x = layer_outputs[0]
             layout_inputs = layer_outputs[1]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from memplan.classes.encoders.base import LAYER_NORM, EncoderLayer
 from memplan.classes.encoders.bert import BertModel
-from memplan.classes.encoders.layers import Stack
+from memplan.classes.encoders.layers import Heads, Stack
 from memplan.classes.encoders.tables import NarrowEmbeddings, TypesLast
 from memplan.classes.encoders.tasks import PooledMultipleChoice, Tasks
 from memplan.families.llama import read_activation
@@ -22,12 +22,10 @@ from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
-from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import FeedForwardSpec
-from memplan.model.parameters import LayerBlock
 
 
 class SqueezeBertEmbeddings(TypesLast, NarrowEmbeddings):
@@ -37,10 +35,10 @@ class SqueezeBertEmbeddings(TypesLast, NarrowEmbeddings):
 def convolution(config: ConfigReader, inputs: str, outputs: str, groups: str) -> Conv1d:
     """Of length 1, whose channels are in so many groups."""
     count = config.integer(groups)
-    sizes = [config.integer(each) for each in (inputs, outputs)]
-    for size in sizes:
+    given, made = config.integer(inputs), config.integer(outputs)
+    for size in (given, made):
         config.divide(groups, size, groups, count)
-    return Conv1d(*sizes, 1, groups=count)
+    return Conv1d(given, made, 1, groups=count)
 
 
 class SqueezeBertLayerNorm(LayerNorm):
@@ -76,25 +74,13 @@ class ConvActivation(Module):
         return self.act(output)
 
 
-class SqueezeBertSelfAttention(Module):
-    block = LayerBlock.ATTENTION
-
+class SqueezeBertSelfAttention(Heads):
     def __init__(self, config: ConfigReader) -> None:
-        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        self.num_heads = heads
-        self.head_dim = config.divide("hidden_size", hidden, "num_attention_heads", heads)
-        self.query = convolution(config, "hidden_size", "hidden_size", "q_groups")
-        self.key = convolution(config, "hidden_size", "hidden_size", "k_groups")
-        self.value = convolution(config, "hidden_size", "hidden_size", "v_groups")
-        self.dropout = Dropout(config.number("attention_probs_dropout_prob"))
-
-    def facts(self) -> AttentionSpec:
-        """Of attention to all tokens."""
-        return AttentionSpec(
-            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
-            query_bias=True, key_bias=True, value_bias=True, output_bias=True, causal=False,
-            dropout=self.dropout.probability,
-        )  # fmt: skip
+        self.read_sizes(config)
+        for name in self.names:
+            made = convolution(config, "hidden_size", "hidden_size", f"{name[0]}_groups")
+            setattr(self, name, made)
+        self.add_dropout(config.number(self.dropout_key))
 
     def columns(self, x: Handle) -> Handle:
         """Heads whose tokens are the last dimension."""

@@ -131,6 +131,7 @@ class XmodOutput(Module):
 
 
 class XmodLayer(LayerParts):
+    output: XmodOutput
     attention_class: Callable[[ConfigReader], AttentionParts] = XmodAttention
     output_class: Callable[[ConfigReader], Module] = XmodOutput
 
