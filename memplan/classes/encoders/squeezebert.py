@@ -53,6 +53,7 @@ class SqueezeBertLayerNorm(LayerNorm):
 class ConvDropoutLayerNorm(Module):
     def __init__(self, config: ConfigReader, inputs: str, groups: str) -> None:
         self.conv1d = convolution(config, inputs, "hidden_size", groups)
+        self.conv1d.gives_rows = True
         self.layernorm = SqueezeBertLayerNorm(config.integer("hidden_size"))
         self.dropout = Dropout(config.number("hidden_dropout_prob"))
 
