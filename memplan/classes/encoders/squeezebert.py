@@ -53,7 +53,6 @@ class SqueezeBertLayerNorm(LayerNorm):
 class ConvDropoutLayerNorm(Module):
     def __init__(self, config: ConfigReader, inputs: str, groups: str) -> None:
         self.conv1d = convolution(config, inputs, "hidden_size", groups)
-        self.conv1d.gives_rows = True
         self.layernorm = SqueezeBertLayerNorm(config.integer("hidden_size"))
         self.dropout = Dropout(config.number("hidden_dropout_prob"))
 
@@ -80,6 +79,7 @@ class SqueezeBertSelfAttention(Heads):
         self.read_sizes(config)
         for name in self.names:
             made = convolution(config, "hidden_size", "hidden_size", f"{name[0]}_groups")
+            made.gives_rows = True
             setattr(self, name, made)
         self.add_dropout(config.number(self.dropout_key))
 
@@ -109,6 +109,7 @@ class SqueezeBertModule(EncoderLayer):
     def __init__(self, config: ConfigReader) -> None:
         self.attention = SqueezeBertSelfAttention(config)
         self.post_attention = ConvDropoutLayerNorm(config, "hidden_size", "post_attention_groups")
+        self.post_attention.conv1d.gives_rows = True
         self.intermediate = ConvActivation(config)
         self.output = ConvDropoutLayerNorm(config, "intermediate_size", "output_groups")
 
