@@ -68,16 +68,12 @@ class PositionBias(Enum):
     """What is added to the scores for the distance between two positions (T5)."""
 
     NONE = "none"
-    LEARNED = "learned"
-    """Looked up in a table of the layer's own (UMT5)."""
     FIRST_LEARNED = "first_learned"
-    """The same, for the layers that follow too (T5)."""
+    """Looked up in a table of the layer's own, for the layers that follow too (T5)."""
     EARLIER_LEARNED = "earlier_learned"
     """What the stack's first layer looked up."""
-    ZEROS = "zeros"
-    """Zeros that the layer makes (UMT5's cross attention)."""
     FIRST_ZEROS = "first_zeros"
-    """The same for the layers that follow too; under checkpointing they need a gradient (T5)."""
+    """Zeros that the layer makes for those that follow too; under checkpointing they need a gradient (T5)."""
     EARLIER_ZEROS = "earlier_zeros"
     """What the stack's first layer made."""
 

@@ -157,6 +157,8 @@ class LiltAttention(AttentionParts):
 
 
 class LiltLayer(LayerParts):
+    hands_on = True
+
     def __init__(self, config: ConfigReader) -> None:
         self.attention = LiltAttention(config)
         self.intermediate = Intermediate(config)

@@ -18,7 +18,7 @@ from memplan.classes.encoders.tasks import (
     Transform,
 )
 from memplan.classes.llama import FULL, SLIDING, Network, halves
-from memplan.families.t5 import named_activation
+from memplan.families.llama import named_activation
 from memplan.graph.heads import span_loss
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear

@@ -121,13 +121,13 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_again", "_left", "_module", "_name", "_streams", "_stretch")
+    __slots__ = ("_again", "_left", "_module", "_name", "_stretch")
 
     def __init__(
         self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
         self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
-        self._name, self._streams, self._again = layers.segment_name, layers.streams, again
+        self._name, self._again = layers.segment_name, again
 
     @property
     def kind(self) -> Any:
@@ -146,16 +146,14 @@ class Layer:
             self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
             checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
         )  # fmt: skip
-        run.segment.layer = run.layers[stretch.start]
+        run.segment.layer = run.layers[self._name.partition(".")[0]][stretch.start]
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)
         made, *further = returned if isinstance(returned, tuple) else (returned,)
-        beside = [each.record for each in further if each is not None]
-        if self._streams:  # names hold what the next layer is handed
-            run.finish(made.record)
-            return returned
+        handed_on = self._module.hands_on
+        beside = [each.record for each in further if each is not None and not handed_on]
         run.touch(*beside)
         run.finish(made.record)
         run.carry(*beside)
