@@ -289,6 +289,10 @@ TRAINED: dict[str, Entry] = {
         (*MODEL, *CARD, "--gpus", "512", "--engine", "ddp", "--time"),
         ("--oversubscription", "4"),
     ),
+    "in_network_reduction": (
+        (*MODEL, *CARD, "--gpus", "512", "--engine", "ddp", "--network", "25"),
+        ("--in-network-reduction",),
+    ),
     "host": ((*JOB, "--time"), ("--host", "slow")),
     "calibration": ((*JOB, "--time"), ("--calibration", "calibration.yaml")),
     "per_rank": (JOB, ("--per-rank",)),
@@ -368,6 +372,21 @@ OPTIONS: dict[str, dict[str, Entry]] = {
         "oversubscription": (
             (*MODEL, *CARD, "--gpus", "512", "--global-batch-size", "512", "--time"),
             ("--oversubscription", "4"),
+        ),
+        "in_network_reduction": (
+            (
+                *MODEL,
+                *CARD,
+                "--gpus",
+                "512",
+                "--global-batch-size",
+                "512",
+                "--zero",
+                "1",
+                "--network",
+                "25",
+            ),
+            ("--in-network-reduction",),
         ),
         "time": ((*JOB, "--maximize", "batch"), ("--time",)),
         "limit": (JOB, ("--limit", "1")),

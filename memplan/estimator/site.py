@@ -20,6 +20,8 @@ class Site:
     """What one GPU sends to other nodes, nominally [bytes/s]; None: what nodes of these cards are sold with."""
     oversubscription: float = 1.0
     """How many times as much 32 nodes send as their switches pass on to others."""
+    in_network_reduction: bool = False
+    """The switches between nodes add up all-reduces (SHARP)."""
     calibration: Calibration | None = None
     """What a step that was measured there says."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+from memplan.compute.congestion import QUIET
 from memplan.compute.host import HostFactors, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
@@ -73,8 +74,8 @@ COMPUTE = Ends(0.9, 1.15)
 UNMEASURED_COMPUTE = Ends(0.85, 1.4)
 """Of a card of which no product was measured: of 28 published steps on such cards the half that figures may be
 taken from is off by -33 to +37 %."""
-BUSY_LINKS = Ends(0.85, 1.4)
-"""Links by how busy they are."""
+BUSY_LINKS = Ends(0.85, QUIET)
+"""Links by how busy they are; of many nodes ``crowded_factor`` has the high end."""
 UNNAMED_LINKS = Ends(0.85, 4.0)
 """Between nodes whose network nobody named: an A100's node has 1,600 Gbit/s or 400 (memplan/hardware/network.py, [1])."""
 CPU_WORK = Ends(0.4, 2.5)

@@ -60,6 +60,8 @@ TIME_OPTIONS: tuple[Option, ...] = (
          "[default: 400 on H100 and later, 200 on A100]", parser=read_rate),
     _row("--oversubscription", float, "N", "How many times as much 32 nodes send as their switches pass on to others.",
          default=1.0),
+    _row("--in-network-reduction", bool, None, "The switches between nodes add up all-reduces (InfiniBand with SHARP, NCCL's CollNet).",
+         default=False),
     _row("--host", float | None, "SPEED", "How fast the host launches kernels: fast, usual, slow (shared machines in a cloud), or how many "
          "times as long as the usual one it takes, 1.5. [default: usual]", parser=read_host),
     _row("--calibration", str | None, "FILE", "What a measured step says of the machines, as estimate --save-calibration writes it."),
@@ -87,6 +89,7 @@ def _site(times: Values) -> "Site":
         host=HostSpeed.USUAL if host is None else host,
         between_nodes=times["network"],
         oversubscription=times.get("oversubscription", 1.0),
+        in_network_reduction=times.get("in_network_reduction", False),
         calibration=calibration,
     )
 

@@ -70,6 +70,7 @@ class SharedOptions(ModelOptions, total=False):
     mfu: float | str | None
     network: float | str | None
     oversubscription: float
+    in_network_reduction: bool
     host: float | Word | None
     calibration: Path | None
 
