@@ -284,6 +284,10 @@ TRAINED: dict[str, Entry] = {
     "epochs": ((*JOB, "--examples", "1000000"), ("--epochs", "3")),
     "price": ((*JOB, "--tokens", "1B"), ("--price", "2.5")),
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
+    "save_every": ((*JOB, "--tokens", "1B"), ("--save-every", "10m")),
+    "eval_every": ((*JOB, "--tokens", "1B"), ("--eval-every", "100", "--eval-examples", "1000")),
+    "eval_examples": ((*JOB, "--tokens", "1B"), ("--eval-examples", "9", "--eval-every", "100")),
+    "loader": ((*JOB, "--time"), ("--loader", "2")),
     "network": ((*JOB, "--nodes", "2", "--time"), ("--network", "50")),
     "oversubscription": (
         (*MODEL, *CARD, "--gpus", "512", "--engine", "ddp", "--time"),

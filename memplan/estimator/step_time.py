@@ -182,10 +182,13 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
     flops = _flops(job)
     timer = _timer_of(job, site, rates or rates_of(gpu))
     cases = cases_for(job, site)
-    expected, high = timer.run(cases.expected), timer.run(cases.high)
+    least_s = _loaded_s(setup, site)
+    low, expected, high = (timer.run(each) for each in cases)
+    for run in (low, expected, high):
+        run.wait_for_data(least_s)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
     found = StepTime(
-        low_s=timer.run(cases.low).clock.now_s,
+        low_s=low.clock.now_s,
         expected_s=expected.clock.now_s,
         high_s=high.clock.now_s,
         num_gpus=setup.num_gpus,
@@ -199,6 +202,12 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
         notes=tuple(_widened(job, site, high)),
     )
     return found if found.mfu <= 1 else replace(found, notes=(*found.notes, ABOVE_ONE))
+
+
+def forward_seconds(job: Job, *, site: Site = USUAL_SITE) -> float:
+    """One micro-batch forward alone, through the busiest stage of a pipeline [s]."""
+    timer = _timer_of(job, site, rates_of(job.gpu))
+    return timer.forward_alone_s(cases_for(job, site).expected)
 
 
 def calibrated(
@@ -233,6 +242,14 @@ def calibrated(
         own=factor**exponents.own,
         **{part.value: factor**exponent for part, exponent in exponents.parts.items()},
     )
+
+
+def _loaded_s(setup: TrainingSetup, site: Site) -> float:
+    """What a node's loaders take to make its share of a step's sequences ready, beside whatever runs [s]."""
+    if site.loaded_per_s is None:
+        return 0.0
+    sequences = setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
+    return sequences / setup.nodes / site.loaded_per_s
 
 
 _PARTS = {LAUNCHES: Part.HOST, LINKS: Part.LINKS, OFFLOAD: Part.OFFLOAD}

@@ -71,6 +71,10 @@ class SharedOptions(ModelOptions, total=False):
     network: float | str | None
     oversubscription: float
     in_network_reduction: bool
+    save_every: float | str | None
+    eval_every: Number | None
+    eval_examples: Number | None
+    loader: float | None
     host: float | Word | None
     calibration: Path | None
 
