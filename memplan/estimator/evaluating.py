@@ -12,6 +12,7 @@ from memplan.estimator.site import Site
 from memplan.estimator.step_time import forward_seconds
 from memplan.fast_dataclass import dataclass, replace
 from memplan.training.activation_offload import ActivationOffload
+from memplan.training.choices import Recomputation
 from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div
 
@@ -51,14 +52,15 @@ def evaluation_seconds(answer: "Estimate", evaluations: Evaluations, site: Site)
 def evaluated(setup: TrainingSetup) -> TrainingSetup:
     """The setup whose forward pass an evaluation runs: nothing is kept for backward, nothing is run again."""
     own = setup.evaluation
-    changes = {"micro_batch_size": own.batch_size} if own is not None else {}
-    if own is not None and own.seq_len is not None:
-        changes["seq_len"] = own.seq_len
+    batch, length = setup.micro_batch_size, setup.seq_len
+    if own is not None:
+        batch, length = own.batch_size, own.seq_len or length
     return replace(
         setup,
+        micro_batch_size=batch,
+        seq_len=length,
         evaluation=None,
-        checkpointing="none",
+        checkpointing=Recomputation.NONE,
         offload_activations=ActivationOffload.NONE,
         offload_activations_ratio=1.0,
-        **changes,
     )

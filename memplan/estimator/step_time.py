@@ -345,7 +345,8 @@ def _taken(case: Case, part: Part) -> float:
 
 
 def _stretched(case: Case, part: Part, factor: float) -> Case:
-    return case._replace(**{_FIELDS[part]: factor * _taken(case, part)})
+    changed = {_FIELDS[part]: factor * _taken(case, part)}
+    return case._replace(is_expected=case.is_expected, **changed)
 
 
 def _refuse_another_card(calibration: Calibration, gpu: GpuSpec | None) -> None:
