@@ -35,8 +35,6 @@ class Normalization(Enum):
     IN_PLACE = "in_place"
     """Divided in place: autograd keeps a copy of the undivided ones."""
     COPY = "copy"
-    NORM = "norm"
-    """Divided by their norm, of whatever power (DBRX)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
