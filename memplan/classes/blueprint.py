@@ -30,7 +30,7 @@ class ClassBlueprint:
         row: Mapping[str, object],
         *,
         source: str,
-        layers: tuple[int, ...] | None = None,
+        layers: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         self.family = family
         self.source = source
@@ -43,25 +43,29 @@ class ClassBlueprint:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def with_layers(self, numbers: Sequence[int]) -> ClassBlueprint:
-        """The same with these of its layers, counted from 0; one may be there more than once."""
+    def with_layers(self, *stacks: Sequence[int]) -> ClassBlueprint:
+        """The same with these layers of each stack, counted from 0; one may be there more than once."""
         config, row, layers = self._values
-        picked = tuple(numbers if layers is None else (layers[number] for number in numbers))
+        picked = tuple(
+            tuple(numbers if layers is None else (layers[place][number] for number in numbers))
+            for place, numbers in enumerate(stacks)
+        )
         return ClassBlueprint(self.family, config, row, source=self.source, layers=picked)
 
     @property
-    def layers(self) -> tuple[int, ...] | None:
-        """Which of the config's layers are there; None: all."""
+    def layers(self) -> tuple[tuple[int, ...], ...] | None:
+        """Which of the config's layers each stack has; None: all."""
         return self._values[2]
 
     def reader(self) -> ConfigReader:
         """The config, to be read key by key."""
         config, row, _ = self._values
-        defaults, renamed = row.get("defaults"), row.get("renamed")
+        defaults, renamed, parts = row.get("defaults"), row.get("renamed"), row.get("parts")
         return ConfigReader(
             config, source=self.source, model_type=self.family,
             defaults=defaults if isinstance(defaults, dict) else {},
             renamed=renamed if isinstance(renamed, dict) else {},
+            all_defaults=parts if isinstance(parts, dict) else {},
         )  # fmt: skip
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
@@ -85,7 +89,9 @@ def blueprint_of(
 
 def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
-    row = {"defaults": reader.defaults, "renamed": reader.renamed}
+    begin = f"{reader.model_type}."
+    parts = {name: each for name, each in reader.all_defaults.items() if name.startswith(begin)}
+    row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 
 

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import fields
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from memplan.estimator.recording import (
     walked_forward,
     walked_on_card,
 )
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.graph.attention.masks import attentions
 from memplan.graph.counts import trainable_parameters
 from memplan.graph.options import TapeOptions
@@ -91,6 +90,16 @@ class Job:
     def setup(self) -> TrainingSetup:
         """With every default filled in."""
         return self.given.setup
+
+    @property
+    def fingerprint(self) -> str:
+        """The same of the same model, setup and card in every process."""
+        from hashlib import sha256  # only where a step was measured
+
+        card = self.gpu.gpu_id if self.gpu is not None else ""
+        model = self.walked.model
+        told = f"{model.family} {model.num_params} {self.setup!r} {card}"
+        return sha256(told.encode()).hexdigest()[:16]
 
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""

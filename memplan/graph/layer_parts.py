@@ -86,8 +86,6 @@ class Writer(NamedTuple):
 
 LAYERS: Mapping[str, Writer] = {
     "StreamsSpec": Writer("hyper_connections", "streams_layer"),
-    "LanguageAdaptersSpec": Writer("language_adapters", "adapted_layer"),
-    "LayoutStreamSpec": Writer("layout_stream", "layout_layer"),
     "SharedBlockSpec": Writer("shared_block", "block_layer"),
     "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
 }
@@ -96,7 +94,7 @@ LAYERS: Mapping[str, Writer] = {
 
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    forms = (layer.streams, layer.adapters, layer.layout, layer.shared_block, layer.attention)
+    forms = (layer.streams, layer.shared_block, layer.attention)
     for spec in forms:
         writer = LAYERS.get(type(spec).__name__)
         if writer is not None:
@@ -109,18 +107,12 @@ def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> 
 MIXERS: Mapping[str, Writer] = {
     "LatentAttentionSpec": Writer("attention.latent", "latent_attention"),
     "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
-    "DynamicMaskSpec": Writer("attention.dynamic_mask", "dynamic_mask_attention"),
-    "DifferentialSpec": Writer("attention.differential", "differential_attention"),
-    "SortedAttentionSpec": Writer("experts.sorted_lists", "sorted_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
     "RelativeSpec": Writer("attention.relative", "relative_attention"),
     "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
     "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),
-    "ChannelsFirstSpec": Writer("mixers.channels_first", "channels_first_attention"),
-    "ConvolvedHeadsSpec": Writer("mixers.convolved_heads", "convolved_heads"),
-    "FourierSpec": Writer("mixers.fourier", "fourier_transform"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
@@ -139,14 +131,9 @@ written down whole (``memplan.graph.crossing``)."""
 
 NETWORKS: Mapping[str, Writer] = {
     "MixtureSpec": Writer("experts.mixture", "mixture"),
-    "CrossedKeysSpec": Writer("experts.crossed_keys", "crossed_keys"),
-    "SortedExpertsSpec": Writer("experts.sorted_lists", "sorted_experts"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
-    "FullPrecisionExpertsSpec": Writer("experts.full_precision", "full_precision_experts"),
     "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
-    "ChannelsFirstNetworkSpec": Writer("mixers.channels_first", "channels_first_network"),
-    "GroupedNetworkSpec": Writer("mixers.convolved_heads", "grouped_network"),
     "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
     "CountedSpec": Writer("counted", "counted_part"),
 }

@@ -1,8 +1,7 @@
 """A rank's own model: the heads, network widths and vocabulary rows that it has of a split one."""
 
-from dataclasses import replace
-
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.options import TapeOptions
 from memplan.graph.splits import PLAIN_SPLIT, Sharing
 from memplan.graph.tensor_plans import PLANS, has_plan
@@ -225,7 +224,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     odd = (
         spec.form is not AttentionForm.INTERFACE, spec.distances, spec.sinks, spec.own_eager,
         spec.output_gate is not OutputGate.NONE, spec.position_bias is not PositionBias.NONE,
-        spec.fills_cache, rows_normed, spec.query_key_norm_weight_per_head,
+        spec.fills_cache, spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip
     return not any(odd)
 

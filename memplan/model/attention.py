@@ -37,18 +37,10 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     upcast: bool = False
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
-    upcast_apart: bool = False
-    """``x`` and its turned halves are each cast to fp32 (Ernie 4.5)."""
-    full_tables: bool = False
-    """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
     expanded_tables: bool = False
     """Every layer repeats each number of the tables for itself (GLM, Helium)."""
     paired: bool = False
     """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
-    halved: bool = False
-    """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
-    interleaved: bool = False
-    """The halves are every other number; with ``halved`` (OpenAI's privacy filter)."""
     sections: bool = False
     """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     repeated: bool = False
@@ -68,18 +60,12 @@ class PositionBias(Enum):
     """What is added to the scores for the distance between two positions (T5)."""
 
     NONE = "none"
-    LEARNED = "learned"
-    """Looked up in a table of the layer's own (UMT5)."""
     FIRST_LEARNED = "first_learned"
-    """The same, for the layers that follow too (T5)."""
+    """Looked up in a table of the layer's own, for the layers that follow too (T5)."""
     EARLIER_LEARNED = "earlier_learned"
     """What the stack's first layer looked up."""
-    ZEROS = "zeros"
-    """Zeros that the layer makes (UMT5's cross attention)."""
     FIRST_ZEROS = "first_zeros"
-    """The same for the layers that follow too; under checkpointing they need a gradient (T5)."""
-    STACK = "stack"
-    """Looked up once before the layers, and copied for every sequence (MPNet)."""
+    """Zeros that the layer makes for those that follow too; under checkpointing they need a gradient (T5)."""
     EARLIER_ZEROS = "earlier_zeros"
     """What the stack's first layer made."""
 
@@ -92,9 +78,7 @@ class AttentionForm(Enum):
     OWN = "own"
     """As its class says (``memplan.classes``)."""
     PLAIN_SCORES = "plain_scores"
-    """Divided, then masked; the softmax in their own dtype (RemBERT, BigBird)."""
-    PLAIN_SCORES_PROJECTED = "plain_scores_projected"
-    """The same, and one module attends and projects the output (MPNet)."""
+    """Divided, then masked; the softmax in their own dtype (BigBird)."""
     SEGMENTS = "segments"
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
@@ -114,8 +98,6 @@ class QueryScaling(Enum):
     """The attention kernel does."""
     AT_ONCE = "at_once"
     """As soon as they are projected, before the keys are (OPT)."""
-    BOTH = "both"
-    """So are the keys, each once they are turned (OpenAI's privacy filter)."""
     NORMED = "normed"
     """As soon as they are normed, before the keys are (Muse Glimmer)."""
 
@@ -183,27 +165,19 @@ class AttentionSpec:
     """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
-    fused_clamped: bool = False
-    """What the one matrix gives is clamped, in a copy (DBRX)."""
     output_gate: OutputGate = OutputGate.NONE
     key_scaled: bool = False
     """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""
     inner_norm: NormSpec | None = None
     """A norm on the heads' output, before the output projection (BitNet)."""
-    value_scaled: bool = False
-    """Values are multiplied by a constant (MiMo-V2)."""
     own_eager: bool = False
     """The class's eager attention subtracts the largest score first (gpt-oss, MiMo-V2)."""
     sinks: bool = False
     """A learned score of each head joins the softmax as one more key; with ``own_eager``."""
-    sinks_upcast: bool = False
-    """Their softmax is in fp32 (OpenAI's privacy filter)."""
     form: AttentionForm = AttentionForm.INTERFACE
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
     (``BertSelfOutput``)."""
-    query_projected_last: bool = False
-    """Behind keys and values (LUKE)."""
     query_viewed_last: bool = False
     """Keys and values are seen as heads before queries are (GPT-2)."""
     query_scaling: QueryScaling = QueryScaling.IN_SCORES
@@ -229,8 +203,6 @@ class AttentionSpec:
     returned. BigBird's does not."""
     distances: DistanceSpec | None = None
     """Scores of relative distances are added (DeBERTa)."""
-    idle_projections: tuple[str, ...] = ()
-    """Linear layers as large as the queries' that a batch leaves unused (LUKE's for entities)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 

@@ -20,11 +20,7 @@ from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import (
     BesideDenseSpec,
     CapacityMixtureSpec,
-    CrossedKeysSpec,
     EveryTokenSpec,
-    FullPrecisionExpertsSpec,
-    SortedAttentionSpec,
-    SortedExpertsSpec,
 )
 from memplan.model.shared_keys import SharedKeysSpec
 
@@ -175,24 +171,6 @@ class ChannelMixingSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DifferentialSpec:
-    """Two attention calls, on either half of the value heads, one subtracted from the other
-    (DiffLlama)."""
-
-    scores: AttentionSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DynamicMaskSpec:
-    """Attention with a mask that a projection of the values makes (Doge)."""
-
-    scores: AttentionSpec
-    kept_keys: int
-    """Of longer sequences each query keeps so many keys, those of the largest numbers."""
-    step_bias: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryAttentionSpec:
     """Attention to what towers gave, with norms on queries and keys (Llama 3.2 Vision)."""
 
@@ -241,52 +219,6 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FourierSpec:
-    """FNet's: the real part of a Fourier transform over tokens and channels; it owns no weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelsFirstSpec:
-    """SqueezeBERT's attention: grouped convolutions of length 1 in place of linear layers."""
-
-    num_heads: int
-    groups: tuple[int, int, int]
-    """Of the convolutions that make queries, keys and values."""
-    output_groups: int
-    dropout: float = 0.0
-    """Probability on the attention weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelsFirstNetworkSpec:
-    """SqueezeBERT's feed-forward network, of the same convolutions."""
-
-    intermediate_size: int
-    activation: Activation
-    up_groups: int
-    down_groups: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvolvedHeadsSpec:
-    """ConvBERT's attention: as many heads convolve as attend."""
-
-    scores: AttentionSpec
-    """The heads that attend."""
-    kernel: int
-    """Tokens that a kernel spans."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedNetworkSpec:
-    """A feed-forward network whose channels are in groups (ConvBERT)."""
-
-    intermediate_size: int
-    activation: Activation
-    groups: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -317,14 +249,8 @@ OtherMixer = (
     | RelativeSpec
     | FutureTokensSpec
     | GlobalTokensSpec
-    | FourierSpec
-    | ChannelsFirstSpec
-    | ConvolvedHeadsSpec
     | SharedKeysSpec
-    | DifferentialSpec
-    | DynamicMaskSpec
     | MemoryAttentionSpec
-    | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec
 )
@@ -335,24 +261,12 @@ WITH_SCORES = (
     SideBySideSpec,
     SharedKeysSpec,
     CompressedAttentionSpec,
-    DifferentialSpec,
-    DynamicMaskSpec,
-    SortedAttentionSpec,
 )
 """Those that have an attention of their own, ``scores``."""
 
 
 OtherNetwork = (
-    ChannelMixingSpec
-    | EveryTokenSpec
-    | FullPrecisionExpertsSpec
-    | BesideDenseSpec
-    | CapacityMixtureSpec
-    | ChannelsFirstNetworkSpec
-    | GroupedNetworkSpec
-    | SortedExpertsSpec
-    | CrossedKeysSpec
-    | CountedSpec
+    ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CapacityMixtureSpec | CountedSpec
 )
 """A feed-forward network of another kind."""
 

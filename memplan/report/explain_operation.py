@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.report.explain import size_text
-from memplan.report.lessons import USUAL, Lesson, Sizes, Taught, teach
 from memplan.report.narrow import print_table
+from memplan.report.teaching import USUAL, Lesson, Sizes, Taught, teach
 
 if TYPE_CHECKING:
     from rich.table import Table

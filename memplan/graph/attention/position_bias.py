@@ -14,7 +14,6 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.lookups import embedding
 from memplan.graph.segments import Gradient
-from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Tensor, allocated_bytes
@@ -40,7 +39,7 @@ def learned_bias(
     buckets = t.tensor(pairs, DType.INT64)
     t.record(
         OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
-        forward_scratch_bytes=_bucket_temporaries(spec, pairs),
+        forward_scratch_bytes=bucket_temporaries(pairs, causal=spec.causal, named=False),
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
@@ -52,25 +51,16 @@ def learned_bias(
     return bias
 
 
-def add_stack_bias(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
-    """``MPNetEncoder.compute_position_bias``: looked up once, then written out for the batch."""
-    bias = learned_bias(t, spec, context.seq_len, context.seq_len, "encoder")
-    out = t.tensor(bias.numel * context.batch, bias.dtype)
-    t.record(OperationKind.CLONE, (bias,), (out,), gradients=(Gradient.FRESH,))
-    t.hold(out)
-    context.bias = out
-
-
-def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
+def bucket_temporaries(pairs: int, *, causal: bool, named: bool) -> tuple[int, ...]:
     """What ``_relative_position_bucket`` makes and lets go, line by line.
 
-    UMT5's gives the fp32 logarithms a name, so that they stay until it returns.
+    UMT5's gives the fp32 logarithms a name (``named``), so that they stay until it returns.
     """
     whole, full, mark = (
         allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
     )
     made = Temporaries()
-    if spec.causal:
+    if causal:
         zeros, least = made.take(whole), made.take(whole)
         made.drop(zeros)
         distance = made.take(whole)
@@ -89,7 +79,6 @@ def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
         following = made.take(full)
         made.drop(logarithm)
         logarithm = following
-    named = spec.position_bias is PositionBias.LEARNED
     number = made.take(whole)
     if not named:
         made.drop(logarithm)
@@ -98,7 +87,7 @@ def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
     limit, least = made.take(whole), made.take(whole)
     made.drop(limit, large)
     chosen = made.take(whole)
-    if spec.causal:
+    if causal:
         made.result()
     made.drop(chosen, distance, is_small)
     if named:
@@ -144,6 +133,4 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
     return mask
 
 
-_LEARNED = frozenset(
-    {PositionBias.LEARNED, PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED}
-)
+_LEARNED = frozenset({PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED})

@@ -22,10 +22,12 @@ def causal_mask(
     window: int | None = None,
     eager: bool = False,
     blocks: bool = False,
+    written: bool = False,
 ) -> Handle | None:
     """The mask of layers with this window; None where the kernel has a mode of its own for it.
 
-    The class is ``eager`` whose attention is never another; with ``blocks`` some tokens see one another.
+    The class is ``eager`` whose attention is never another; with ``blocks`` some tokens see one another;
+    one that is ``written`` is read beside the kernel too (``allow_is_causal_skip=False``).
     """
     if run.kernels.attention.is_package:
         # It is told windows and lengths in numbers.
@@ -34,12 +36,27 @@ def causal_mask(
     if blocks or run.options.packing is not Packing.NONE:
         pattern = _packed(run, (batch, 1, length, length), windowed=window is not None)
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
-    if not eager and (window is None or length < window):
+    if not (eager or written) and (window is None or length < window):
         return None
     pattern = causal_pattern(run, length) if window is None else _sliding(run, length)
     if not eager:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
+
+
+def padded_mask(run: Run, batch: int, length: int) -> Handle | None:
+    """The causal mask of a class that makes one of ones for its padding, though all tokens are there.
+
+    (transformers 5.23, models/bart/modeling_bart.py, ``BartDecoder.forward``)
+    """
+    if run.kernels.attention is not AttentionKernel.EAGER:
+        return None
+    causal = causal_pattern(run, length)
+    first = causal.apart(OperationKind.BITWISE_AND)
+    del causal
+    both = first.apart(OperationKind.BITWISE_AND, shape=(batch, 1, length, length))
+    del first
+    return both.apart(OperationKind.WHERE, dtype=run.compute)
 
 
 def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> Handle | None:
@@ -58,6 +75,12 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     if run.kernels.attention is not AttentionKernel.EAGER:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
+
+
+def written_mask(run: Run, batch: int, length: int) -> Handle:
+    """A mask of all pairs of every sequence, as classes make it that attend in Python alone."""
+    pattern = made_by(run, OperationKind.BITWISE_AND, (batch, 1, length, length), DType.BOOL)
+    return pattern.apart(OperationKind.WHERE, dtype=run.compute)
 
 
 def causal_pattern(run: Run, length: int) -> Handle:
