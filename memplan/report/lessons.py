@@ -36,7 +36,7 @@ from memplan.training.kernels import (
     NormKernel,
     RotaryKernel,
 )
-from memplan.units import GIB
+from memplan.units import GIB, size_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class Sizes:
         if self.of_shape:
             sizes = " x ".join(map(str, self.of_shape))
             size = allocated_bytes(self.hidden_numel, self.dtype)
-            return f"tensors of {sizes} in {self.dtype.label}: {size / GIB:,.2f} GiB"
+            return f"tensors of {sizes} in {self.dtype.label}: {size_text(size)}"
         sequences = f"{self.batch} sequences of " if self.batch > 1 else ""
         return (
             f"{sequences}{self.tokens:,} tokens, hidden size {self.hidden:,}, feed-forward {self.width:,}, "
@@ -517,8 +517,8 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     _lesson(
         "convolution", "torch.nn.Conv1d, 3 wide, as many channels out as in", _convolution,
-        "dW needs the input and dx the weight: both are kept, the weight's bytes are there anyway. A bias "
-        "needs nothing.",
+        "dW needs the input and dx the weight: both are kept (_saved_input, _saved_weight), the weight's bytes "
+        "are there anyway. A bias needs nothing.",
     ),
     _lesson(
         "embedding", "rows of a table", lambda t, z: embedding(
