@@ -427,7 +427,7 @@ def wrong_verdicts() -> str:
 
 # -- pictures ----------------------------------------------------------------------------------------
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 70, 12, 12, 40
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 760, 70, 28, 12, 40
 STYLE = (
     "<style>.chart{width:100%;height:auto;font:12px system-ui,sans-serif}.chart text{fill:currentColor}"
     ".chart .grid{stroke:currentColor;opacity:.15}.chart .same{stroke:currentColor;opacity:.5}"
@@ -446,7 +446,9 @@ def svg(width: int, height: int, title: str, body: str) -> str:
 
 def predicted_against_measured() -> str:
     """Every record as a point, both axes logarithmic: on the line memplan is right."""
-    height, low, high = 520, math.log10(0.01), math.log10(400)
+    groups = point_groups()
+    most = max(true for _, points in groups for true, _ in points)
+    height, low, high = 520, math.log10(0.01), math.log10(1.5 * most)
 
     def at(gib: float) -> float:
         return (math.log10(gib) - low) / (high - low)
@@ -458,20 +460,22 @@ def predicted_against_measured() -> str:
         return height - BOTTOM - at(gib) * (height - BOTTOM - TOP)
 
     body = []
-    for tick in (0.01, 0.1, 1, 10, 100):
+    for tick in (10.0**power for power in range(-2, int(high) + 1)):
         body.append(f'<path class="grid" d="M{x(tick):.0f} {TOP}V{height - BOTTOM}"/>')
         body.append(f'<path class="grid" d="M{LEFT} {y(tick):.0f}H{WIDTH - RIGHT}"/>')
         body.append(
-            f'<text x="{x(tick):.0f}" y="{height - 22}" text-anchor="middle">{tick:g}</text>'
+            f'<text x="{x(tick):.0f}" y="{height - 22}" text-anchor="middle">{tick:,g}</text>'
         )
-        body.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.0f}" text-anchor="end">{tick:g}</text>')
+        body.append(
+            f'<text x="{LEFT - 8}" y="{y(tick) + 4:.0f}" text-anchor="end">{tick:,g}</text>'
+        )
     body.append(
-        f'<path class="same" d="M{x(0.01):.0f} {y(0.01):.0f}L{x(400):.0f} {y(400):.0f}"/>'
+        f'<path class="same" d="M{x(0.01):.0f} {y(0.01):.0f}L{x(most):.0f} {y(most):.0f}"/>'
         f'<text x="{WIDTH / 2:.0f}" y="{height - 4}" text-anchor="middle">measured GiB</text>'
         f'<text x="14" y="{height / 2:.0f}" text-anchor="middle" transform="rotate(-90 14 {height / 2:.0f})">memplan GiB</text>'
     )
     count = 0
-    for kind, points in point_groups():
+    for kind, points in groups:
         for true, error in points:
             if true > 0.01:
                 body.append(

@@ -89,7 +89,7 @@ def readme_section(title: str) -> str:
     if found is None:
         msg = f"README.md has no section {title!r}"
         raise SystemExit(msg)
-    return _relinked(_COG.sub("", found[1]).strip())
+    return _relinked(_COG.sub("", found[1]).strip("\n"))
 
 
 def whole_file(name: str) -> str:

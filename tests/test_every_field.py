@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.cli.app import load_command
 from memplan.cli.commands import COMMANDS
+from memplan.cli.typer_app import load_command
 from memplan.errors import SetupError
 from memplan.estimator.measured import Measurement
 from memplan.memory.part_peaks import PartPeaks

@@ -5,12 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from memplan.cli.mcp import NETWORK, ROOT
-from memplan.cli.taking import NO_VALUES, takes
+from memplan.cli.taking import NO_VALUES, Argument, takes
 from memplan.fast_dataclass import replace
 from memplan.options.shared import FAIL_ON, POOLS
 from memplan.options.table import Option, Values
@@ -47,16 +45,17 @@ ITS_ROOT = replace(
 )  # fmt: skip
 
 
-@takes(POOLS, POOL, FAIL_ON, FORMAT, ITS_ROOT, NETWORK)
+ARGUMENT = Argument(
+    parameter="request",
+    metavar="REQUEST.YAML",
+    help_text="A job in the words of memplan.estimate, with `pool` where one is meant; - reads it from stdin.",
+    completes="",
+)
+
+
+@takes(POOLS, POOL, FAIL_ON, FORMAT, ITS_ROOT, NETWORK, argument=ARGUMENT)
 def admit(
-    request: Annotated[
-        str,
-        typer.Argument(
-            metavar="REQUEST.YAML",
-            help="A job in the words of memplan.estimate, with `pool` where one is meant; - reads it from stdin.",
-            show_default=False,
-        ),
-    ],
+    request: str,
     values: Values = NO_VALUES,
 ) -> None:
     """Say whether a job may start, and in which pool: for schedulers' hooks."""

@@ -70,7 +70,7 @@ def _schema(name: str) -> dict[str, Any]:
 
 def _params(name: str) -> dict[str, Any]:
     """A command's parameters by the names that a call gives them."""
-    from memplan.cli.app import load_command
+    from memplan.cli.typer_app import load_command
 
     return {each.name: each for each in load_command(name).params if each.name not in WITHHELD}
 

@@ -1,269 +1,16 @@
-"""The ``memplan`` command itself: finds the command asked for, runs it, reports what went wrong."""
+"""The ``memplan`` command itself: runs the command asked for, reports what went wrong."""
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
-from itertools import pairwise
-from typing import Annotated, Any, TextIO
+from collections.abc import Sequence
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
-from memplan.cli import terminal
-from memplan.cli.coercion import read_plainly
+from memplan.cli import INTERRUPTED, plain, terminal
 from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
-from memplan.cli.terminal import abandon, prepare_streams
-from memplan.cli.typed_words import own_command_line
-from memplan.errors import ExitCode, MemplanError, did_you_mean
-from memplan.text import one_line, shortened
+from memplan.cli.terminal import abandon, fail, prepare_streams
+from memplan.errors import ExitCode, MemplanError
 
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
-
-_TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
-# Typer exports BadParameter but not its base, which every mistake on the command line derives from.
-
-HELP_TOPIC = "memplan.help"
-"""Where a context keeps which part of the help is asked for."""
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
-class MemplanCommand(TyperCommand):
-    """A command whose help keeps the options in groups (their ``rich_help_panel``)."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line without pydantic."""
-        from memplan.cli.unused import refuse_repeated
-
-        if args == ["--legend"] and "--legend" in {each.opts[0] for each in self.params}:
-            terminal.say_legend(True, is_table=True)
-            raise typer.Exit
-        read_plainly(self.get_params(ctx))
-        args = own_command_line(self.params, self._without_topic(ctx, args))
-        if len(args) > 1:
-            refuse_repeated(self, ctx, args)
-        ctx.default_map = machine_defaults(self, args)
-        return super().parse_args(ctx, args)
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the parts of the usage line; some versions of Typer put braces round MODEL."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
-
-    def _without_topic(self, ctx: Any, args: list[str]) -> list[str]:
-        """The command line without the topic that help is asked for, which is kept."""
-        if not {"--help", "-h"}.intersection(args):
-            return args
-        from memplan.cli.help_pages import EVERYTHING, help_topic, topics_of
-
-        rest, topic = help_topic(args, (*topics_of(self.params), EVERYTHING))
-        ctx.meta[HELP_TOPIC] = topic
-        return rest
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, and the options that most people use; or those of the topic asked for."""
-        from memplan.cli.help_pages import (
-            COMMON,
-            EVERYTHING,
-            topics_of,
-            write_first_page,
-            write_rows,
-        )
-
-        topic, params = ctx.meta.get(HELP_TOPIC, ""), self.get_params(ctx)
-        arguments = [each for each in params if each.param_type_name == "argument"]
-        is_short = not topic and self.name in COMMON
-        if is_short:
-            params = arguments
-        elif topic and topic != EVERYTHING:
-            params = topics_of(params)[topic]
-        for title, rows in _grouped(params, ctx).items():
-            with formatter.section(title):
-                write_rows(formatter, rows)
-        if is_short and self.name is not None:
-            write_first_page(formatter, self.name, topics_of(self.params))
-
-
-def machine_defaults(command: Any, args: Sequence[str]) -> dict[str, Any]:
-    """Values that the user's own configuration has of options that are not typed."""
-    if {"--help", "-h"}.intersection(args) or not _may_be_configured():
-        return {}
-    from memplan.sources.organisation import DEFAULTS, defaults, folders
-
-    takes_one = any(each.name in DEFAULTS for each in command.params)
-    if not takes_one or not folders():
-        return {}
-    typed = {word.partition("=")[0] for word in args}
-    names = {each.name: each for each in command.params if not typed.intersection(each.opts)}
-    found = {name: value for name, value in defaults().items() if name in names}
-    if typed & {"--gpu", "--gpu-memory", "--pools"}:
-        found = {name: value for name, value in found.items() if name not in ("gpu", "gpu_memory")}
-    if "--dask" in typed:
-        found.pop("jobs", None)
-    if "price" in names and typed & {"--tokens", "--examples"}:
-        from memplan.sources.organisation import find
-
-        prices = find("prices.yaml")
-        found |= {} if prices is None else {"price": str(prices)}
-    return {name: [value] if names[name].multiple else value for name, value in found.items()}
-
-
-def _may_be_configured() -> bool:
-    """Whether there may be a folder of ``memplan.sources.organisation``, whose import most commands do without."""
-    named = os.environ.get("MEMPLAN_CONFIG")
-    if named is not None:
-        return bool(named)
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    return os.path.isdir(os.path.join(home, "memplan"))  # noqa: PTH112, PTH118
-
-
-WORDS = ("help", "version", "legend")
-"""Options that people type as if they were commands."""
-
-
-class MemplanGroup(TyperGroup):
-    """The top command: imports a subcommand's module when it runs, not when it is listed."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options before the command without pydantic."""
-        read_plainly(self.get_params(ctx))
-        if args and args[0] in WORDS:
-            args = [*args[1:2], f"--{args[0]}", *args[2:]]
-        if args and args[0].startswith("-"):
-            args = own_command_line(self.params, args)
-        return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Return the commands' names, in the order of the help."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import and build one command; None when there is no such command."""
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Find the command, or refuse it with the nearest name."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], tuple(COMMANDS)) or f" There are: {', '.join(COMMANDS)}"
-            ctx.fail(f"there is no command {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Write the list of commands without importing any."""
-        from memplan.cli.help_pages import write_rows
-
-        with formatter.section("Commands"):
-            write_rows(formatter, list(COMMANDS.items()))
-
-
-def load_command(name: str) -> Any:
-    """Import the module of one command and build the command."""
-    return _built(name, getattr(import_module(f"memplan.cli.{name}"), name))
-
-
-@cache
-def _built(name: str, function: Callable[..., Any]) -> Any:
-    """The command, built once: what is said of an error asks for it again."""
-    app = _typer_app()
-    app.command(name, cls=MemplanCommand, context_settings=_SETTINGS)(function)
-    return typer.main.get_command(app)
-
-
-def _typer_app() -> typer.Typer:
-    """Return an empty app: plain help needs no import of rich, and errors are ours to print."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-def _grouped(params: Sequence[Any], ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return each group's rows: a parameter's name and its help."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for param in params:
-        name, text = param.get_help_record(ctx) or ("", "")
-        if not name:
-            continue
-        title = getattr(param, "rich_help_panel", None) or "Options"
-        if param.param_type_name == "argument":
-            name, title = param.metavar or param.name.upper(), "Arguments"
-        groups.setdefault(title, []).append((name, text))
-    return groups
-
-
-def _install_completion(shell: str | None) -> None:
-    if shell is not None:
-        from memplan.cli.completion import install
-
-        typer.echo(install(shell))
-        raise typer.Exit
-
-
-def _legend(is_asked: bool) -> None:
-    if is_asked:
-        terminal.say_legend(True, is_table=True)
-        raise typer.Exit
-
-
-def _show_completion(shell: str | None) -> None:
-    if shell is not None:
-        from memplan.cli.completion import script
-
-        typer.echo(script(shell))
-        raise typer.Exit
-
-
-def top(
-    ctx: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version; with --verbose what a report needs."),
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
-    ] = False,
-    legend: Annotated[
-        bool,
-        typer.Option(
-            "--legend", callback=_legend, is_eager=True, help="Explain every word of the answers."
-        ),
-    ] = False,
-    install_completion: Annotated[
-        str | None,
-        typer.Option(
-            "--install-completion",
-            metavar="[SHELL]",
-            callback=_install_completion,
-            is_eager=True,
-            help="Have this shell complete memplan: options, models, GPUs.",
-        ),
-    ] = None,
-    show_completion: Annotated[
-        str | None,
-        typer.Option(
-            "--show-completion",
-            metavar="[SHELL]",
-            callback=_show_completion,
-            is_eager=True,
-            help="Show what that would add to the shell.",
-        ),
-    ] = None,
-) -> None:
-    """Will this training run fit, where do the bytes go, and what should change?"""
-    if verbose and not version:
-        ctx.fail("--verbose means nothing without --version")
-    if version:
-        from memplan.cli.versions import version_text
-
-        typer.echo(version_text(verbose=verbose))
-        raise typer.Exit
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-
-
-def build() -> Any:
-    """Build the top command."""
-    app = _typer_app()
-    app.callback(cls=MemplanGroup, context_settings=_SETTINGS, invoke_without_command=True)(top)
-    return typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -289,75 +36,35 @@ def run(arguments: Sequence[str]) -> int:
             raise
         # No file is named: it is stdout itself, on a full disk or a device that is gone.
         abandon(sys.stdout)
-        return _fail(f"cannot write the answer to stdout: {error.strerror}", code=ExitCode.INPUT)
+        return fail(f"cannot write the answer to stdout: {error.strerror}", code=ExitCode.INPUT)
     finally:
         terminal.answers_command = before
     return code
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if COMPLETION_VARIABLE in os.environ:
-        from memplan.cli.completion import prepare
-
-        prepare()
+    """What is typed as it should be is read without Typer; all else is Typer's, which says what is wrong with it."""
     try:
-        return build().main(list(arguments), prog_name="memplan", standalone_mode=False) or 0
+        read = None if COMPLETION_VARIABLE in os.environ else plain.read(arguments)
+        if read is not None:
+            return read.run()
+        from memplan.cli.typer_app import answer
+
+        return answer(arguments)
     except MemplanError as error:
-        return _fail(_own_message(error, arguments), code=error.exit_code)
-    except _TyperUsageError as error:
-        return _fail(_usage_message(error, arguments), code=ExitCode.USAGE)
+        return fail(_own_message(error, arguments), code=error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _own_message(error: MemplanError, arguments: Sequence[str]) -> str:
     """What the library says, which knows of fields, in terms of options."""
     if not arguments or arguments[0] not in COMMANDS:
         return str(error)
+    from memplan.cli.typer_app import load_command
     from memplan.cli.wording import in_options, option_names
 
     return in_options(str(error), option_names(load_command(arguments[0])), arguments[1:])
-
-
-def _usage_message(error: Any, arguments: Sequence[str]) -> str:
-    """Say in one line what was wrong with the command line, and where to look."""
-    message = error.format_message().rstrip(".")
-    if hasattr(error, "possibilities"):
-        from memplan.options.other_names import other_name
-
-        known = tuple(name for param in error.ctx.command.params for name in param.opts)
-        told = other_name(error.option_name, known)
-        hint = f" {told[:1].upper()}{told[1:]}." if told else did_you_mean(error.option_name, known)
-        message = f"there is no option {error.option_name}.{hint}"
-    message = _left_over(arguments) or message
-    command = "".join(f" {name}" for name in arguments[:1] if name in COMMANDS)
-    return f"{message}{'' if message[-1] in '.?' else '.'} Try 'memplan{command} --help'."
-
-
-def _left_over(arguments: Sequence[str]) -> str:
-    """What to say of a value behind an option that takes none, where its name has one elsewhere."""
-    from memplan.options.other_names import VALUED_ELSEWHERE
-
-    for option, word in pairwise(arguments):
-        if option in VALUED_ELSEWHERE and not word.startswith("-"):
-            return f"{option} takes no value: {word} is {VALUED_ELSEWHERE[option]}"
-    return ""
-
-
-def _fail(message: str, *, code: int) -> int:
-    """Print one line to stderr and return the exit code."""
-    label = "memplan: error:"
-    if _has_colour(sys.stderr):
-        label = f"\x1b[1;31m{label}\x1b[0m"
-    try:
-        sys.stderr.write(f"{label} {shortened(one_line(message))}\n")
-        sys.stderr.flush()
-    except OSError:  # the exit code still says it
-        abandon(sys.stderr)
-    return int(code)
-
-
-def _has_colour(stream: TextIO) -> bool:
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not plain
 
 
 def _stop_writing() -> int:

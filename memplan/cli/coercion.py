@@ -13,8 +13,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-import typer
-
 from memplan.errors import did_you_mean
 
 _HOOK = "get_runtime_param"
@@ -38,6 +36,8 @@ class PlainCoercion:
         try:
             return tuple(self.read(item) for item in value) if many else self.read(value)
         except ValueError as error:
+            import typer  # whoever calls this has imported it
+
             raise typer.BadParameter(str(error), ctx=ctx, param=param) from None
 
 
@@ -55,20 +55,31 @@ def _always(coercion: PlainCoercion) -> Callable[[], PlainCoercion]:
 
 
 def _reader(descriptor: Any) -> Reader | None:
-    """Return what reads one value of the parameter's type, or None to leave it to Typer."""
+    """Return what reads one value of a parameter of Typer's, or None to leave it to Typer."""
     info = descriptor.parameter_info
-    if info.parser is not None:
-        return info.parser  # type: ignore[no-any-return]
-    kind = _item_type(descriptor.annotation)
-    if kind in (int, float) and not info.clamp:
-        return _number_reader(kind, minimum=info.min, maximum=info.max)
+    if info.clamp or _is_checked(info):
+        return None
+    return reader_of(descriptor.annotation, parser=info.parser, minimum=info.min, maximum=info.max)
+
+
+def reader_of(
+    annotation: Any,
+    *,
+    parser: Reader | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Reader | None:
+    """Return what reads one value of a type, or None where it is none of those that are read here."""
+    if parser is not None:
+        return parser
+    kind = item_type(annotation)
+    if kind in (int, float):
+        return _number_reader(kind, minimum=minimum, maximum=maximum)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum_reader(kind)
     if kind is bool:
         return read_bool
-    if kind is Path and not _is_checked(info):
-        return Path
-    return str if kind is str else None
+    return kind if kind in (str, Path) else None
 
 
 def _is_checked(info: Any) -> bool:
@@ -76,7 +87,7 @@ def _is_checked(info: Any) -> bool:
     return any(getattr(info, name, False) for name in ("exists", "resolve_path", "writable"))
 
 
-def _item_type(annotation: Any) -> Any:
+def item_type(annotation: Any) -> Any:
     """Return ``X`` for ``X``, ``X | None``, ``list[X]`` and ``list[X] | None``."""
     while get_origin(annotation) in (Union, UnionType, list):
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]

@@ -1,11 +1,9 @@
 """``memplan compare``."""
 
-from typing import Annotated, Never
-
-import typer
+from typing import Never
 
 from memplan.cli.compare_sides import ASKED
-from memplan.cli.taking import NO_VALUES, complete_models, takes
+from memplan.cli.taking import NO_VALUES, Argument, Context, takes
 from memplan.cli.terminal import remark, say_legend, say_rows
 from memplan.options.run_times import TIME_OPTIONS
 from memplan.options.shared import FORMAT, LEGEND, MODEL, OutputFormat
@@ -50,18 +48,17 @@ SIZES = tuple(
 """What a layer is, where no model is named."""
 
 
-@takes(*PAIR, FORMULAS, *ASKED, PARAMS, *SIZES, *TIME_OPTIONS, LEGEND, FORMAT)
+ARGUMENT = Argument(
+    metavar="MODEL [OTHER]",
+    help_text="A model, as `estimate` takes it, or two.",
+    kind=list[str] | None,
+)
+
+
+@takes(*PAIR, FORMULAS, *ASKED, PARAMS, *SIZES, *TIME_OPTIONS, LEGEND, FORMAT, argument=ARGUMENT)
 def compare(
-    ctx: typer.Context,
-    model: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL [OTHER]",
-            help="A model, as `estimate` takes it, or two.",
-            show_default=False,
-            autocompletion=complete_models,
-        ),
-    ] = None,
+    ctx: Context,
+    model: list[str] | None = None,
     values: Values = NO_VALUES,
 ) -> None:
     """Set two setups side by side: what moved, verdicts, time, money; or published formulas."""
@@ -115,7 +112,7 @@ TABLE_USES = frozenset({
 """What the table for given sizes makes use of."""
 
 
-def _show_pair(ctx: typer.Context, words: list[str], values: Values) -> None:
+def _show_pair(ctx: Context, words: list[str], values: Values) -> None:
     """Estimate both, and write what moved."""
     from memplan.cli.compare_sides import answer_of, typed_sides
     from memplan.estimator.run_cost import TimeQuestion

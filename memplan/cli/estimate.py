@@ -3,9 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-import typer
-
-from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
+from memplan.cli.taking import NO_VALUES, OPTIONAL_MODEL, Context, takes
 from memplan.cli.terminal import remark, say
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
@@ -68,10 +66,16 @@ SHOWN = (
 """How the answer is written."""
 
 
-@takes(*ESTIMATE, *DEEPSPEED, *SHOWN, *TIME_OPTIONS, *MEASURED_OPTIONS, *CHECKS)
-def estimate(
-    ctx: typer.Context, model: OptionalModelArgument = None, values: Values = NO_VALUES
-) -> None:
+@takes(
+    *ESTIMATE,
+    *DEEPSPEED,
+    *SHOWN,
+    *TIME_OPTIONS,
+    *MEASURED_OPTIONS,
+    *CHECKS,
+    argument=OPTIONAL_MODEL,
+)
+def estimate(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
     from memplan.cli.asked import asked_of
 
@@ -99,7 +103,7 @@ def estimate(
     _show(asked, judged, _rows(asked, judged), checks)
 
 
-def _check_use(ctx: typer.Context, values: Values) -> None:
+def _check_use(ctx: Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
     from memplan.cli.pictures import check_pictures
     from memplan.cli.unused import refuse_unused, refuse_without

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from memplan.cli.pictures import check_pictures
-from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
+from memplan.cli.taking import NO_VALUES, OPTIONAL_MODEL, Context, takes
 from memplan.cli.terminal import remark, say, say_legend, say_rows, write_bytes
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
@@ -71,10 +69,8 @@ ASKED = tuple(option for option in ESTIMATE if option is not ALLOW)
 DEFAULT_GPU = "a100-80gb"
 
 
-@takes(*ASKED, *LESSON, *PICTURES, *IN_PLACE, LEGEND, FORMAT)
-def explain(
-    ctx: typer.Context, model: OptionalModelArgument = None, values: Values = NO_VALUES
-) -> None:
+@takes(*ASKED, *LESSON, *PICTURES, *IN_PLACE, LEGEND, FORMAT, argument=OPTIONAL_MODEL)
+def explain(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
     from memplan.cli.unused import refuse_unused, refuse_without
 

@@ -1,8 +1,6 @@
 """``memplan flops``."""
 
-import typer
-
-from memplan.cli.taking import NO_VALUES, ModelArgument, takes
+from memplan.cli.taking import MODEL_ARGUMENT, NO_VALUES, Context, takes
 from memplan.cli.terminal import say
 from memplan.options.settings import SETTING_OPTIONS, setting_fields
 from memplan.options.shared import FORMAT, GPUS, MODEL, OutputFormat
@@ -20,8 +18,8 @@ SCORES = Option(
 )  # fmt: skip
 
 
-@takes(GPUS, *SETTINGS, SCORES, *MODEL, FORMAT)
-def flops(ctx: typer.Context, model: ModelArgument, values: Values = NO_VALUES) -> None:
+@takes(GPUS, *SETTINGS, SCORES, *MODEL, FORMAT, argument=MODEL_ARGUMENT)
+def flops(ctx: Context, model: str, values: Values = NO_VALUES) -> None:
     """Count the FLOPs of a training step, by component and by others' formulas."""
     from memplan.cli.asked import asked_of
     from memplan.compute.flops import ScoreCount

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
+from memplan.cli.taking import Context
 from memplan.cli.terminal import say
 from memplan.options.numbers import read_number
 from memplan.options.shared import OutputFormat
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from memplan.training.setup import TrainingSetup
 
 
-def show_formulas(ctx: typer.Context, name: str) -> None:
+def show_formulas(ctx: Context, name: str) -> None:
     """Write the table of a model's methods."""
     from memplan.cli.asked import asked_of
     from memplan.options.settings import setting_fields

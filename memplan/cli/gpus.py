@@ -1,29 +1,25 @@
 """``memplan gpus``."""
 
-from typing import Annotated
-
-import typer
-
-from memplan.cli.taking import NO_VALUES, complete_gpus, takes
+from memplan.cli.taking import NO_VALUES, Argument, takes
 from memplan.cli.terminal import say
 from memplan.errors import GpuNotFoundError
 from memplan.options.shared import FORMAT, OutputFormat
 from memplan.options.table import Values
 from memplan.units import is_size
 
+ARGUMENT = Argument(
+    parameter="name",
+    metavar="NAME",
+    help_text="An id, a short name (h100), a device name as torch prints it, or a YAML file; or "
+    "which are listed: a part of ids (rtx), or 48GB for those with as much or more.",
+    completes="gpus",
+    kind=str | None,
+)
 
-@takes(FORMAT)
+
+@takes(FORMAT, argument=ARGUMENT)
 def gpus(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="An id, a short name (h100), a device name as torch prints it, or a YAML file; or "
-            "which are listed: a part of ids (rtx), or 48GB for those with as much or more.",
-            show_default=False,
-            autocompletion=complete_gpus,
-        ),
-    ] = None,
+    name: str | None = None,
     values: Values = NO_VALUES,
 ) -> None:
     """List the GPU catalog, or show one GPU with its sources."""

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-
+from memplan.cli.taking import Context
 from memplan.cli.terminal import say_rows
 from memplan.options.shared import OutputFormat
 
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from memplan.report.lessons import Sizes
 
 
-def show_lesson(ctx: typer.Context) -> None:
+def show_lesson(ctx: Context) -> None:
     """Write what the operation that is named keeps, or every operator's rule."""
     from memplan.cli.unused import given_options, refuse
     from memplan.report.explain_operation import (
@@ -89,7 +88,7 @@ def _read_dtype(text: str) -> "DType":
     return known[name]
 
 
-def _lesson_sizes(ctx: typer.Context) -> "Sizes":
+def _lesson_sizes(ctx: Context) -> "Sizes":
     """The usual sizes, or those of the model or tensor named; as many tokens as are asked for."""
     from dataclasses import replace
 

@@ -1,10 +1,8 @@
 """``memplan models``."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from memplan.cli.taking import NO_VALUES, complete_models, takes
+from memplan.cli.taking import NO_VALUES, Argument, Context, takes
 from memplan.cli.terminal import say
 from memplan.options.shared import FORMAT, MODEL, OutputFormat
 from memplan.options.table import Option, Values
@@ -26,18 +24,18 @@ CHECKPOINT = Option(
 )  # fmt: skip
 
 
-@takes(*MODEL, TREE, CHECKPOINT, FORMAT)
+ARGUMENT = Argument(
+    parameter="name",
+    metavar="MODEL",
+    help_text="A model as `memplan estimate` takes it, or a part of built-in names: qwen.",
+    kind=str | None,
+)
+
+
+@takes(*MODEL, TREE, CHECKPOINT, FORMAT, argument=ARGUMENT)
 def models(
-    ctx: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model as `memplan estimate` takes it, or a part of built-in names: qwen.",
-            show_default=False,
-            autocompletion=complete_models,
-        ),
-    ] = None,
+    ctx: Context,
+    name: str | None = None,
     values: Values = NO_VALUES,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""

@@ -100,7 +100,11 @@ def estimate_pictures(rows: "Sequence[Sequence[Estimate]]") -> "list[Picture]":
         found = rows[0][0]
         ranks = [] if found.setup.pipeline is None else [ranks_picture(found)]
         return [phases_picture(found), *ranks]
-    return [replace(phases_picture(row[0]), title=setup_label(row[0].setup)) for row in rows]
+    most = max(row[0].peak_bytes for row in rows)
+    return [
+        replace(phases_picture(row[0], reaching_bytes=most), title=setup_label(row[0].setup))
+        for row in rows
+    ]
 
 
 def sweep_report(pictures: "Sequence[Picture]", model: str) -> str:

@@ -2,10 +2,8 @@
 
 from typing import TYPE_CHECKING, Never
 
-import typer
-
 from memplan.cli.pictures import check_pictures, print_charts, write_report
-from memplan.cli.taking import NO_VALUES, ModelArgument, takes
+from memplan.cli.taking import MODEL_ARGUMENT, NO_VALUES, Context, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import UsageError
 from memplan.fast_dataclass import replace
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
     from memplan.search.pools import PoolPlan
 
 
-@takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, *EMIT, *TIME_OPTIONS)
-def plan(ctx: typer.Context, model: ModelArgument, values: Values = NO_VALUES) -> None:
+@takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, *EMIT, *TIME_OPTIONS, argument=MODEL_ARGUMENT)
+def plan(ctx: Context, model: str, values: Values = NO_VALUES) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
     _check_use(ctx, values)
     from memplan.cli.asked import asked_of
@@ -105,7 +103,7 @@ def _plans(asked: "PlanQuestion") -> "list[Plan]":
     return found
 
 
-def _check_use(ctx: typer.Context, values: Values) -> None:
+def _check_use(ctx: Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
     from memplan.cli.unused import refuse_unused, refuse_without
 

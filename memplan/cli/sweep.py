@@ -4,12 +4,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_report
-from memplan.cli.taking import NO_VALUES, complete_models, takes
+from memplan.cli.taking import NO_VALUES, Argument, Context, takes
 from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import WorkerLostError
 from memplan.fast_dataclass import dataclass
@@ -48,20 +46,19 @@ DASK = Option(
 )  # fmt: skip
 
 
+ARGUMENT = Argument(
+    metavar="MODEL|SWEEP.YAML",
+    help_text="A model as `memplan estimate` takes it, or a YAML file that describes a sweep.",
+)
+
+
 @takes(
     *SWEEP, PIVOT, LEGEND, ROW_FORMAT, *PICTURES, *CHECKS, *TIME_OPTIONS, JOBS, DASK, SHARD, OUTPUT, RESUME,
+    argument=ARGUMENT,
 )  # fmt: skip
 def sweep(
-    ctx: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|SWEEP.YAML",
-            help="A model as `memplan estimate` takes it, or a YAML file that describes a sweep.",
-            show_default=False,
-            autocompletion=complete_models,
-        ),
-    ],
+    ctx: Context,
+    model: str,
     values: Values = NO_VALUES,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
@@ -107,7 +104,7 @@ FILE_IGNORES = frozenset({
 """What is not looked at where rows go to a file."""
 
 
-def _check_use(ctx: typer.Context, values: Values) -> None:
+def _check_use(ctx: Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
     from memplan.cli.unused import refuse_unused, refuse_without
 

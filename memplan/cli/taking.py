@@ -1,98 +1,79 @@
-"""Commands that take options: rows of ``memplan.options``, made into Typer's parameters.
+"""Commands: rows of ``memplan.options`` that they take, and a row for the words that stand alone.
 
-A command declares its arguments itself; its options are handed over in its parameter ``values``, by name.
+A command's options are handed over in its parameter ``values``, by name.
 """
 
-import inspect
 from collections.abc import Callable
-from functools import wraps
-from typing import Annotated, Any
+from typing import Any, Protocol
 
-import typer
-
+from memplan.fast_dataclass import dataclass
 from memplan.options.table import Option, Values
 
 NO_VALUES: Values = {}
 """What stands for the options in a command's signature."""
-Command = Callable[..., None]
 
 
-def complete_models(incomplete: str) -> list[str]:
-    """For a shell: the built-in names, or files, that begin so."""
-    from memplan.cli.completion import model_names
+class Context(Protocol):
+    """What is known of a command line that was read, whoever read it."""
 
-    return model_names(incomplete)
-
-
-def complete_gpus(incomplete: str) -> list[str]:
-    """For a shell: the GPUs that begin so, after the last comma."""
-    from memplan.cli.completion import gpu_words
-
-    return gpu_words(incomplete)
+    command: Any
+    info_name: Any
+    parent: Any
+    params: dict[str, Any]
+    """Values by their parameters' names."""
 
 
-_COMPLETIONS = {"models": complete_models, "gpus": complete_gpus}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Argument:
+    """What is typed without an option's name."""
+
+    parameter: str = "model"
+    """The name of the command's parameter."""
+    metavar: str = "MODEL"
+    help_text: str
+    kind: Any = str
+    """What it is; with ``| None`` where it may be left out."""
+    completes: str = "models"
+    """What a shell completes it with: ``models`` or ``gpus``; nothing: nothing."""
+
+    @property
+    def is_required(self) -> bool:
+        """Whether it may not be left out."""
+        return self.kind is str
+
+
 MODEL_HELP = (
     "A built-in name (t5-3b), a Hugging Face id or page, a config.json or its folder, or a YAML "
     "spec."
 )
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help=MODEL_HELP,
-        show_default=False,
-        autocompletion=complete_models,
-    ),
-]
-OptionalModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help=MODEL_HELP,
-        show_default=False,
-        autocompletion=complete_models,
-    ),
-]
+MODEL_ARGUMENT = Argument(help_text=MODEL_HELP)
+OPTIONAL_MODEL = Argument(help_text=MODEL_HELP, kind=str | None)
 
 
-def takes(*options: Option) -> Callable[[Command], Command]:
-    """Give a command these options, in the order of its help."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Command:
+    """A command, and what it takes."""
 
-    def with_options(command: Command) -> Command:
-        own = inspect.signature(command).parameters.values()
-        kept = [each for each in own if each.name != "values"]
+    body: Callable[..., int | None]
+    argument: Argument | None
+    options: tuple[Option, ...]
+    """In the order of its help."""
 
-        @wraps(command)
-        def taking(**found: Any) -> None:
-            values = {option.parameter: found.pop(option.parameter) for option in options}
-            command(**found, values=values)
+    @property
+    def wants_context(self) -> bool:
+        """Whether it looks at more than its values: at what was typed."""
+        return "ctx" in self.body.__code__.co_varnames[: self.body.__code__.co_argcount]
 
-        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in kept]
-        taking.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*parameters, *map(_parameter, options)]
-        )
-        return taking
+    def run(self, ctx: Context | None, found: dict[str, Any]) -> int:
+        """Run it with the values of its parameters, and return the exit code."""
+        values = {option.parameter: found[option.parameter] for option in self.options}
+        words = [] if self.argument is None else [found[self.argument.parameter]]
+        contexts = [ctx] if self.wants_context else []
+        return self.body(*contexts, *words, values=values) or 0
 
-    return with_options
 
-
-def _parameter(option: Option) -> inspect.Parameter:
-    info = typer.Option(
-        option.flag,
-        *option.also,
-        metavar=option.metavar,
-        help=option.help_text,
-        rich_help_panel=option.panel or None,
-        parser=option.parser,
-        show_default=option.show_default,
-        min=option.minimum,
-        max=option.maximum,
-        autocompletion=_COMPLETIONS.get(option.completes),
-    )
-    return inspect.Parameter(
-        option.parameter,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option.default,
-        annotation=Annotated[option.kind, info],
-    )
+def takes(
+    *options: Option, argument: Argument | None = None
+) -> Callable[[Callable[..., int | None]], Command]:
+    """Make a function a command with these options."""
+    return lambda body: Command(body=body, argument=argument, options=options)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from memplan.errors import InputError
-from memplan.text import one_line
+from memplan.text import one_line, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,6 +109,24 @@ def say_rows(
     else:
         text = rows_csv(rows) if output_format == "csv" else rows_markdown(rows)
     say(text)
+
+
+def fail(message: str, *, code: int) -> int:
+    """Print one line to stderr and return the exit code."""
+    label = "memplan: error:"
+    if _has_colour(sys.stderr):
+        label = f"\x1b[1;31m{label}\x1b[0m"
+    try:
+        sys.stderr.write(f"{label} {shortened(one_line(message))}\n")
+        sys.stderr.flush()
+    except OSError:  # the exit code still says it
+        abandon(sys.stderr)
+    return int(code)
+
+
+def _has_colour(stream: TextIO) -> bool:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
 
 
 def abandon(stream: TextIO) -> None:

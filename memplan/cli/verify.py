@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from memplan.cli.taking import NO_VALUES, OptionalModelArgument, takes
+from memplan.cli.taking import NO_VALUES, OPTIONAL_MODEL, Context, takes
 from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL
 from memplan.options.questions import SETTINGS
 from memplan.options.settings import setting_fields
@@ -84,10 +82,8 @@ RUN = (
 """How it is run, and what is kept of it."""
 
 
-@takes(*SETUP, *RUN, FORMAT)
-def verify(
-    ctx: typer.Context, model: OptionalModelArgument = None, values: Values = NO_VALUES
-) -> None:
+@takes(*SETUP, *RUN, FORMAT, argument=OPTIONAL_MODEL)
+def verify(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
     from memplan.cli.unused import refuse_unused
     from memplan.options.axes import parse_share
@@ -121,7 +117,7 @@ def verify(
         raise CheckFailedError(msg)
 
 
-def _ran(ctx: typer.Context, model: str | None, values: Values) -> "Verified | None":
+def _ran(ctx: Context, model: str | None, values: Values) -> "Verified | None":
     """What was run here, beside what was predicted; None on a rank that is not the one to speak."""
     from memplan.cli.unused import refuse
     from memplan.verify.replay import beside
@@ -157,7 +153,7 @@ def _started_processes() -> int:
 
 
 def _setup(
-    ctx: typer.Context, values: Values
+    ctx: Context, values: Values
 ) -> "tuple[TrainingSetup, str | Mapping[str, object] | None]":
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.operation_kinds import OperationKind
-from memplan.hardware.gpu import GpuSpec, num_multiprocessors
+from memplan.hardware.gpu import GpuSpec, TflopsByDtype, num_multiprocessors
 from memplan.hardware.power import board_power
 
 DEFAULT_TFLOPS = 312.0
@@ -184,52 +184,48 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
     >>> round(rates_of(load_gpu("a100-80gb")).rate_of(DType.BF16) / 1e12)
     239
     """
-    sheet = gpu.dense_tflops if gpu is not None else None
-    best = gpu.measured_tflops if gpu is not None else None
-    half = (sheet.bf16 or sheet.fp16 or sheet.fp32) if sheet is not None else None
-    known = best.bf16 if best is not None else None
-    share = UNMEASURED
-    relative = MEASURED_SHARES.get((gpu.compute_capability if gpu is not None else None) or (0, 0))
-    if known is not None and half:
-        share = SUSTAINED * known / half
-    elif relative is not None:
-        share = SUSTAINED * relative
-    half = half or DEFAULT_TFLOPS
-    share = min(share, _limited_share(gpu, half))
-
-    def reached(rate: float | None, otherwise: float) -> float:
-        return (otherwise if rate is None else rate) * share * 1e12
-
-    fp16 = (sheet.fp16 if sheet is not None else None) or half
-    single = SINGLE_SHARE / share * ((sheet.fp32 if sheet is not None else None) or half / 16)
-    bf16 = sheet.bf16 if sheet is not None and gpu is not None and gpu.has_bf16 else None
-    if gpu is not None and not gpu.has_bf16:
-        bf16 = single
-    fp8 = sheet.fp8 if sheet is not None else None
-    measured_fp8 = best.fp8 if best is not None else None
-    eight = reached(fp8, half)
-    if measured_fp8:
-        eight = min(
-            SUSTAINED * measured_fp8 * 1e12, _limited_share(gpu, half) * (fp8 or half) * 1e12
-        )
+    sheet = gpu.dense_tflops if gpu is not None else TflopsByDtype()
+    half = sheet.bf16 or sheet.fp16 or sheet.fp32 or DEFAULT_TFLOPS
+    share = min(_sustained_share(gpu, half), _limited_share(gpu, half))
+    single = SINGLE_SHARE / share * (sheet.fp32 or half / 16)
+    bf16 = (sheet.bf16 or half) if gpu is None or gpu.has_bf16 else single
+    eight = _eight_bits(gpu, half) or (sheet.fp8 or half) * share * 1e12
     capability = (gpu.compute_capability if gpu is not None else None) or (8, 0)
     shares = next(found for least, found in _BY_CAPABILITY if capability >= least)
-    peak = (half if bf16 is None else bf16) * 1e12
     bandwidth = gpu.bandwidth_bytes_per_s if gpu is not None else None
     return Rates(
         flops_per_s={
-            DType.BF16: reached(bf16, half),
-            DType.FP16: reached(fp16, half),
-            DType.FP32: reached(single, single),
+            DType.BF16: bf16 * share * 1e12,
+            DType.FP16: (sheet.fp16 or half) * share * 1e12,
+            DType.FP32: single * share * 1e12,
             DType.FP8: eight,
             DType.INT8: eight,
         },
         bytes_per_s=BANDWIDTH_SHARE * (bandwidth or DEFAULT_BANDWIDTH),
         num_multiprocessors=num_multiprocessors(gpu),
         cache=cache_of(gpu),
-        attention={kind: _attention(found, peak) for kind, found in shares.items()},
-        third_flash=_attention(THIRD_FLASH, peak),
+        attention={kind: _attention(found, bf16 * 1e12) for kind, found in shares.items()},
+        third_flash=_attention(THIRD_FLASH, bf16 * 1e12),
     )
+
+
+def _sustained_share(gpu: GpuSpec | None, half: float) -> float:
+    """Of the data sheet's rate, what large products hold, by what was measured of the card or of its relatives."""
+    if gpu is None:
+        return UNMEASURED
+    if gpu.measured_tflops.bf16 is not None:
+        return SUSTAINED * gpu.measured_tflops.bf16 / half
+    relative = MEASURED_SHARES.get(gpu.compute_capability or (0, 0))
+    return UNMEASURED if relative is None else SUSTAINED * relative
+
+
+def _eight_bits(gpu: GpuSpec | None, half: float) -> float | None:
+    """What large products of fp8 hold where they were measured [FLOP/s]; None elsewhere."""
+    measured = gpu.measured_tflops.fp8 if gpu is not None else None
+    if gpu is None or not measured:
+        return None
+    limited = _limited_share(gpu, half) * (gpu.dense_tflops.fp8 or half)
+    return min(SUSTAINED * measured, limited) * 1e12
 
 
 def _limited_share(gpu: GpuSpec | None, half: float) -> float:

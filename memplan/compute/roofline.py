@@ -311,7 +311,9 @@ class _Reader:
         if num_bytes:
             work.memory_s += num_bytes / self.rates.bytes_per_s + self.rates.kernel_s
 
-    def _send(self, work: Work, operation: Operation, kind: ExchangeKind) -> None:
+    def _send(self, work: Work, operation: Operation, kind: ExchangeKind | None) -> None:
+        if kind is None:
+            return
         sizes = [num_bytes_of(each) for each in (*operation.inputs[:1], *operation.outputs[:1])]
         work.messages.append(Message(kind, max(sizes)))
 
@@ -497,9 +499,7 @@ class _Reader:
         if kind in _SENT:
             if not sends and (kind is not OperationKind.ALL_GATHER or scratch):
                 # Columns that were joined are cut out again: nothing is sent.
-                found = _SENT[kind][1]
-                if found is not None:
-                    self._send(work, operation, found)
+                self._send(work, operation, _SENT[kind][1])
             self._move(work, 2 * scratch)
         elif kind is OperationKind.COPY_TO_RANKS:
             self._send(work, operation, ExchangeKind.ALL_REDUCE)

@@ -154,8 +154,7 @@ def network_of(
         raise InputError(msg)
     pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
     link = gpu.link if gpu is not None else None
-    capability = gpu.compute_capability if gpu is not None else None
-    is_fifth = link is not None and capability is not None and capability >= (10, 0)
+    is_fifth = _has_fifth_nvlink(gpu)
     reached = FIFTH_NVLINK if is_fifth else ACHIEVED
     within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
     pinned = 1 if is_pinned else PAGEABLE_SHARE
@@ -173,6 +172,12 @@ def network_of(
         summed_share=_summed_share(gpu),
         is_switched=link is not None,
     )
+
+
+def _has_fifth_nvlink(gpu: GpuSpec | None) -> bool:
+    if gpu is None or gpu.link is None or gpu.compute_capability is None:
+        return False
+    return gpu.compute_capability >= (10, 0)
 
 
 def _host_share(gpu: GpuSpec | None, gpus_per_node: int) -> float:

@@ -4,7 +4,7 @@ A replay through torch's allocator says the size of every block and what is rese
 out; a second pass over the events says in which part that is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memplan.fast_dataclass import dataclass
@@ -46,35 +46,35 @@ def part_peaks(
     >>> found["load"].requested_bytes, found["step"].requested_bytes
     (1536, 2560)
     """
-    kind = _WatchedExpandable if expandable else _WatchedCaching
-    watched = kind()
+    watched = _WatchedExpandable() if expandable else _WatchedCaching()
     watched.replay(events, streams)
-    seen = watched.seen
-    found: dict[str, PartPeaks] = {}
-    requested = allocated = reserved = 0
+    levels = list(_levels(events, watched.seen))
     ends = [*(start for start, _ in marks[1:]), len(events)]
+    found: dict[str, tuple[int, ...]] = {}
     for (start, name), end in zip(marks, ends, strict=True):
-        peak, handed, held = requested, allocated, reserved
-        for number in range(start, end):
-            event = events[number]
-            if event > 0:
-                size, reserved = seen[number]
-                requested += round_up(event, ALLOCATION_ROUNDING)
-                allocated += size
-                peak, handed, held = (
-                    max(peak, requested),
-                    max(handed, allocated),
-                    max(held, reserved),
-                )
-            elif event < 0:
-                requested -= round_up(events[~event], ALLOCATION_ROUNDING)
-                allocated -= seen[~event][0]
-        before = found.get(name)
-        if before is not None:
-            peak, handed = max(peak, before.requested_bytes), max(handed, before.allocated_bytes)
-            held = max(held, before.reserved_bytes)
-        found[name] = PartPeaks(requested_bytes=peak, allocated_bytes=handed, reserved_bytes=held)
-    return found
+        within = [*levels[start : end + 1], found.get(name, levels[start])]
+        found[name] = tuple(map(max, *within))
+    return {
+        name: PartPeaks(requested_bytes=requested, allocated_bytes=allocated, reserved_bytes=held)
+        for name, (requested, allocated, held) in found.items()
+    }
+
+
+def _levels(
+    events: Sequence[int], seen: Mapping[Block, tuple[int, int]]
+) -> Iterator[tuple[int, ...]]:
+    """What is requested, handed out and held before the first event, and behind each."""
+    requested = allocated = reserved = 0
+    yield requested, allocated, reserved
+    for number, event in enumerate(events):
+        if event > 0:
+            size, reserved = seen[number]
+            requested += round_up(event, ALLOCATION_ROUNDING)
+            allocated += size
+        elif event < 0:
+            requested -= round_up(events[~event], ALLOCATION_ROUNDING)
+            allocated -= seen[~event][0]
+        yield requested, allocated, reserved
 
 
 class _Noting(dict[int, Any]):

@@ -98,6 +98,14 @@ TOLD = {
         ("quiet", "short", "brief", "summary"),
         "the first line is the answer (| head -1), and --check says it in the exit code",
     ),
+    **dict.fromkeys(
+        ("amp", "use-amp", "autocast"),
+        "every engine mixes precisions by default; --precision bf16-amp or fp16-amp is torch.amp over fp32 weights",
+    ),
+    **dict.fromkeys(
+        ("max", "max-batch", "max-batch-size", "find-batch-size", "auto-find-batch-size"),
+        "the first line says the largest micro-batch; `memplan plan MODEL --maximize seq-len` finds another largest",
+    ),
     "output": "a page is written with --report, and estimate and plan write a setup with --emit",
     "phase": "--component NAME says what each phase has of one, --full lists all of them",
     "versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`',

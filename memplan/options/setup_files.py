@@ -55,25 +55,32 @@ def read_base(
     known = {**given, **{name: value for name, value in (named or {}).items() if value is not None}}
     launch = _launch(deepspeed_config, accelerate_config)
     began = start_of(setup_file, training_args, preset, given=known, launch=launch)
-    start = began.setup
-    if began.is_launched:
-        deepspeed_config = accelerate_config = None
+    start, notes = began.setup, began.notes
     changes: dict[str, Any] = dict(given)
-    notes = began.notes
-    if deepspeed_config is not None:
-        from memplan.sources.deepspeed_config import read_deepspeed_config
-
-        deepspeed = read_deepspeed_config(deepspeed_config, given)
-        changes, notes = {**changes, **deepspeed.fields}, (*notes, *deepspeed.notes)
-    if accelerate_config is not None:
-        from memplan.sources.accelerate_config import read_accelerate_config
-
-        accelerate = read_accelerate_config(accelerate_config, given)
-        changes, notes = {**changes, **accelerate.fields}, (*notes, *accelerate.notes)
+    if not began.is_launched:
+        fields, said = _launched(deepspeed_config, accelerate_config, given)
+        changes, notes = {**changes, **fields}, (*notes, *said)
     if began.notes and "engine_options" in given and "engine_options" in changes:
         changes["engine_options"] = dict(start.engine_options) | dict(changes["engine_options"])
     setup = replace(start, **changes) if changes else start
     return BaseSetup(setup, engine_fixed=setup.engine is not None, notes=notes, model=began.model)
+
+
+def _launched(
+    deepspeed_config: str | None, accelerate_config: str | None, given: Mapping[str, object]
+) -> tuple[Mapping[str, object], tuple[str, ...]]:
+    """The fields that the file of an engine gives, and what is to be said of it."""
+    if deepspeed_config is not None:
+        from memplan.sources.deepspeed_config import read_deepspeed_config
+
+        deepspeed = read_deepspeed_config(deepspeed_config, given)
+        return deepspeed.fields, deepspeed.notes
+    if accelerate_config is not None:
+        from memplan.sources.accelerate_config import read_accelerate_config
+
+        accelerate = read_accelerate_config(accelerate_config, given)
+        return accelerate.fields, accelerate.notes
+    return {}, ()
 
 
 def _launch(deepspeed_config: str | None, accelerate_config: str | None) -> "Launch | None":
@@ -157,17 +164,13 @@ def start_of(
         msg = "--setup and --training-args both give the setup to start from: name one"
         raise UsageError(msg)
     if training_args is not None:
+        _check_gaps(preset, "--training-args has its own defaults: use --setup")
         from memplan.sources.training_arguments import read_arguments_file
 
-        if preset is not None:
-            msg = "--preset fills in a setup, and --training-args has its own defaults: use --setup"
-            raise UsageError(msg)
         read = read_arguments_file(training_args)
         return BaseSetup(read.setup, engine_fixed=True, notes=read.notes)
     if setup_file is not None and not isinstance(setup_file, str):
-        if preset is not None:
-            msg = "--preset fills in a setup, and one that is made already has no gaps: name a file"
-            raise UsageError(msg)
+        _check_gaps(preset, "one that is made already has no gaps: name a file")
         return BaseSetup(setup_file, engine_fixed=setup_file.engine is not None, notes=())
     if setup_file is not None:
         from memplan.sources.setup_file import read_setup_file
@@ -184,3 +187,9 @@ def start_of(
     from memplan.training.setup import TrainingSetup
 
     return BaseSetup(TrainingSetup(), engine_fixed=False, notes=())
+
+
+def _check_gaps(preset: str | None, why_none: str) -> None:
+    if preset is not None:
+        msg = f"--preset fills in a setup, and {why_none}"
+        raise UsageError(msg)

@@ -8,9 +8,10 @@ from memplan.report.pictures.picture import page
 from memplan.report.pictures.scatter import (
     front_picture,
     front_title,
+    fronted,
     needed_gib,
     timed_setups,
-    way_text,
+    whole_way,
 )
 from memplan.report.times import time_columns
 
@@ -22,14 +23,14 @@ def front_page(plan: "Plan", *, version: str, question: "TimeQuestion | None" = 
     """A page with the answer, the drawing and the setups' figures, which asks the network for nothing."""
     from memplan.report.plans.answer import answer_text, run_lines
 
-    on_front = {id(each) for each in plan.front}
+    on_front = fronted(plan)
     shown = timed_setups(plan)
     times = time_columns([each.estimate for each in shown], question or TimeQuestion())
     head = ("GPUs", "setup", "GiB needed", *(each.name for each in times), "none beats it")
     rows = [
         (
-            str(each.setup.num_gpus), way_text(each), f"{needed_gib(each):,.1f}",
-            *(column.cells[place] for column in times), "*" if id(each) in on_front else "",
+            str(each.setup.num_gpus), whole_way(each, plan), f"{needed_gib(each):,.1f}",
+            *(column.cells[place] for column in times), "*" if each.setup in on_front else "",
         )
         for place, each in enumerate(shown)
     ]  # fmt: skip

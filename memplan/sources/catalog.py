@@ -180,6 +180,24 @@ def _bare(lowered: str) -> str:
     return lowered.translate(_PUNCTUATION)
 
 
+_COUNTED = (
+    r"(?P<name>.+?)\s*[x*:]\s*(?P<count>\d+)",
+    r"(?P<count>\d+)\s*[x*]?\s*(?P<name>\D.*)",
+)
+"""A card with a number of them behind or before it: ``h100x8``, ``8xA100``."""
+
+
+def _counted(text: str) -> tuple[str, str] | None:
+    """The card and how many there are, where one word says both."""
+    import re
+
+    for pattern in _COUNTED:
+        found = re.fullmatch(pattern, text.strip(), flags=re.IGNORECASE)
+        if found is not None and _find_id(found["name"]) is not None:
+            return found["name"], found["count"]
+    return None
+
+
 def _not_found_message(text: str) -> str:
     shown = text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}..."
     for word, kind in _UNLISTED_KINDS.items():
@@ -187,6 +205,10 @@ def _not_found_message(text: str) -> str:
             return f"{shown!r} is {kind}, which the GPU catalog does not list. Try: {_ADVICE}"
     if text.isdecimal():
         return f"{shown!r} names no GPU; if it is how many there are, say so: `num_gpus={shown}`"
+    counted = _counted(text)
+    if counted is not None:
+        name, count = counted
+        return f"{shown!r} is a GPU and how many there are: name {name!r}, and `num_gpus={count}`"
     return f"the GPU catalog has no {shown!r}.{_suggestion(shown)} Try: {_ADVICE}"
 
 

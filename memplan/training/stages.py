@@ -50,9 +50,10 @@ def divide_layers(
     if each and not rest:
         return (each,) * num_stages
     if rest and each and runtime is PipelineRuntime.MEGATRON:
+        some = ",".join(str(each + (number < rest)) for number in range(num_stages))
         msg = (
             f"pipeline_parallel: {num_layers} layers do not divide into {num_stages} stages: {num_layers} = "
-            f"{num_stages} x {each} + {rest}; name them with layers_per_stage"
+            f"{num_stages} x {each} + {rest}; name them, as `layers_per_stage={some}`"
         )
         raise SetupError(msg)
     each, rest = divmod(num_layers + 2, num_stages)

@@ -13,6 +13,8 @@ import pytest
 
 from memplan.cli import app as app_module
 from memplan.cli.commands import COMMANDS
+from memplan.cli.taking import takes
+from memplan.cli.typer_app import load_command
 from memplan.errors import (
     CheckFailedError,
     ConfigError,
@@ -21,17 +23,18 @@ from memplan.errors import (
     MemplanError,
     UsageError,
 )
+from memplan.options.table import Values
 
 
 def install_command(monkeypatch: pytest.MonkeyPatch, body: Callable[[], Any]) -> None:
     """Add a command ``probe`` that runs ``body``."""
 
-    def probe() -> Any:
+    def probe(values: Values) -> Any:  # noqa: ARG001
         """Run the body of a test."""
         return body()
 
     module = types.ModuleType("memplan.cli.probe")
-    vars(module)["probe"] = probe
+    vars(module)["probe"] = takes()(probe)
     monkeypatch.setitem(sys.modules, "memplan.cli.probe", module)
     monkeypatch.setitem(COMMANDS, "probe", "Run the body of a test.")
 
@@ -88,7 +91,7 @@ def test_help_lists_every_command_in_order(run: Any, arguments: list[str]) -> No
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_documented(run: Any, name: str) -> None:
-    command = app_module.load_command(name)
+    command = load_command(name)
     assert (command.help or "").splitlines()[0] == COMMANDS[name]
     for param in command.params:
         assert param.help, f"{param.name} has no help"
@@ -161,7 +164,7 @@ def test_ctrl_c_is_quiet(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_interrupt_ends_without_a_traceback(checkout: Path) -> None:
     code = (
-        "import os, signal, sys; sys.argv[1:] = ['--version']; import memplan.cli.app as app; "
+        "import os, signal, sys; sys.argv[1:] = ['--version']; import memplan.cli.typer_app as app; "
         "app.build = lambda: os.kill(os.getpid(), signal.SIGINT); "
         "from memplan.cli import main; sys.exit(main())"
     )
@@ -205,12 +208,12 @@ def test_errors_are_red_on_a_terminal_that_wants_it(
 
 PRINT_MUCH = """
 import sys, types
-from memplan.cli import app, commands
+from memplan.cli import app, commands, taking
 module = types.ModuleType("memplan.cli.probe")
-def probe() -> None:
+def probe(values):
     "Print much."
     {body}
-module.probe = probe
+module.probe = taking.takes()(probe)
 sys.modules["memplan.cli.probe"] = module
 commands.COMMANDS["probe"] = "Print much."
 sys.exit(app.run(["probe"]))
@@ -243,15 +246,13 @@ def test_a_closed_pipe_is_quiet(checkout: Path, body: str) -> None:
     [
         pytest.param(["--help"], ["rich", "pydantic", "memplan.cli.gpus"], id="help"),
         pytest.param(["gpus", "--help"], ["rich", "pydantic", "memplan.cli.models"], id="gpus -h"),
-        pytest.param(["gpus", "h100"], ["pydantic", "yaml", "huggingface_hub"], id="gpus"),
+        pytest.param(["gpus", "h100"], ["typer", "yaml", "huggingface_hub"], id="gpus"),
         pytest.param(
             ["estimate", "t5-3b", "--gpus", "8"],
-            ["pydantic", "yaml", "huggingface_hub", "memplan.cli.gpus"],
+            ["typer", "yaml", "huggingface_hub", "memplan.cli.gpus"],
             id="estimate",
         ),
-        pytest.param(
-            ["explain", "t5-small"], ["pydantic", "yaml", "huggingface_hub"], id="explain"
-        ),
+        pytest.param(["explain", "t5-small"], ["typer", "yaml", "huggingface_hub"], id="explain"),
     ],
 )
 def test_only_what_is_needed_is_imported(

@@ -1,6 +1,7 @@
 """The GPU catalog: names that resolve, names that must not, and the data behind them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,20 @@ def test_names_that_are_not_listed(name: str, message: str) -> None:
     assert "gpu='46GiB'" in text
     assert "\n" not in text
     assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("h100x8", "name 'h100', and `num_gpus=8`"),
+        ("8xA100", "name 'A100', and `num_gpus=8`"),
+        ("4 x rtx4090", "name 'rtx4090', and `num_gpus=4`"),
+        ("h100:2", "name 'h100', and `num_gpus=2`"),
+    ],
+)
+def test_a_card_and_how_many_there_are(name: str, words: str) -> None:
+    with pytest.raises(GpuNotFoundError, match=re.escape(words)):
+        load_gpu(name)
 
 
 @given(st.text(max_size=40))

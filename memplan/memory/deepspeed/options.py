@@ -6,7 +6,7 @@ prefetch bucket of 0.9 times that, a persistence threshold of ten times hidden_s
 that the whole model is not gathered for saving.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
@@ -222,53 +222,61 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
     ``hidden_size`` is what ``"auto"`` is filled in from. Raises ``SetupError`` for names that the
     engine does not have and for values that it refuses.
     """
-    auto = _auto_values(hidden_size)
+    given = _given_values(setup, hidden_size)
     fields: dict[str, object] = {"overlap_comm": setup.zero_stage is ZeroStage.PARAMETERS}
-    left_out: list[str] = []
-    unsaved: list[str] = []
-    for name, given in dict(setup.engine_options).items():
-        value = given
-        if value == AUTO:
-            value = auto.get(name)
-            if value is None:
-                known = ", ".join(auto)
-                msg = f"engine_options: {name} has no automatic value; only {known} have"
-                raise SetupError(msg)
-        if name in MODELLED:
+    for name, value in given.items():
+        if name in MODELLED and value is not None:
             field, read = MODELLED[name]
-            if value is not None:
-                fields[field] = read(name, value)
-        elif name in UNMODELLED:
-            acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
-            if acts and value not in (None, UNMODELLED[name]):
-                (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
-        elif not (
-            name in WITHOUT_EFFECT or says_loading(name, setup) or says_quantization(name, setup)
-        ):
-            msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
-            raise SetupError(msg)
+            fields[field] = read(name, value)
     if setup.chosen_quantization is not None:
         if fields.get("zero_init"):
             msg = "engine_options: zero_init: a quantized base is loaded whole before it is sharded"
             raise SetupError(msg)
         fields["zero_init"] = False
-    options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
     if "partition_method" in fields and setup.pipeline is None:
         msg = "engine_options: partition_method: is of pipelines; say pipeline_parallel"
         raise SetupError(msg)
-    if (
-        setup.zero_stage is ZeroStage.PARAMETERS
-        and setup.data_parallel % options.hpz_partition_size
-    ):
-        msg = (
-            f"engine_options: zero_hpz_partition_size: {setup.data_parallel} ranks are no multiple of "
-            f"{options.hpz_partition_size}"
-        )
+    options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
+    _check_sizes(setup, options)
+    left_out, unsaved = _unmodelled(setup, given)
+    return _without_combinations(setup, options, left_out, unsaved)
+
+
+def _given_values(setup: TrainingSetup, hidden_size: int) -> dict[str, object]:
+    """What is said, ``"auto"`` filled in. Raises ``SetupError`` for names that the engine does not have."""
+    auto = _auto_values(hidden_size)
+    found: dict[str, object] = {}
+    for name, given in dict(setup.engine_options).items():
+        found[name] = auto.get(name) if given == AUTO else given
+        if given == AUTO and found[name] is None:
+            msg = f"engine_options: {name} has no automatic value; only {', '.join(auto)} have"
+            raise SetupError(msg)
+        is_read = name in MODELLED or name in UNMODELLED or name in WITHOUT_EFFECT
+        if not (is_read or says_loading(name, setup) or says_quantization(name, setup)):
+            msg = f"engine_options: deepspeed has no {name}.{did_you_mean(name, OPTION_NAMES)}"
+            raise SetupError(msg)
+    return found
+
+
+def _unmodelled(setup: TrainingSetup, given: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    """What is said to no effect here: settings of a step, and of saving."""
+    left_out: list[str] = []
+    unsaved: list[str] = []
+    for name, value in given.items():
+        acts = setup.zero_stage is ZeroStage.PARAMETERS or name not in _STAGE_3_ONLY
+        if name in UNMODELLED and acts and value not in (None, UNMODELLED[name]):
+            (unsaved if name in _SAVING else left_out).append(f"{name}={value} (not modelled)")
+    return left_out, unsaved
+
+
+def _check_sizes(setup: TrainingSetup, options: DeepSpeedOptions) -> None:
+    ranks, among = setup.data_parallel, options.hpz_partition_size
+    if setup.zero_stage is ZeroStage.PARAMETERS and ranks % among:
+        msg = f"engine_options: zero_hpz_partition_size: {ranks} ranks are no multiple of {among}"
         raise SetupError(msg)
     if not options.reduce_bucket_size:
         msg = "engine_options: reduce_bucket_size must be at least 1"
         raise SetupError(msg)
-    return _without_combinations(setup, options, left_out, unsaved)
 
 
 def _without_combinations(

@@ -61,13 +61,7 @@ def engine_program(
     """The program of a model of its own, or of a stage: what the engine does with it."""
     engine = given.setup.chosen_engine
     if engine is Engine.FSDP:
-        if given.tape.options.stage is not None:
-            from memplan.memory.programs.fsdp2_stage import Fsdp2StageProgram  # only for pipelines
-
-            return Fsdp2StageProgram(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
-        from memplan.memory.programs.fsdp2 import Fsdp2Program
-
-        return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
+        return _fsdp2_program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     if engine is Engine.FSDP1:
         from memplan.memory.programs.fsdp1 import Fsdp1Program
 
@@ -87,6 +81,21 @@ def engine_program(
 
         return megatron_program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
     assert engine is Engine.DDP, f"{engine}: no account either"
+    return _ddp_program(given, ledger, workspace_bytes=workspace_bytes)
+
+
+def _fsdp2_program(given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int) -> Program:
+    if given.tape.options.stage is not None:
+        from memplan.memory.programs.fsdp2_stage import Fsdp2StageProgram  # only for pipelines
+
+        return Fsdp2StageProgram(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
+    from memplan.memory.programs.fsdp2 import Fsdp2Program
+
+    return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
+
+
+def _ddp_program(given: RankInput, ledger: Ledger, *, workspace_bytes: int) -> Program:
+    """DDP's; of one GPU, or of tensor-parallel ranks alone, there is nothing to reduce."""
     if given.setup.tensor_parallel > 1:
         from memplan.memory.programs.split import SplitProgram
 

@@ -201,37 +201,24 @@ class Stepper:
         number: int,
         replace: Replace | None,
     ) -> None:
-        ledger, temporaries = self.ledger, self.row.temporaries
         for act in acts:
             kind = act.kind
             if kind in (ActKind.LET, ActKind.LET_WEIGHT):
-                old = names.pop(act.name, None)
-                if act.num_bytes:
-                    size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
-                    stays = kind is ActKind.LET_WEIGHT
-                    component, words = (
-                        (_PARAMETERS, MOVED) if stays else (_TEMPORARIES, temporaries)
-                    )
-                    names[act.name] = ledger.allocate(size, 0, component, words)
-                if old is not None:
-                    ledger.free(old)
+                self._let(act, names)
             elif kind is ActKind.DROP:
-                old = names.pop(act.name, None)
-                if old is not None:
-                    ledger.free(old)
+                self._drop(names.pop(act.name, None))
             elif kind is ActKind.RENAME:
                 name, _, new = act.name.partition(">")
                 old = names.pop(new, None)
                 if name in names:
                     names[new] = names.pop(name)
-                if old is not None:
-                    ledger.free(old)
+                self._drop(old)
             elif kind in (ActKind.GRADIENT, ActKind.WEIGHT):
                 block = names.pop(act.name, None)
                 if replace is not None:
                     replace(number, kind, block)
-                elif block is not None:
-                    ledger.free(block)
+                else:
+                    self._drop(block)
             elif kind is ActKind.COLUMN_MEAN:
                 self._reduce(act)
             elif kind in (ActKind.MANAGED, ActKind.HOST):
@@ -239,7 +226,23 @@ class Stepper:
             elif act.num_bytes and not self._is_there(act):
                 size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
                 counts = kind is ActKind.COUNTER
-                ledger.allocate(size, 0, _STATES, COUNTER if counts else line)
+                self.ledger.allocate(size, 0, _STATES, COUNTER if counts else line)
+
+    def _let(self, act: Act, names: dict[str, Block]) -> None:
+        """Give a tensor a name; what had it goes once the new one is there."""
+        old = names.pop(act.name, None)
+        if act.num_bytes:
+            size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
+            stays = act.kind is ActKind.LET_WEIGHT
+            component, words = (
+                (_PARAMETERS, MOVED) if stays else (_TEMPORARIES, self.row.temporaries)
+            )
+            names[act.name] = self.ledger.allocate(size, 0, component, words)
+        self._drop(old)
+
+    def _drop(self, block: Block | None) -> None:
+        if block is not None:
+            self.ledger.free(block)
 
     def _reduce(self, act: Act) -> None:
         """What a mean over rows needs inside its kernel."""

@@ -42,8 +42,11 @@ class Bar:
         return sum(self.components.values())
 
 
-def phases_picture(found: Estimate) -> Picture:
-    """Every phase of a run at its own peak, beside the card's memory."""
+def phases_picture(found: Estimate, *, reaching_bytes: int = 0) -> Picture:
+    """Every phase of a run at its own peak, beside the card's memory.
+
+    Bars have room for ``reaching_bytes`` too: setups beside each other are drawn on one scale.
+    """
     bars = [
         Bar(
             name=phase.name,
@@ -57,7 +60,11 @@ def phases_picture(found: Estimate) -> Picture:
         for phase in found.account.phases
     ]
     return _picture(
-        found, bars, title=f"{found.model.name}: bytes by phase and component", of="phase"
+        found,
+        bars,
+        title=f"{found.model.name}: bytes by phase and component",
+        of="phase",
+        reaching_bytes=reaching_bytes,
     )
 
 
@@ -92,7 +99,9 @@ def ranks_picture(found: Estimate) -> Picture:
     return _picture(found, bars, title=f"{found.model.name}: ranks of the pipeline", of="ranks")
 
 
-def _picture(found: Estimate, bars: Sequence[Bar], *, title: str, of: str) -> Picture:
+def _picture(
+    found: Estimate, bars: Sequence[Bar], *, title: str, of: str, reaching_bytes: int = 0
+) -> Picture:
     kinds = [kind for kind in ComponentKind if any(kind in bar.components for bar in bars)]
     fullest = max(bars, key=lambda bar: bar.total_bytes)
     words = f"{fullest.name} is the fullest: {_gib(fullest.total_bytes)} GiB"
@@ -108,7 +117,7 @@ def _picture(found: Estimate, bars: Sequence[Bar], *, title: str, of: str) -> Pi
         for bar in bars
     )
     return Picture(
-        title=title, words=words, canvas=_drawn(found, bars, kinds), head=head, rows=rows,
+        title=title, words=words, canvas=_drawn(found, bars, kinds, reaching_bytes), head=head, rows=rows,
         chart=tuple(_chart(bars, kinds)),
     )  # fmt: skip
 
@@ -122,12 +131,14 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:,.2f}"
 
 
-def _drawn(found: Estimate, bars: Sequence[Bar], kinds: Sequence[ComponentKind]) -> Canvas:
+def _drawn(
+    found: Estimate, bars: Sequence[Bar], kinds: Sequence[ComponentKind], reaching_bytes: int
+) -> Canvas:
     """Names above bars that are long, or left of them; figures right of them."""
     is_long = max(len(bar.name) for bar in bars) > 16
     left = MARGIN if is_long else MARGIN + 16 * CHARACTER
     room = WIDTH - left - FIGURE_ROOM - MARGIN
-    top_bytes = max(bar.total_bytes for bar in bars)
+    top_bytes = max(reaching_bytes, *(bar.total_bytes for bar in bars))
     capacity = found.gpu.capacity_bytes if found.gpu is not None else 0
     has_card = top_bytes / 4 < capacity
     scale = room / max(top_bytes, capacity if capacity < 4 * top_bytes else 0)

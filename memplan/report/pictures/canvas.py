@@ -1,5 +1,6 @@
 """Shapes on a canvas, and the canvas as SVG."""
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -96,6 +97,19 @@ def legend(
         ]
         at += takes
     return shapes, line
+
+
+def round_ticks(most: float) -> list[float]:
+    """Round figures from 0 up to the largest that an axis has room for: four to seven.
+
+    >>> round_ticks(86), round_ticks(0.9)
+    ([0.0, 20.0, 40.0, 60.0, 80.0], [0.0, 0.2, 0.4, 0.6, 0.8])
+    """
+    if most <= 0:
+        return [0.0]
+    unit = 10.0 ** math.floor(math.log10(most))
+    step = next(each for each in (0.2, 0.25, 0.5, 1, 2) if most / (each * unit) < 7) * unit
+    return [round(number * step, 9) for number in range(int(most / step) + 1)]
 
 
 def svg(canvas: Canvas, *, title: str) -> str:

@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.report.changes import checkpointing_label, setup_label
-from memplan.report.pictures.canvas import LINE, Canvas, Dot, Shape, Stroke, Words
+from memplan.report.changes import setup_label
+from memplan.report.pictures.canvas import LINE, Canvas, Dot, Shape, Stroke, Words, round_ticks
 from memplan.report.pictures.picture import Picture
+from memplan.search.order import EQUAL_SPEED
 from memplan.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memplan.search.goal import Plan, PlannedSetup
+    from memplan.training.setup import TrainingSetup
 
 WIDTH, HEIGHT = 720, 360
 LEFT, TOP, RIGHT, BOTTOM = 92, 60, 24, 62
@@ -22,15 +24,15 @@ CHART_WIDTH, CHART_HEIGHT = 60, 14
 def front_picture(plan: "Plan") -> Picture:
     """The drawing of a plan whose setups have times; what has none is left out."""
     shown = timed_setups(plan)
-    on_front = {id(each) for each in plan.front}
+    on_front = fronted(plan)
     told = "; ".join(
-        f"{_label(each)}: {needed_gib(each):,.1f} GiB, {_speed(each):,.0f} tokens/s"
+        f"{_label(each, plan)}: {needed_gib(each):,.1f} GiB, {_speed(each):,.0f} tokens/s"
         for each in plan.front
     )
     rows = tuple(
         (
-            str(each.setup.num_gpus), way_text(each), f"{needed_gib(each):,.1f}", f"{_speed(each):,.0f}",
-            _money(plan, each), "*" if id(each) in on_front else "",
+            str(each.setup.num_gpus), whole_way(each, plan), f"{needed_gib(each):,.1f}", f"{_speed(each):,.0f}",
+            _money(plan, each), "*" if each.setup in on_front else "",
         )
         for each in shown
     )  # fmt: skip
@@ -40,14 +42,19 @@ def front_picture(plan: "Plan") -> Picture:
         canvas=_drawn(plan, shown),
         head=("GPUs", "setup", "GiB needed", "tokens/s", "cost", "none beats it"),
         rows=rows,
-        chart=tuple(_chart(shown, on_front)),
+        chart=tuple(_chart(plan, shown)),
     )
 
 
 def timed_setups(plan: "Plan") -> "Sequence[PlannedSetup]":
     """Those whose time is known, the best first."""
-    found = {id(each): each for each in (*plan.setups, *plan.front) if each.time is not None}
+    found = {each.setup: each for each in (*plan.setups, *plan.front) if each.time is not None}
     return list(found.values())
+
+
+def fronted(plan: "Plan") -> "set[TrainingSetup]":
+    """The setups on the front of memory and time."""
+    return {each.setup for each in plan.front}
 
 
 def front_title(plan: "Plan") -> str:
@@ -60,13 +67,13 @@ def needed_gib(each: "PlannedSetup") -> float:
     return each.estimate.total_bytes.high / GIB
 
 
-def way_text(each: "PlannedSetup") -> str:
+def whole_way(each: "PlannedSetup", plan: "Plan") -> str:
     """How it trains."""
+    from memplan.report.plans.answer import training_parts
+
     setup = each.setup
-    return (
-        f"{setup_label(setup)}, {setup.chosen_precision.value}, checkpointing {checkpointing_label(setup)}, "
-        f"micro-batch {setup.micro_batch_size}"
-    )
+    parts = (setup_label(setup), *training_parts(each, plan))
+    return f"{', '.join(parts)}, micro-batch {setup.micro_batch_size}"
 
 
 def _speed(each: "PlannedSetup") -> float:
@@ -84,8 +91,8 @@ def _money(plan: "Plan", each: "PlannedSetup") -> str:
     return f"{run.cost:,.0f}" if run is not None and run.cost is not None else ""
 
 
-def _label(each: "PlannedSetup") -> str:
-    return f"{each.setup.num_gpus} x {way_text(each)}"
+def _label(each: "PlannedSetup", plan: "Plan") -> str:
+    return f"{each.setup.num_gpus} x {whole_way(each, plan)}"
 
 
 def _drawn(plan: "Plan", shown: "Sequence[PlannedSetup]") -> Canvas:
@@ -100,26 +107,33 @@ def _drawn(plan: "Plan", shown: "Sequence[PlannedSetup]") -> Canvas:
     shapes += _axes(most_gib, most_speed)
     if len(plan.front) > 1:
         shapes.append(Stroke(points=tuple(map(place, plan.front)), colour="long"))
-    on_front = {id(each) for each in plan.front}
+    on_front = fronted(plan)
     for each in shown:
         x, y = place(each)
-        told = f"{_label(each)}: {needed_gib(each):,.1f} GiB, {_speed(each):,.0f} tokens/s"
-        shapes.append(Dot(x=x, y=y, fill="long" if id(each) in on_front else "short", words=told))
+        told = f"{_label(each, plan)}: {needed_gib(each):,.1f} GiB, {_speed(each):,.0f} tokens/s"
+        shapes.append(Dot(x=x, y=y, fill="long" if each.setup in on_front else "short", words=told))
     shapes += _labels(plan, place)
     return Canvas(width=LEFT + WIDTH + RIGHT, height=TOP + HEIGHT + BOTTOM, shapes=tuple(shapes))
 
 
 def _axes(most_gib: float, most_speed: float) -> list[Shape]:
     shapes: list[Shape] = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x, y = LEFT + WIDTH * share, TOP + HEIGHT * (1 - share)
+    for tick in round_ticks(most_speed):
+        y = TOP + HEIGHT * (1 - tick / most_speed)
         shapes += [
             Stroke(points=((LEFT, y), (LEFT + WIDTH, y)), colour="edge"),
-            Stroke(points=((x, TOP), (x, TOP + HEIGHT)), colour="edge"),
-            Words(x=LEFT - 8, y=y + 4, text=f"{most_speed * share:,.0f}", anchor="end"),
-            Words(x=x, y=TOP + HEIGHT + 18, text=f"{most_gib * share:,.0f}", anchor="middle"),
+            Words(x=LEFT - 8, y=y + 4, text=f"{tick:,g}", anchor="end"),
         ]
-    below = "GiB needed of a GPU; on the line: what no other setup beats in both"
+    for tick in round_ticks(most_gib):
+        x = LEFT + WIDTH * tick / most_gib
+        shapes += [
+            Stroke(points=((x, TOP), (x, TOP + HEIGHT)), colour="edge"),
+            Words(x=x, y=TOP + HEIGHT + 18, text=f"{tick:,g}", anchor="middle"),
+        ]
+    below = (
+        "GiB needed of a GPU; on the line: less memory than any that is as fast, within "
+        f"{EQUAL_SPEED:.0%}"
+    )
     return [
         *shapes,
         Words(x=LEFT - 80, y=TOP - 16, text="tokens/s"),
@@ -139,28 +153,29 @@ def _labels(plan: "Plan", place: "Callable[[PlannedSetup], tuple[float, float]]"
             Words(
                 x=x - 10 if is_right else x + 10,
                 y=above,
-                text=_label(each),
+                text=_label(each, plan),
                 anchor="end" if is_right else "start",
             )
         )
     return shapes
 
 
-def _chart(shown: "Sequence[PlannedSetup]", on_front: set[int]) -> list[str]:
+def _chart(plan: "Plan", shown: "Sequence[PlannedSetup]") -> list[str]:
     """Dots of characters, numbered on the line."""
+    on_front = fronted(plan)
     if not shown:
         return ["no setup's time is known"]
     cells = [[" "] * CHART_WIDTH for _ in range(CHART_HEIGHT)]
     most_gib, most_speed = max(map(needed_gib, shown)), max(map(_speed, shown))
     told: list[str] = []
-    for each in sorted(shown, key=lambda each: id(each) in on_front):
+    for each in sorted(shown, key=lambda each: each.setup in on_front):
         x = round((CHART_WIDTH - 1) * needed_gib(each) / most_gib)
         y = round((CHART_HEIGHT - 1) * (1 - _speed(each) / most_speed))
         mark = "·"
-        if id(each) in on_front:
+        if each.setup in on_front:
             mark = str((len(told) + 1) % 10)
             told.append(
-                f"{mark} {_label(each)}: {needed_gib(each):,.1f} GiB, {_speed(each):,.0f} tokens/s"
+                f"{mark} {_label(each, plan)}: {needed_gib(each):,.1f} GiB, {_speed(each):,.0f} tokens/s"
             )
         cells[y][x] = mark
     lines = []

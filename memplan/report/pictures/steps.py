@@ -15,6 +15,7 @@ from memplan.report.pictures.canvas import (
     Words,
     box,
     legend,
+    round_ticks,
 )
 from memplan.report.pictures.picture import Picture
 from memplan.report.step_layout import Timeline, gib, in_words, lay_out
@@ -71,11 +72,10 @@ def _row(moment: Moment, kinds: Sequence[ComponentKind], peak: Moment) -> tuple[
 
 def _drawn(found: Estimate, timeline: Timeline, kinds: Sequence[ComponentKind]) -> Canvas:
     shapes: list[Shape] = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = TOP + HEIGHT * (1 - share)
+    for tick in round_ticks(timeline.top_bytes / GIB):
+        y = _height(tick * GIB, timeline)
         shapes.append(Stroke(points=((LEFT, y), (LEFT + WIDTH, y)), colour="edge"))
-        figure = f"{timeline.top_bytes * share / GIB:,.1f}"
-        shapes.append(Words(x=LEFT - 8, y=y + 4, text=figure, anchor="end"))
+        shapes.append(Words(x=LEFT - 8, y=y + 4, text=f"{tick:,g}", anchor="end"))
     shapes += _areas(timeline, kinds)
     shapes += _marks(found, timeline)
     names = [(kind.label, name_of(kind)) for kind in kinds]
@@ -87,7 +87,7 @@ def _drawn(found: Estimate, timeline: Timeline, kinds: Sequence[ComponentKind]) 
     return Canvas(width=LEFT + WIDTH + 16, height=end + 2 * LINE, shapes=tuple(shapes))
 
 
-def _height(num_bytes: int, timeline: Timeline) -> float:
+def _height(num_bytes: float, timeline: Timeline) -> float:
     return TOP + HEIGHT * (1 - num_bytes / timeline.top_bytes)
 
 

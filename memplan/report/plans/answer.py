@@ -57,16 +57,17 @@ def answer_text(plan: Plan, question: "TimeQuestion | None" = None) -> str:
     batch = f"micro-batch {setup.micro_batch_size}"
     if setup.gradient_accumulation_steps > 1:
         batch += f" x {setup.gradient_accumulation_steps}"
-    parts = [
-        found,
-        batch,
-        setup.chosen_precision.value,
-        f"checkpointing {checkpointing_label(setup)}",
-    ]
-    if has_own_kernels(best, plan):
-        parts.append(f"kernels {kernels_label(setup)}")
+    parts = (found, batch, *training_parts(best, plan))
     lead = OBJECTIVES[plan.goal.objective].removesuffix(" first")
     return f"{lead}: {', '.join(parts)}: {', '.join(_figures(best, plan, question))}"
+
+
+def training_parts(each: PlannedSetup, plan: Plan) -> tuple[str, ...]:
+    """Its precision, checkpointing, and kernels where they are not those that were asked for."""
+    setup = each.setup
+    parts = (setup.chosen_precision.value, f"checkpointing {checkpointing_label(setup)}")
+    kernels = f"kernels {kernels_label(setup)}"
+    return (*parts, kernels) if has_own_kernels(each, plan) else parts
 
 
 def _figures(best: PlannedSetup, plan: Plan, question: "TimeQuestion | None") -> list[str]:

@@ -1,10 +1,7 @@
 """Memory against time: the setups that no other beats in both."""
 
-from memplan.report.changes import (
-    checkpointing_label,
-    setup_label,
-)
-from memplan.report.plans.answer import way_text
+from memplan.report.changes import setup_label
+from memplan.report.plans.answer import training_parts, way_text
 from memplan.search.concessions import Concession
 from memplan.search.goal import Plan, PlannedSetup
 from memplan.units import GIB
@@ -15,17 +12,22 @@ def front_lines(plan: Plan) -> list[str]:
     if len(plan.front) < 2 or plan.front[0].time is None:
         return []
     fastest = plan.front[0].time.tokens_per_s
-    lines = ["Memory against time, what no other setup beats in both:"]
-    for each in plan.front:
+    ways = [training_parts(each, plan) for each in plan.front]
+    shared = [part for part in ways[0] if all(part in way for way in ways)]
+    everywhere = f" (all {', '.join(shared)})" if shared else ""
+    lines = [f"Memory against time, what no other setup beats in both{everywhere}:"]
+    for each, way in zip(plan.front, ways, strict=True):
         assert each.time is not None
         needed = each.estimate.total_bytes.high
         share = each.time.tokens_per_s / fastest
         bar = "█" * max(1, round(share * FRONT_WIDTH))
         label = (
-            f"{each.setup.num_gpus} x {_short_way(each)}, {each.setup.chosen_precision.value}, "
-            f"checkpointing {checkpointing_label(each.setup)}, micro-batch {each.setup.micro_batch_size}"
+            f"{each.setup.num_gpus} x {_short_way(each)}",
+            *(part for part in way if part not in shared),
+            f"micro-batch {each.setup.micro_batch_size}",
         )
-        lines.append(f"  {needed / GIB:7,.1f} GiB  {share:4.0%} {bar:<{FRONT_WIDTH}} {label}")
+        figures = f"{needed / GIB:7,.1f} GiB  {share:4.0%}"
+        lines.append(f"  {figures} {bar:<{FRONT_WIDTH}} {', '.join(label)}")
     return [*lines, ""]
 
 

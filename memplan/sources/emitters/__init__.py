@@ -93,28 +93,14 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
     """
     module = import_module(f"memplan.sources.emitters.{_MODULES[framework]}")
     write = cast("Callable[..., Emitted]", module.emit)
-    resolved = setup.resolve()
-    resolved, loading = _without_loading(resolved)
-    how = resolved.chosen_quantization
-    if how is not None:
-        # The base is the script's own business: what says how it is packed is none of the engine's options.
-        options = dict(resolved.engine_options)
-        others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
-        resolved = replace(resolved, quantize=how, engine_options=others)
+    resolved, loading = _without_loading(setup.resolve())
+    resolved = _without_packing(resolved)
     if framework.is_told_the_model:
         assert model is not None
         made = write(resolved, model)
     else:
         made = write(resolved)
-    said: dict[str, str] = {}
-    if setup.adapter is not None:
-        said["adapter"] = (
-            f"give the model its adapter, {setup.adapter}, in the script: no key here does"
-        )
-    if loading:
-        said[LOADING_OPTION] = loading
-    if how is not None:
-        said["quantize"] = f"load the base quantized: {how}"
+    said = _left_to_the_script(resolved, loading)
     if framework.is_read_back:
         from memplan.sources.emitters.reading_back import set_by_hand
 
@@ -125,6 +111,30 @@ def emit(setup: TrainingSetup, framework: Framework, model: "ModelSpec | None" =
         unsaid = {*by_hand, *dict(by_hand.get("engine_options", ()))}  # type: ignore[call-overload]
         said = {name: words for name, words in said.items() if name in unsaid}
     return replace(made, notes=(*made.notes, *said.values())) if said else made
+
+
+def _without_packing(setup: TrainingSetup) -> TrainingSetup:
+    """How the base is packed said by ``quantize`` alone: the script loads it, and no option of the engine's does."""
+    how = setup.chosen_quantization
+    if how is None:
+        return setup
+    options = dict(setup.engine_options)
+    others = {name: options[name] for name in options if name not in QUANTIZATION_OPTIONS}
+    return replace(setup, quantize=how, engine_options=others)
+
+
+def _left_to_the_script(setup: TrainingSetup, loading: str) -> dict[str, str]:
+    """By field, what an engine's own file has no key for."""
+    said: dict[str, str] = {}
+    if setup.adapter is not None:
+        said["adapter"] = (
+            f"give the model its adapter, {setup.adapter}, in the script: no key here does"
+        )
+    if loading:
+        said[LOADING_OPTION] = loading
+    if setup.chosen_quantization is not None:
+        said["quantize"] = f"load the base quantized: {setup.chosen_quantization}"
+    return said
 
 
 def _without_loading(setup: TrainingSetup) -> tuple[TrainingSetup, str]:

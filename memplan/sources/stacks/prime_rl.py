@@ -73,13 +73,25 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.fields["attention"] = keys.choice("model.attn", _ATTENTION)
     _read_context(keys, found)
     _read_validation(keys, found)
+    _read_compile(keys, found)
+    _read_optimizer(keys, found, given)
+    _read_adapter(keys, found)
+    _read_experts(keys, found, given)
+    _read_pictures(keys, found)
+    _read_loss(keys, found)
+    if is_rl:
+        found.notes.append("counted: the trainer's GPUs, with the loss of the next token")
+        _read_rollouts(keys, found, given)
+
+
+def _read_compile(keys: Keys, found: Found) -> None:
     compiled = keys.values.get("model.compile", keys.take("model.compile"))
     section = keys.section("model.compile")
     off = compiled in ("None", "none", False)
     found.fields["compile"] = "none" if off and not section else "layer"
-    _read_optimizer(keys, found, given)
-    _read_adapter(keys, found)
-    _read_experts(keys, found, given)
+
+
+def _read_pictures(keys: Keys, found: Found) -> None:
     if keys.has("model.vlm") and keys.flag("model.vlm.freeze_vision_encoder"):
         if "adapter" not in found.fields:
             found.fields["freeze"] = "vision_tower"
@@ -87,14 +99,14 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         keys.taken.discard("model.vlm.freeze_vision_encoder")
     if not keys.has("model.vlm") and may_read_text_alone(found.model):
         found.fields["images_per_sample"] = 0  # ``VLMConfig``: pictures where the section is alone
+
+
+def _read_loss(keys: Keys, found: Found) -> None:
     chunk = keys.take("model.fused_lm_head_token_chunk_size")
     if chunk not in (*OFF, "disabled"):
         found.fields["loss"] = "chunked"
         if isinstance(chunk, int):
             found.fields["loss_tiles"] = _pieces(found, chunk)
-    if is_rl:
-        found.notes.append("counted: the trainer's GPUs, with the loss of the next token")
-        _read_rollouts(keys, found, given)
 
 
 def _read_validation(keys: Keys, found: Found) -> None:

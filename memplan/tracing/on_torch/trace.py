@@ -62,8 +62,21 @@ def trace(
         programs += [
             (f"{name}, {RECOMPUTED}", runs.program(name, recomputes=True)) for name in OWN_FORMATS
         ]
+    sizes = runs.example_sizes()
+    traced = TracedModule(
+        class_name=type(module).__name__,
+        torch_version=str(torch.__version__),
+        example=tuple(sizes.get(name, 0) for name in SYMBOLS),
+        guesses=tuple(sorted(runs.guesses)),
+        parameters=_parameters(module),
+        programs=tuple(programs),
+    )
+    return traced_spec(traced, name=name or type(module).__name__, source="memplan.trace")
+
+
+def _parameters(module: nn.Module) -> tuple[TracedParameter, ...]:
     output = _output_matrix(module)
-    parameters = tuple(
+    return tuple(
         TracedParameter(
             name=name,
             shape=tuple(each.shape),
@@ -72,16 +85,6 @@ def trace(
         )
         for name, each in module.named_parameters()
     )
-    sizes = runs.example_sizes()
-    traced = TracedModule(
-        class_name=type(module).__name__,
-        torch_version=str(torch.__version__),
-        example=tuple(sizes.get(name, 0) for name in SYMBOLS),
-        guesses=tuple(sorted(runs.guesses)),
-        parameters=parameters,
-        programs=tuple(programs),
-    )
-    return traced_spec(traced, name=name or type(module).__name__, source="memplan.trace")
 
 
 def _output_matrix(module: nn.Module) -> torch.Tensor | None:

@@ -133,7 +133,7 @@ def _as_it_is(
 def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     options = Fsdp2Options.of(setup)
     strategy = setup.fsdp_strategy
@@ -153,16 +153,7 @@ def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
         "mp_policy": policy,
         "reshard_after_forward": options.reshard_after_forward,
     }
-    if options.init_device not in (InitDevice.META, InitDevice.TO_EMPTY):
-        # A fake tensor cannot be moved where it stands: it begins on the card.
-        to_device(model, options.init_device.value if has_gpu else "cuda", fill=False)
-    for layers in layer_lists(model):
-        for layer in layers:
-            fully_shard(layer, **choices)
-    fully_shard(model, **choices)
-    if options.init_device in (InitDevice.META, InitDevice.TO_EMPTY):
-        model.to_empty(device="cuda")
-        model.tie_weights()
+    _shard_layers(model, choices, options.init_device, has_gpu=has_gpu)
     if has_gpu:
         fill_in([*model.parameters(), *model.buffers()])
     optimizer = optimizer_of(setup, model.parameters(), has_gpu=has_gpu)
@@ -183,6 +174,25 @@ def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
         step=plain.step,
         unsynchronised=unsynchronised,
     )
+
+
+def _shard_layers(
+    model: Any, choices: dict[str, Any], init_device: InitDevice, *, has_gpu: bool
+) -> None:
+    """Each layer and the root, on the card before or behind."""
+    from torch.distributed.fsdp import fully_shard
+
+    is_empty = init_device in (InitDevice.META, InitDevice.TO_EMPTY)
+    if not is_empty:
+        # A fake tensor cannot be moved where it stands: it begins on the card.
+        to_device(model, init_device.value if has_gpu else "cuda", fill=False)
+    for layers in layer_lists(model):
+        for layer in layers:
+            fully_shard(layer, **choices)
+    fully_shard(model, **choices)
+    if is_empty:
+        model.to_empty(device="cuda")
+        model.tie_weights()
 
 
 def _deepspeed(model: Any, setup: TrainingSetup) -> Trainer:

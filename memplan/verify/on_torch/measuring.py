@@ -1,6 +1,8 @@
 """A few training steps of a setup, measured: on the card that is here, or on one that is pretended."""
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +47,17 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
     others = card.others_bytes()
     rank, is_alone = processes.join(run.setup, has_gpu=True)
     _begin_context()
-    if snapshot is not None:
-        torch.cuda.memory._record_memory_history(max_entries=MAX_RECORDED_EVENTS)
     meter = CardMeter()
     death = None
     num_params = 0
-    try:
-        num_params = _train(run, meter, is_alone=is_alone, has_gpu=True)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        death = Death(part=meter.part, message=_first_line(error))
-    meter.note()
-    if snapshot is not None:
-        torch.cuda.memory._dump_snapshot(str(snapshot))
-        torch.cuda.memory._record_memory_history(enabled=None)
+    with _recorded(snapshot):
+        try:
+            num_params = _train(run, meter, is_alone=is_alone, has_gpu=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            death = Death(part=meter.part, message=_first_line(error))
+        meter.note()
     used = max(0, card.used_bytes() - others)
     stats = torch.cuda.memory_stats()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -87,6 +85,18 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
         return processes.gathered(found, is_alone=is_alone)
     finally:
         processes.leave()
+
+
+@contextlib.contextmanager
+def _recorded(snapshot: Path | None) -> Iterator[None]:
+    """Write the allocator's history of what runs within to a file, where one is named."""
+    if snapshot is None:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=MAX_RECORDED_EVENTS)
+    yield
+    torch.cuda.memory._dump_snapshot(str(snapshot))
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def _begin_context() -> None:
