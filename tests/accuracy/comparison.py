@@ -20,6 +20,10 @@ POINTS_FILE = FIGURES_FILE.with_name("accuracy_points.json")
 PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
+OFF_FILE = FIGURES_FILE.with_name("bytes_off.json")
+"""Each record that is not met to the byte, and by how many bytes each figure is above it: bars have room in which a
+slip would pass, these have none. ``make accuracy`` rewrites it, and what moved is seen."""
+
 WRONG_FILE = FIGURES_FILE.with_name("accuracy_verdicts.json")
 OUTCOMES_FILE = FIGURES_FILE.parents[2] / "memplan" / "data" / "outcomes.json"
 """How runs ended by what was said of them and by kind of job, which ``memplan admit`` tells: in the package."""
@@ -44,6 +48,8 @@ class Comparison:
     expressed_types: set[str] = field(default_factory=set)
     all_types: Counter[str] = field(default_factory=Counter)
     num_records: int = 0
+    off: list[dict[str, Any]] = field(default_factory=list)
+    """Each record that is not met to the byte, and how many bytes its figures are above it."""
 
     @property
     def num_expressed(self) -> int:
@@ -60,11 +66,16 @@ class Comparison:
             self.refused[record["id"]] = f"{kind}: {error}"
             return
         self.expressed_types.add(kind)
+        off = {}
         for name, value in predicted.items():
             if name in truth:
                 error = abs(value - truth[name]) / max(truth[name], 1)
                 self.errors.setdefault(name, []).append((error, record["id"]))
                 self.compared.setdefault(name, []).append((truth[name], value))
+                if value != truth[name]:
+                    off[name] = value - truth[name]
+        if off:
+            self.off.append({"id": record["id"], **off})
 
     def quantile(self, name: str, share: float) -> float:
         """The error that this share of the expressed records does not exceed."""
@@ -151,12 +162,27 @@ def points_of(pairs: Iterable[tuple[int, int]]) -> Points:
 
 
 def remember(
-    section: str, rows: dict[str, dict[str, Any]], *, update: bool, points: Points | None = None
+    section: str,
+    rows: dict[str, dict[str, Any]],
+    *,
+    update: bool,
+    points: Points | None = None,
+    found: Iterable[Comparison] = (),
 ) -> None:
-    """Check a section of the figures against those committed, or rewrite it; ``points`` of its peak."""
+    """Check a section of the figures against those committed, or rewrite it: the ``points`` of its peak, and of
+    each record ``found`` the bytes.
+    """
     _keep(FIGURES_FILE, section, rows, update=update)
+    compared = list(found)
+    if compared:
+        remember_off(section, *compared, update=update)
     if points is not None:
         _keep(POINTS_FILE, section, points, update=update)
+
+
+def remember_off(section: str, *found: Comparison, update: bool) -> None:
+    """The same of every record that is not met to the byte."""
+    _keep(OFF_FILE, section, [row for each in found for row in each.off], update=update)
 
 
 def remember_published(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
@@ -188,7 +214,7 @@ def _keep(file: Path, section: str, found: Any, *, update: bool) -> None:
         return
     kept = json.loads(file.read_text(encoding="utf-8"))
     assert kept.get(section) == found, (
-        "the README's accuracy table is out of date: run `make accuracy`"
+        f"{file.name}, from which the accuracy page is made, is out of date: run `make accuracy`"
     )
 
 
