@@ -21,8 +21,9 @@ PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
 OFF_FILE = FIGURES_FILE.with_name("bytes_off.json")
-"""Each record that is not met to the byte, and by how many bytes each figure is above it: bars have room in which a
-slip would pass, these have none. ``make accuracy`` rewrites it, and what moved is seen."""
+"""Of each figure of each set of records, how many are met to the byte and by how many bytes the others are missed
+together. Bars have room in which a slip would pass; this has none: ``make accuracy`` rewrites it, and what moved is
+seen."""
 
 WRONG_FILE = FIGURES_FILE.with_name("accuracy_verdicts.json")
 OUTCOMES_FILE = FIGURES_FILE.parents[2] / "memplan" / "data" / "outcomes.json"
@@ -48,8 +49,6 @@ class Comparison:
     expressed_types: set[str] = field(default_factory=set)
     all_types: Counter[str] = field(default_factory=Counter)
     num_records: int = 0
-    off: list[dict[str, Any]] = field(default_factory=list)
-    """Each record that is not met to the byte, and how many bytes its figures are above it."""
 
     @property
     def num_expressed(self) -> int:
@@ -66,16 +65,11 @@ class Comparison:
             self.refused[record["id"]] = f"{kind}: {error}"
             return
         self.expressed_types.add(kind)
-        off = {}
         for name, value in predicted.items():
             if name in truth:
                 error = abs(value - truth[name]) / max(truth[name], 1)
                 self.errors.setdefault(name, []).append((error, record["id"]))
                 self.compared.setdefault(name, []).append((truth[name], value))
-                if value != truth[name]:
-                    off[name] = value - truth[name]
-        if off:
-            self.off.append({"id": record["id"], **off})
 
     def quantile(self, name: str, share: float) -> float:
         """The error that this share of the expressed records does not exceed."""
@@ -169,8 +163,8 @@ def remember(
     points: Points | None = None,
     found: Iterable[Comparison] = (),
 ) -> None:
-    """Check a section of the figures against those committed, or rewrite it: the ``points`` of its peak, and of
-    each record ``found`` the bytes.
+    """Check a section of the figures against those committed, or rewrite it: the ``points`` of its peak, and the
+    bytes by which what was ``found`` is off.
     """
     _keep(FIGURES_FILE, section, rows, update=update)
     compared = list(found)
@@ -181,8 +175,16 @@ def remember(
 
 
 def remember_off(section: str, *found: Comparison, update: bool) -> None:
-    """The same of every record that is not met to the byte."""
-    _keep(OFF_FILE, section, [row for each in found for row in each.off], update=update)
+    """The same of every figure: how many records are met to the byte, and how far off the others are together."""
+    off: dict[str, list[int]] = {}
+    for each in found:
+        for name, pairs in each.compared.items():
+            off.setdefault(name, []).extend(round(abs(value - true)) for true, value in pairs)
+    rows = [
+        {"figure": name, "records": len(each), "exact": each.count(0), "off_bytes": sum(each)}
+        for name, each in sorted(off.items())
+    ]
+    _keep(OFF_FILE, section, rows, update=update)
 
 
 def remember_published(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
