@@ -121,6 +121,8 @@ class WorkerLostError(MemplanError):
     exit_code = ExitCode.CUT_SHORT
 
 
+SHORTEST_PART = 4
+"""A name's beginning says which is meant when it is longer [characters]."""
 MAX_NAME = 100
 """Characters of a name that is compared with known ones: what is longer is no slip of the keyboard."""
 
@@ -128,13 +130,20 @@ MAX_NAME = 100
 def nearest(name: str, known: "list[str] | tuple[str, ...]") -> str | None:
     """Return the known name most like ``name``, or None when nothing comes close.
 
+    The only name that begins with it is what was meant, however much longer it is.
+
     >>> nearest("num_layer", ["num_layers", "hidden_size"])
     'num_layers'
+    >>> nearest("--images", ["--image-size", "--images-per-sample"])
+    '--images-per-sample'
     """
     import difflib
 
     if len(name) > MAX_NAME:
         return None
+    begun = [each for each in known if len(name) > SHORTEST_PART and each.startswith(name.lower())]
+    if len(begun) == 1:
+        return begun[0]
     matches = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 

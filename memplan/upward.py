@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 PROVIDERS = {
     "module_names": ("memplan.sources.module_names", "module_names"),
-    "class_facts": ("memplan.classes.facts", "read_class"),
+    "class_facts": ("memplan.classes.reading", "read_class"),
     "advice_text": ("memplan.options.python", "advice_in_python"),
     "data_frame": ("memplan.report.documents", "data_frame"),
     "explanation": ("memplan.report.explained.explanation", "explain_estimate"),

@@ -26,6 +26,9 @@ class Base(Module):
     tied_by_default = True
     """Its matrix of logits is the token table where the config is silent."""
 
+    has_two_stacks = False
+    """It is an encoder and a decoder."""
+
     inner = ""
     """What its class calls the module that has all of it, where that is not the class itself."""
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
@@ -37,24 +40,16 @@ class Base(Module):
     def __init__(self, config: ConfigReader) -> None:
         raise NotImplementedError
 
+    def adjust(self, model: ModelSpec) -> None:
+        """Take what the class around it gives it."""
+
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""
 
     def joined(self, embeds: Handle) -> tuple[Handle, ...]:
         """The embeddings, with what towers give in the place of the tokens that stand for it, and what the
         first layers are given beside it."""
-        model = self.beside
-        if model is None or model.join is None:
-            return (embeds,)
-        from memplan.graph.towers.joining import joined_embeddings  # only for towers
-
-        parts = counted_parts(model)
-        made, deep = joined_embeddings(self.run, model, parts, embeds.record, model.join)
-        for each in (made, *deep):
-            each.storage.held = False  # names hold them
-        width = embeds.shape[-1]
-        beside = (Handle(self.run, each, (each.numel // width, width)) for each in deep)
-        return Handle(self.run, made, embeds.shape), *beside
+        return joined(embeds, self.beside)
 
     def before_head(self, x: Handle) -> Handle:
         """What the class does with the hidden states that its logits are made of."""
@@ -66,3 +61,17 @@ class Base(Module):
 
     def keep_logits(self) -> None:
         """What a loss on all layers' routers keeps."""
+
+
+def joined(embeds: Handle, model: ModelSpec | None) -> tuple[Handle, ...]:
+    """The embeddings as ``Base.joined`` gives them, of the model beside it."""
+    if model is None or model.join is None:
+        return (embeds,)
+    from memplan.graph.towers.joining import joined_embeddings  # only for towers
+
+    run, width = embeds.run, embeds.shape[-1]
+    made, deep = joined_embeddings(run, model, counted_parts(model), embeds.record, model.join)
+    for each in (made, *deep):
+        each.storage.held = False  # names hold them
+    beside = (Handle(run, each, (each.numel // width, width)) for each in deep)
+    return Handle(run, made, embeds.shape), *beside

@@ -30,7 +30,7 @@ class ClassBlueprint:
         row: Mapping[str, object],
         *,
         source: str,
-        layers: tuple[int, ...] | None = None,
+        layers: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         self.family = family
         self.source = source
@@ -43,15 +43,18 @@ class ClassBlueprint:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def with_layers(self, numbers: Sequence[int]) -> ClassBlueprint:
-        """The same with these of its layers, counted from 0; one may be there more than once."""
+    def with_layers(self, *stacks: Sequence[int]) -> ClassBlueprint:
+        """The same with these layers of each stack, counted from 0; one may be there more than once."""
         config, row, layers = self._values
-        picked = tuple(numbers if layers is None else (layers[number] for number in numbers))
+        picked = tuple(
+            tuple(numbers if layers is None else (layers[place][number] for number in numbers))
+            for place, numbers in enumerate(stacks)
+        )
         return ClassBlueprint(self.family, config, row, source=self.source, layers=picked)
 
     @property
-    def layers(self) -> tuple[int, ...] | None:
-        """Which of the config's layers are there; None: all."""
+    def layers(self) -> tuple[tuple[int, ...], ...] | None:
+        """Which of the config's layers each stack has; None: all."""
         return self._values[2]
 
     def reader(self) -> ConfigReader:

@@ -11,7 +11,6 @@ from memplan.classes.llama import (
     HeadAttention,
     SelfAttention,
 )
-from memplan.classes.registry import base_class
 from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task
 from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
@@ -26,18 +25,11 @@ from memplan.model.norms import NormSpec
 from memplan.model.spec import ModelSpec, Task
 
 
-def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """The facts of a model whose type has a class, and the class itself.
+def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """The facts of a decoder, and the class itself.
 
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
-    base = base_class(request.model_type)(reader)
-    if not isinstance(base, Decoder):
-        from memplan.classes.encoder_facts import read_encoder  # only for encoders
-        from memplan.classes.encoders import Encoder
-
-        assert isinstance(base, Encoder)
-        return read_encoder(base, reader, request)
     table = base.children[base.table]
     assert isinstance(table, Embedding)
     tasks = [

@@ -59,6 +59,11 @@ class Task(Module):
         run.leave(BASE_MODEL)
         finish(self, self.loss(x))
 
+    def begin(self) -> None:
+        """The first segment begins."""
+        run, frozen = self.run, self.run.options.freeze.embeddings
+        run.start("embed", None, part=ModelPart.EMBEDDING, frozen=frozen)
+
     def begin_head(self, x: Handle) -> None:
         """The task's own segment begins."""
         self.run.start("head", x.record, part=ModelPart.HEAD, frozen=self.is_frozen(ModelPart.HEAD))

@@ -13,7 +13,7 @@ from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Nor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask, position_ids
-from memplan.graph.modules.module import Module
+from memplan.graph.modules.module import Module, become
 from memplan.graph.modules.rotary import (
     RotaryEmbedding,
     Tables,
@@ -26,6 +26,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from memplan.model.latent import LatentAttentionSpec
@@ -336,6 +337,16 @@ class Decoder(Base):
     """Tokens of a picture see one another, so that every pair's mask is made (Gemma 3)."""
     masked: Sequence[Window] = (None,)
     """Windows of which it makes a mask."""
+
+    def adjust(self, model: ModelSpec) -> None:
+        """Of a text model: its masks, and positions on three axes."""
+        stack = model.stacks[0]
+        self.block_masks = stack.block_masks
+        turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
+        if any(each is not None and each.sections for each in turned):
+            from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
+
+            become(self.children["rotary_emb"], SectionedRotaryEmbedding)
 
     def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
         run, blocks = self.run, self.block_masks

@@ -5,23 +5,23 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
+from memplan.classes.base import Base
 from memplan.classes.heads import Task
-from memplan.classes.llama import Decoder, GatedMLP
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.replaced import become, replace_classes
 from memplan.classes.stages import cut, layered, receive
 from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.interpreter import undisturbed
-from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
 from memplan.graph.options import TapeOptions
 from memplan.graph.splits import Sharing, Split, SplitPlan
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ModelPart
+from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.joining import Joining
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.training.kernels import AttentionKernel, Kernels, is_replacing
 from memplan.training.parallelism import StagePlace
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     spread = options.expert_parallel is not None
     built = _attached(model, run.kernels, parts, options.stage, spread=spread)
     built.site.run = run
-    run.layers = [each.layer for each in model.stacks[0].runs for _ in range(each.count)]
+    run.layers = {stack.name: _layers_of(stack) for stack in model.stacks}
     _record_apart(run, model)
     run.inputs_bytes = input_bytes(run, model)
     _run(run, built, model)
@@ -52,6 +52,10 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     run.close()
     del built.site.run  # or the class would hold the tape
     return run
+
+
+def _layers_of(stack: StackSpec) -> list[LayerSpec]:
+    return [each.layer for each in stack.runs for _ in range(each.count)]
 
 
 @lru_cache(maxsize=32)
@@ -67,13 +71,18 @@ def _attached(
     blueprint = model.blueprint
     assert blueprint is not None
     built = build(blueprint.reader(), model)
-    replace_classes(built, kernels, spread=spread)
-    base, layers = layered(built)
+    if spread or is_replacing(kernels):
+        from memplan.classes.replaced import replace_classes  # only for others' kernels
+
+        replace_classes(built, kernels, spread=spread)
+    base, _ = layered(built)
     built.base.beside = model if model.join is not None and not _is_apart(model) else None
-    if isinstance(base, Decoder):
-        _adjust(base, model)
+    if isinstance(base, Base):
+        base.adjust(model)
     if blueprint.layers is not None:
-        layers.kinds = [layers.kinds[number] for number in blueprint.layers]
+        lists = (each for _, each in built.modules() if isinstance(each, LayerList))
+        for layers, numbers in zip(lists, blueprint.layers, strict=False):
+            layers.kinds = [layers.kinds[number] for number in numbers]
     if parts is not None:
         plan, sequence = parts
         split_modules(built, plan, sequence=sequence, spread=spread)
@@ -82,17 +91,6 @@ def _attached(
     built.attach(Site())
     built.ordered = tuple(built.named_parameters())
     return built
-
-
-def _adjust(base: Decoder, model: ModelSpec) -> None:
-    """Give a text model what the class around it gives it."""
-    stack = model.stacks[0]
-    base.block_masks = stack.block_masks
-    turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
-    if any(each is not None and each.sections for each in turned):
-        from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
-
-        become(base.children["rotary_emb"], SectionedRotaryEmbedding)
 
 
 def _is_apart(model: ModelSpec) -> bool:
@@ -127,8 +125,7 @@ def _run(run: Run, built: Task, model: ModelSpec) -> None:
     batch, length = options.batch_size, options.seq_len
     received: Handle | None = None
     if stage is None or stage.is_first:
-        frozen = options.freeze.embeddings
-        run.start("embed", None, part=ModelPart.EMBEDDING, frozen=frozen)
+        built.begin()
         run.enter(WHOLE_MODEL)
     else:
         received = receive(run, batch, length, model.hidden_size)
@@ -184,6 +181,8 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
 
 def share_experts(block: "MixtureBlock", sharing: Sharing, *, spread: bool) -> None:
     """Give the expert that every token passes its share; beside spread ones it gathers tokens by itself."""
+    from memplan.classes.llama import GatedMLP  # it is there already
+
     for each in block.children.values():
         if isinstance(each, GatedMLP):
             each.gathers = spread

@@ -9,7 +9,7 @@ from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
 from memplan.training.kernels import (
@@ -120,8 +120,3 @@ NETWORKS: dict[type[Module], type[Module]] = {GatedMLP: FusedGate, GateUpMLP: Fu
 def _with(replaced: type[Module], own: type[Module]) -> type[Module]:
     """A class with some methods of another's in the place of its own."""
     return type(own.__name__, (replaced, own), {})
-
-
-def become(module: Module, cls: type[Module]) -> None:
-    """Put a class in the place of a module's own."""
-    object.__setattr__(module, "__class__", cls)

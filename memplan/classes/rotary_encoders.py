@@ -44,8 +44,7 @@ from memplan.classes.llama import (
     head_width,
 )
 from memplan.dtypes import DType
-from memplan.families.llama import read_activation
-from memplan.families.t5 import named_activation
+from memplan.families.llama import named_activation, read_activation
 from memplan.graph.heads import span_loss
 from memplan.graph.modules.attention import Attended, attention_function, unwidened_attention
 from memplan.graph.modules.basic import (

@@ -93,13 +93,19 @@ def read_attention(reader: ConfigReader, variation: Variation, hidden_size: int)
 
 def read_activation(reader: ConfigReader, *keys: str) -> Activation:
     """An activation by transformers' name."""
-    name = reader.text(*keys, default="silu")
-    name = ACTIVATION_NAMES.get(name, name)
+    return named_activation(reader, keys[0], reader.text(*keys, default="silu"))
+
+
+def named_activation(reader: ConfigReader, key: str, name: str) -> Activation:
+    """An activation by transformers' name.
+
+    Raises ``ConfigError`` for one that is not known.
+    """
     known = {each.value: each for each in Activation}
-    return known[reader.choice(keys[0], name, known)]
+    return known[reader.choice(key, ACTIVATION_NAMES.get(name, name), known)]
 
 
-ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu"}
+ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu", "gelu_python": "gelu"}
 """Other names of the same function (transformers' ACT2FN)."""
 
 

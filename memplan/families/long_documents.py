@@ -159,9 +159,7 @@ def _bigbird_pegasus(reader: ConfigReader, request: ReadRequest, task: Task) -> 
 
 def _pegasus_x(reader: ConfigReader, request: ReadRequest, task: Task) -> ModelSpec:
     """Pegasus without biases in attention or tables of positions, and an encoder with global tokens."""
-    variation = bart.Variation(
-        placement=NormPlacement.PRE, embedding_norm=False, position_offset=0, logits_bias=False
-    )
+    variation = bart.Variation(placement=NormPlacement.PRE, embedding_norm=False, position_offset=0)
     tied = reader.flag("tie_word_embeddings", default=True)
     stacks = [
         bart.read_stack(reader, variation, name, tied=tied) for name in ("encoder", "decoder")

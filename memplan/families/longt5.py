@@ -22,7 +22,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     hidden_size, num_layers = reader.integer("d_model"), reader.layers("num_layers")
     num_decoder_layers = reader.layers("num_decoder_layers", default=num_layers)
     untied = reader.config.get("tie_word_embeddings") is False
-    encoder = t5.read_stack(reader, t5.Variation(), "encoder", num_layers, hidden_size)
+    encoder = t5.read_stack(reader, "encoder", num_layers, hidden_size)
     return ModelSpec(
         name=request.name,
         family=request.model_type,
@@ -32,9 +32,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         context_length=reader.integer("n_positions", "max_position_embeddings", default=512),
         stacks=(
             _in_blocks(reader, encoder),
-            _returning_weights(
-                t5.read_stack(reader, t5.Variation(), "decoder", num_decoder_layers, hidden_size)
-            ),
+            _returning_weights(t5.read_stack(reader, "decoder", num_decoder_layers, hidden_size)),
         ),
         head=HeadSpec(tied=True, scaled=not untied),
         num_labels=request.labels(reader),

@@ -5,8 +5,8 @@ and label smoothing are counted (``memplan.families.bart_variants``).
 """
 
 from memplan.families import bart_variants
+from memplan.families.llama import named_activation
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
-from memplan.families.t5 import named_activation
 from memplan.model.attention import AttentionForm, AttentionSpec, FutureTokensSpec, QueryScaling
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.families import t5
-from memplan.families.llama import join_runs
+from memplan.families.llama import join_runs, named_activation
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
@@ -88,7 +88,7 @@ def _layer(reader: ConfigReader, name: str, index: int, *, sparse: bool) -> Laye
     assert isinstance(attention, AttentionSpec)
     network = FeedForwardSpec(
         intermediate_size=reader.integer("d_ff"),
-        activation=t5.named_activation(
+        activation=named_activation(
             reader, "dense_act_fn", reader.text("dense_act_fn", default="relu")
         ),
         activation_dropout=dropout,

@@ -9,7 +9,7 @@ itself. Here the same cut is made through the operations of a segment.
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from memplan.dtypes import DType
@@ -250,9 +250,18 @@ class _Region:
         key = self._cast_key(operation, read)
         if key is not None and made:
             self.casts[key] = made[0]
-        if not operation.gradients:
-            return
-        if kind is OperationKind.RELU:
+        if operation.gradients:
+            self._need_saved(position, operation, saved, made)
+
+    def _need_saved(
+        self,
+        position: int,
+        operation: Operation,
+        saved: Mapping[Storage, "_Value | None"],
+        made: "list[_Value]",
+    ) -> None:
+        """What an operation's backward formula reads, as it was then."""
+        if operation.kind is OperationKind.RELU:
             self._need(self._sign(position, operation, made[0]), position)
             return
         for storage, earlier in saved.items():

@@ -250,17 +250,11 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
         t.record(
             OperationKind.SIN, (numbers,), (found,), forward_scratch_bytes=(RESULT, half, half)
         )
-    elif spec.position_buffer:
-        size = spec.num_positions * context.hidden_size
-        t.hold_buffer(allocated_bytes(size, t.options.weights))
-        found = t.tensor(rows * context.hidden_size, t.compute)
-        t.record(OperationKind.INDEX_SELECT, (numbers,), (found,))
     else:
         table = t.parameter(
             "embed_positions.weight",
             spec.num_positions,
             context.hidden_size,
-            trainable=not spec.fixed_positions,
             role=WeightRole.TABLE,
         )
         found = embedding_lookup(t, table, rows, numbers)
@@ -492,12 +486,11 @@ def position_bias(
         return None
     if kind in _EARLIER:
         return context.cross_bias if cross else context.bias
-    if kind in {PositionBias.LEARNED, PositionBias.FIRST_LEARNED}:
+    if kind is PositionBias.FIRST_LEARNED:
         bias = learned_bias(t, spec, context.seq_len, keys, "self_attn")
     else:
         bias = zero_bias(t, spec, context.seq_len, keys, dtype)
-    if kind in {PositionBias.FIRST_LEARNED, PositionBias.FIRST_ZEROS}:
-        t.hold(bias)
+    t.hold(bias)
     if cross:
         context.cross_bias = bias
     else:

@@ -28,7 +28,7 @@ from memplan.training.quantization import Quantization, QuantizedProduct
 from memplan.units import ceil_div
 
 KEPT_MODULES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("t5", "mt5", "umt5", "udop", "pop2piano"), ("mlp.down_proj",)),
+    **dict.fromkeys(("t5", "mt5", "umt5"), ("wo",)),
 }
 """Families of which transformers 5.23 leaves some linear layers alone (``_keep_in_fp32_modules``)."""
 

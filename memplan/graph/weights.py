@@ -30,24 +30,10 @@ class Weights(Lifetimes):
 
         Beside an adapter the model's own are frozen, but for those that it trains too.
         """
-        if self._again is not None:
-            wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
-            found = [each for each in self._again.parameters if each.name in (name, wrapped)]
-            if found:
-                return found[0]
-            assert of_adapter, name  # DoRA's magnitudes are declared where they are first read
-        if of_adapter:
-            # A module that is called twice has one adapter.
-            for each in self.segment.parameters:
-                if each.name == name:
-                    return each
-        if any(size < 1 for size in shape):
-            sizes = " x ".join(str(size) for size in shape)
-            msg = (
-                f"{self.source}: {name}: this weight would be of {sizes} elements: one of the "
-                "config's sizes, ratios or multipliers is too small"
-            )
-            raise ConfigError(msg)
+        there = self._declared(name, of_adapter=of_adapter)
+        if there is not None:
+            return there
+        self._check_shape(name, shape)
         module = module or name.rpartition(".")[0]
         trainable = trainable and not self.frozen
         copied = False
@@ -72,6 +58,31 @@ class Weights(Lifetimes):
         )
         self._declare(made, is_trained=trainable)
         return self._trained_copy(made) if copied else made
+
+    def _declared(self, name: str, *, of_adapter: bool) -> Parameter | None:
+        """A weight that is there already: of a segment that runs again, or of a module that is called twice."""
+        if self._again is not None:
+            wrapped = f"{name.rpartition('.')[0]}{BASE_LAYER}.{name.rpartition('.')[2]}"
+            found = [each for each in self._again.parameters if each.name in (name, wrapped)]
+            if found:
+                return found[0]
+            assert of_adapter, name  # DoRA's magnitudes are declared where they are first read
+        if of_adapter:
+            # A module that is called twice has one adapter.
+            for each in self.segment.parameters:
+                if each.name == name:
+                    return each
+        return None
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        if all(size >= 1 for size in shape):
+            return
+        sizes = " x ".join(str(size) for size in shape)
+        msg = (
+            f"{self.source}: {name}: this weight would be of {sizes} elements: one of the "
+            "config's sizes, ratios or multipliers is too small"
+        )
+        raise ConfigError(msg)
 
     @property
     def _has_gradients(self) -> bool:

@@ -44,7 +44,7 @@ class Blueprint(Protocol):
     """A model's class, which a layer above knows (``memplan.classes``)."""
 
     @property
-    def layers(self) -> tuple[int, ...] | None:
+    def layers(self) -> tuple[tuple[int, ...], ...] | None:
         """Which of the config's layers are there; None: all."""
 
     def reader(self) -> ConfigReader:
@@ -53,7 +53,7 @@ class Blueprint(Protocol):
     def record(self, model: ModelSpec, options: Any) -> Any:
         """Write the class's training step on a new tape."""
 
-    def with_layers(self, numbers: Sequence[int]) -> Blueprint:
+    def with_layers(self, *stacks: Sequence[int]) -> Blueprint:
         """The same with these of its layers, counted from 0."""
 
 

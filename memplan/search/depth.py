@@ -27,7 +27,8 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
     stacks = tuple(_resized(stack, num_layers) for stack in model.stacks)
     blueprint = model.blueprint
     if blueprint is not None:
-        blueprint = blueprint.with_layers(_numbers(_layers(model.stacks[0]), num_layers))
+        numbers = [_numbers(_layers(stack), num_layers) for stack in model.stacks]
+        blueprint = blueprint.with_layers(*numbers)
     return replace(model, stacks=stacks, blueprint=blueprint)
 
 

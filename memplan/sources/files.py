@@ -99,6 +99,11 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
     over, named = overrides_of(text, source=label, parse=parsed)
     if not over:
         found = flags_of(text, source=label)
+        if not found:
+            _refuse(
+                label,
+                "runs nothing with flags or settings in it: name the file that its training reads",
+            )
         return {name.replace("-", "_"): value for name, value in found.items()}
     own = None if named is None else _beside(path, f"{named}.yaml")
     if own is not None:

@@ -22,7 +22,7 @@ _NAMED = re.compile(r"\$\{(\w+)\}|\$([A-Za-z_]\w*)")
 _SUM = re.compile(r"\$\(\((.+?)\)\)(?!\))")
 _UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _PROGRAM = re.compile(r"(?:.*/)?(pretrain_\w+)[.]py")
-_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)+)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)*)=(.*)", re.DOTALL)
 _OPENS = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=\"")
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -63,6 +63,7 @@ def overrides_of(
 ) -> tuple[dict[str, object], str | None]:
     """What Hydra's words lay over a configuration, and the name of that; nothing where no two such words are there.
 
+    ``program`` is the file that is run, where it is one and no installed module.
     ``parse`` reads a value. What a path begins with, where only the machine knows it, is left out of it.
 
     >>> overrides_of("python -m main a.b=2 +a.c=$HOME/x --config-name=own", source="a.sh", parse=str)
@@ -71,10 +72,12 @@ def overrides_of(
     found: dict[str, object] = {}
     named, count, awaits, is_run = None, 0, False, False
     for word in _words(text, {}, source=source):
-        if word == "-m":
+        if word == "-m" or word.endswith(".py"):
             if is_run and count:
                 break  # another run, as of a branch that is not chosen
             is_run = True
+            if word != "-m":
+                found.setdefault("program", word)
         flag = _FLAG.fullmatch(word)
         if awaits or (flag is not None and flag[1] == "config-name"):
             value = word if flag is None else flag[2]
@@ -82,8 +85,8 @@ def overrides_of(
             named = named if value is None else value.strip("'\"").removesuffix(".yaml")
             continue
         match = _OVERRIDE.fullmatch(word)
-        if match is not None:
-            count += 1
+        if match is not None and (is_run or "." in match[1]):
+            count += "." in match[1]
             _lay(found, match[1].split("."), parse(_known_part(match[2])))
     return (found, named) if count > 1 else ({}, None)
 
@@ -134,13 +137,8 @@ def _words(text: str, known: dict[str, str], *, source: str) -> Iterator[str]:
     """Every word of the script, its variables put in; a quoted flag with its value is two."""
     for line in _whole_lines(text):
         plain = _filled(line, known)
-        match = _SET.match(plain)
         try:
-            words = shlex.split(plain, comments=True)
-            if match is not None:
-                # A flag in a value is not given here: it is where the variable is.
-                known[match[1]] = " ".join(shlex.split(match[2], comments=True))
-                continue
+            words = _without_variables(plain, known)
         except ValueError:
             if "--" in plain:
                 msg = f"{source}: has a quote that does not close: {line.strip()[:60]}"
@@ -148,6 +146,25 @@ def _words(text: str, known: dict[str, str], *, source: str) -> Iterator[str]:
             continue
         for word in words:
             yield from word.split() if word.startswith("--") and " " in word else _opened(word)
+
+
+def _without_variables(line: str, known: dict[str, str]) -> list[str]:
+    """The words of a line but the variables that it sets, for itself alone or for what follows.
+
+    A flag in a value is not given here: it is where the variable is.
+
+    >>> _without_variables("export A='--b 2'", {}), _without_variables("A=1 B=2 run --c", {})
+    ([], ['run', '--c'])
+    """
+    match = _SET.match(line)
+    if match is None:
+        return shlex.split(line, comments=True)
+    words = shlex.split(match[2], comments=True)
+    if len(words) < 2 or any(mark in match[2] for mark in ("$(", "`")) or match[2][:1].isspace():
+        known[match[1]] = " ".join(words)
+        return []
+    known[match[1]] = words[0]
+    return _without_variables(" ".join(map(shlex.quote, words[1:])), known)
 
 
 MAX_LINES = 200

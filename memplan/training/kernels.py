@@ -198,6 +198,16 @@ class Kernels:
     """Classes that once cached keys and values under checkpointing too do so (GPT-BigCode's)."""
 
 
+def is_replacing(kernels: Kernels) -> bool:
+    """Whether others' classes stand in the place of a model's own."""
+    own = Kernels()
+    return kernels.experts is ExpertKernel.MODULES or (
+        kernels.norm,
+        kernels.feed_forward,
+        kernels.mlp_tiles,
+    ) != (own.norm, own.feed_forward, own.mlp_tiles)
+
+
 KERNEL_PRESETS: dict[KernelPreset, Kernels] = {
     KernelPreset.HF: Kernels(),
     KernelPreset.HF4: Kernels(

@@ -356,7 +356,7 @@ COMMON=(
     actor_rollout_ref.model.path="${MODEL}"
     data.max_prompt_length=${length} data.max_response_length=1024
 )
-python3 -m verl.trainer.main_ppo --config-name='own_trainer' "${COMMON[@]}" \\
+NCCL_DEBUG=INFO LEVEL=1 python3 -m verl.trainer.main_ppo --config-name='own_trainer' "${COMMON[@]}" \\
     algorithm.adv_estimator=grpo trainer.nnodes=2 \\
     # trainer.n_gpus_per_node=2 \\
     +actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$both $@
@@ -378,6 +378,24 @@ def test_verl_scripts_lay_words_over_the_configuration_they_name(tmp_path: Path)
     assert (setup.micro_batch_size, setup.seq_len) == (2, 3072)
 
 
+def test_words_of_one_name_are_read_in_verl_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "bits=8\ntorchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=gpt2 \\\n"
+        " data.max_length=512 ulysses_sequence_parallel_size=2 use_remove_padding=true\n"
+    )
+    setup = read_setup_file(script).setup
+    assert (setup.context_parallel, setup.packing.value) == (2, "padding_free")
+
+
+@pytest.mark.parametrize("text", ["", "for n in 1 2; do bash run.sh $n; done\n"])
+def test_a_script_that_says_nothing_is_no_setup_of_defaults(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    with pytest.raises(ConfigError, match="runs nothing with flags"):
+        read_setup_file(script)
+
+
 def test_a_configuration_that_a_script_names_and_nobody_has_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
@@ -392,6 +410,35 @@ def test_verl_counts_micro_batches_by_tokens() -> None:
     values = {**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}
     setup = read(values).setup
     assert (setup.micro_batch_size, setup.engine) == (4, Engine.FSDP1)
+    assert setup.job is not None
+    assert (
+        setup.job.scoring_batch_size is None
+    )  # log-probabilities come in micro-batches of the same size
+
+
+def test_verl_fills_a_micro_batch_with_no_more_than_the_mini_batch() -> None:
+    actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 65536, "ppo_mini_batch_size": 32}
+    setup = read({**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}).setup
+    assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
+    assert setup.job is not None
+    assert setup.job.scoring_batch_size == 16  # of all that was generated
+
+
+def test_verl_says_where_it_would_stop() -> None:
+    actor = {"ppo_mini_batch_size": 32, "ppo_micro_batch_size_per_gpu": 8, "strategy": "fsdp"}
+    found = read({**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}})
+    assert any("the 2 sequences of a GPU" in note for note in found.notes)
+
+
+def test_torchtune_s_distributed_recipes_run_on_a_node() -> None:
+    values = {
+        "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}, "batch_size": 1, "dtype": "bf16",
+        "fsdp_cpu_offload": True,
+    }  # fmt: skip
+    found = read(values)
+    setup = found.setup
+    assert (setup.num_gpus, setup.engine, setup.offload_param.value) == (8, Engine.FSDP, "cpu")
+    assert any("of a distributed recipe" in note for note in found.notes)
 
 
 def test_lightning() -> None:

@@ -40,7 +40,7 @@ def learned_bias(
     buckets = t.tensor(pairs, DType.INT64)
     t.record(
         OperationKind.RELATIVE_POSITION_BUCKET, (distances,), (buckets,),
-        forward_scratch_bytes=_bucket_temporaries(spec, pairs),
+        forward_scratch_bytes=bucket_temporaries(pairs, causal=spec.causal, named=False),
     )  # fmt: skip
     bias = embedding(
         t, f"{name}.relative_attention_bias", spec.relative_bias_buckets, spec.num_heads, pairs,
@@ -61,16 +61,16 @@ def add_stack_bias(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
     context.bias = out
 
 
-def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
+def bucket_temporaries(pairs: int, *, causal: bool, named: bool) -> tuple[int, ...]:
     """What ``_relative_position_bucket`` makes and lets go, line by line.
 
-    UMT5's gives the fp32 logarithms a name, so that they stay until it returns.
+    UMT5's gives the fp32 logarithms a name (``named``), so that they stay until it returns.
     """
     whole, full, mark = (
         allocated_bytes(pairs, dtype) for dtype in (DType.INT64, DType.FP32, DType.BOOL)
     )
     made = Temporaries()
-    if spec.causal:
+    if causal:
         zeros, least = made.take(whole), made.take(whole)
         made.drop(zeros)
         distance = made.take(whole)
@@ -89,7 +89,6 @@ def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
         following = made.take(full)
         made.drop(logarithm)
         logarithm = following
-    named = spec.position_bias is PositionBias.LEARNED
     number = made.take(whole)
     if not named:
         made.drop(logarithm)
@@ -98,7 +97,7 @@ def _bucket_temporaries(spec: AttentionSpec, pairs: int) -> tuple[int, ...]:
     limit, least = made.take(whole), made.take(whole)
     made.drop(limit, large)
     chosen = made.take(whole)
-    if spec.causal:
+    if causal:
         made.result()
     made.drop(chosen, distance, is_small)
     if named:
@@ -144,6 +143,4 @@ def bias_mask(t: Tape, bias: Tensor, spec: AttentionSpec, pairs: int) -> Tensor:
     return mask
 
 
-_LEARNED = frozenset(
-    {PositionBias.LEARNED, PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED}
-)
+_LEARNED = frozenset({PositionBias.FIRST_LEARNED, PositionBias.EARLIER_LEARNED})

@@ -102,6 +102,23 @@ def unwidened_attention(
     return _written_out(query, key, value, mask, probability, softcap=False, widened=False)
 
 
+def biased_attention(
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    bias: Handle,
+    probability: float,
+) -> Attended:
+    """T5's: a bias for every distance is added before the mask.
+
+    (transformers 5.23, models/t5/modeling_t5.py, ``eager_attention_forward``)
+    """
+    return _written_out(
+        query, key, value, mask, probability, softcap=False, widened=False, bias=bias
+    )
+
+
 def _written_out(
     query: Handle,
     key: Handle,
@@ -111,6 +128,7 @@ def _written_out(
     *,
     softcap: bool,
     widened: bool = True,
+    bias: Handle | None = None,
 ) -> Attended:
     run = query.run
     start = len(run.segment.operations)
@@ -122,8 +140,9 @@ def _written_out(
         weights = weights / 50.0
         weights = weights.tanh()
         weights = weights * 50.0
-    if mask is not None:
-        weights = weights + mask
+    for added in (bias, mask):
+        if added is not None:
+            weights = weights + added
     if widened:
         weights = weights.like(softmax(run, weights.record, dtype=DType.FP32)).to(query.dtype)
     else:

@@ -28,7 +28,8 @@ def _label_bytes(t: Tape, model: ModelSpec) -> int:
         return ids_bytes(t, batch)
     if model.task is Task.QUESTION_ANSWERING:
         return 2 * ids_bytes(t, batch)
-    return ids_bytes(t, batch * t.options.seq_len)
+    two = len(model.stacks) > 1
+    return ids_bytes(t, batch * (t.options.target_seq_len if two else t.options.seq_len))
 
 
 def ids_bytes(t: Tape, count: int) -> int:

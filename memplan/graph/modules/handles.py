@@ -266,6 +266,8 @@ class Handle:
         shape = tuple(self.shape[each] for each in dims)
         strides = tuple(self.strides[each] for each in dims)
         made = Handle(self.run, self.record, shape, strides)
+        if self.node is None:
+            return made
         back = tuple(dims.index(each) for each in range(len(dims)))
         return self.leads_to(made, lambda lies: tuple(lies[each] for each in back))
 

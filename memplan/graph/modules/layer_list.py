@@ -140,13 +140,14 @@ class Layer:
             self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
             checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
         )  # fmt: skip
-        run.segment.layer = run.layers[stretch.start]
+        run.segment.layer = run.layers[self._name.partition(".")[0]][stretch.start]
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)
         made, *further = returned if isinstance(returned, tuple) else (returned,)
-        beside = [each.record for each in further if each is not None]
+        handed_on = self._module.hands_on
+        beside = [each.record for each in further if each is not None and not handed_on]
         run.touch(*beside)
         run.finish(made.record)
         run.carry(*beside)

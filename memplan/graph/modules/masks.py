@@ -42,6 +42,21 @@ def causal_mask(
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
+def padded_mask(run: Run, batch: int, length: int) -> Handle | None:
+    """The causal mask of a class that makes one of ones for its padding, though all tokens are there.
+
+    (transformers 5.23, models/bart/modeling_bart.py, ``BartDecoder.forward``)
+    """
+    if run.kernels.attention is not AttentionKernel.EAGER:
+        return None
+    causal = causal_pattern(run, length)
+    first = causal.apart(OperationKind.BITWISE_AND)
+    del causal
+    both = first.apart(OperationKind.BITWISE_AND, shape=(batch, 1, length, length))
+    del first
+    return both.apart(OperationKind.WHERE, dtype=run.compute)
+
+
 def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> Handle | None:
     """The mask of layers whose tokens see those behind them too: ``|q - kv| <= window``; distances are int64."""
     if run.kernels.attention.is_package or window is None or length < window:

@@ -59,6 +59,8 @@ class Module:
     """The segment that begins where it is called."""
     gathers = False
     """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
+    hands_on = False
+    """What a layer returns beside the hidden states the next one is given, and returns again."""
     split = Split.WHOLE
     """What a rank has of it."""
     begins_names = False
@@ -214,3 +216,8 @@ def gathered(x: Handle) -> Handle:
     *rows, length, width = x.shape
     record = gather_sequence(x.run, group, x.record)
     return Handle(x.run, record, (*rows, length * group.degree, width))
+
+
+def become(module: Module, cls: type[Module]) -> None:
+    """Put a class in the place of a module's own."""
+    object.__setattr__(module, "__class__", cls)

@@ -1,6 +1,6 @@
 """A tape with a model's frames on it: who holds what, by name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -30,8 +30,8 @@ class Run(Tape):
     def __init__(self, options: TapeOptions, *, source: str) -> None:
         check_once()
         super().__init__(options, source=source)
-        self.layers: Sequence[LayerSpec] = ()
-        """What each layer is to the counts of FLOPs and times."""
+        self.layers: Mapping[str, Sequence[LayerSpec]] = {}
+        """By stack, what each layer is to the counts of FLOPs and times."""
         self.layouts = Layouts()
         """How what the open segment made hangs together in backward."""
         self.seen_as: list[Operation] = []

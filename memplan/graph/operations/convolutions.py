@@ -62,21 +62,17 @@ def convolve(
     if addend is not None:
         inputs += (addend,)
     copied: tuple[int, ...] = (given.storage.num_bytes,) if reads_rows and not t.decomposed else ()
+    again = (*copied, out.storage.num_bytes) if gives_rows and not t.decomposed else copied
     gradients = [Gradient.FRESH] * len(inputs)
-    again = copied
-    if gives_rows and not t.decomposed:
-        again = (*copied, out.storage.num_bytes)
-        if addend is not None:
-            gradients[-1] = Gradient.SUMMED
+    if gives_rows and not t.decomposed and addend is not None:
+        gradients[-1] = Gradient.SUMMED
     turned: tuple[int, ...] = ()
     if channels_last and not t.decomposed:
         turned = (RESULT, factor.storage.num_bytes)
         again = (*turned, ~1, RESULT) if given.requires_grad else ()
         gradients[1] = Gradient.TURNED
     elif again:
-        results = sum(each.requires_grad for each in (given, factor))
-        gone = [~number for number in reversed(range(len(again)))]
-        again = (*again, *(RESULT,) * results, *gone)
+        again = _beside_results(again, sum(each.requires_grad for each in (given, factor)))
     t.record(
         OperationKind.CONVOLUTION, inputs, (out,), saves=(given, factor), gradients=gradients,
         forward_scratch_bytes=(*copied, RESULT) if copied else turned, backward_scratch_bytes=again,
@@ -84,3 +80,9 @@ def convolve(
     )  # fmt: skip
     t.touch(x)
     return out
+
+
+def _beside_results(copies: tuple[int, ...], num_results: int) -> tuple[int, ...]:
+    """Copies that are there until the results are, the last one freed first."""
+    gone = (~number for number in reversed(range(len(copies))))
+    return (*copies, *(RESULT,) * num_results, *gone)

@@ -27,29 +27,8 @@ def linear(
 
     ``split`` is what a rank has of it where the model is split over several.
     """
-    group = t.options.tensor_parallel
-    if group is not None and split is not Split.WHOLE:
-        own = in_features // group.degree if split is Split.ROW_CUT else in_features
-
-        def product(given: Tensor, width: int) -> Tensor:
-            return linear(t, given, name, own, width, bias=bias and not adds_apart, role=role)
-
-        adds_apart = group.kind is TensorParallelKind.AUTOTP
-        if adds_apart:
-            from memplan.graph.autotp import autotp_product  # only then
-
-            def add_bias(made: Tensor, width: int) -> Tensor:
-                if not bias:
-                    return made
-                addend = t.parameter(f"{name}.bias", width, role=WeightRole.OTHER)
-                return t.add(made, t.cast_weight(addend))
-
-            return autotp_product(t, group, x, split, out_features, product, add_bias)
-        if t.adaptation is not None and name in t.adapted:
-            return _adapted_columns(t, x, name, in_features, out_features, bias, split, role)
-        from memplan.graph.tensor_parallel import split_product  # only then
-
-        return split_product(t, group, x, split, out_features, product)
+    if t.options.tensor_parallel is not None and split is not Split.WHOLE:
+        return _own_part(t, x, name, in_features, out_features, bias, split, role)
     weight = t.matrix(f"{name}.weight", out_features, in_features, role=role)
     bias_parameter = t.bias(f"{name}.bias", weight) if bias else None
     if t.options.fp8 is not Fp8Recipe.NONE and weight.packed is None:
@@ -59,6 +38,42 @@ def linear(
         if formats is not None:
             return linear_fp8(t, x, weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
+
+
+def _own_part(
+    t: Tape,
+    x: Tensor,
+    name: str,
+    in_features: int,
+    out_features: int,
+    bias: bool,
+    split: Split,
+    role: WeightRole,
+) -> Tensor:
+    """A tensor-parallel rank's columns or rows of it."""
+    group = t.options.tensor_parallel
+    assert group is not None
+    own = in_features // group.degree if split is Split.ROW_CUT else in_features
+    adds_apart = group.kind is TensorParallelKind.AUTOTP
+
+    def product(given: Tensor, width: int) -> Tensor:
+        return linear(t, given, name, own, width, bias=bias and not adds_apart, role=role)
+
+    def add_bias(made: Tensor, width: int) -> Tensor:
+        if not bias:
+            return made
+        addend = t.parameter(f"{name}.bias", width, role=WeightRole.OTHER)
+        return t.add(made, t.cast_weight(addend))
+
+    if adds_apart:
+        from memplan.graph.autotp import autotp_product  # only then
+
+        return autotp_product(t, group, x, split, out_features, product, add_bias)
+    if t.adaptation is not None and name in t.adapted:
+        return _adapted_columns(t, x, name, in_features, out_features, bias, split, role)
+    from memplan.graph.tensor_parallel import split_product  # only then
+
+    return split_product(t, group, x, split, out_features, product)
 
 
 def _adapted_columns(

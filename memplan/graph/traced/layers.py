@@ -102,22 +102,15 @@ def _stretch(
             return value.parameter.removeprefix(name), value.shape
         return number
 
-    canonical: list[object] = []
-    for step in steps:
+    def said(step: Step) -> object:
         if step.kind is StepKind.FREE:
             # What an earlier layer left is another's matter.
             own = tuple(word(number) for number in step.inputs if number in places)
-            if own:
-                canonical.append((step.kind, own))
-            continue
-        canonical.append(
-            (
-                step.name,
-                tuple(map(word, step.inputs)),
-                tuple(map(word, step.outputs)),
-                step.settings,
-            )
-        )
+            return (step.kind, own) if own else None
+        taken, given_back = tuple(map(word, step.inputs)), tuple(map(word, step.outputs))
+        return step.name, taken, given_back, step.settings
+
+    canonical = [words for words in map(said, steps) if words is not None]
     return Stretch(
         tuple(steps),
         list_name=name.rpartition(".")[0],

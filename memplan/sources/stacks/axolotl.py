@@ -10,12 +10,13 @@ from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
 from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import classifying, may_read_text_alone, model_type
+from memplan.sources.stacks.models import classifying, given_text_alone, model_type
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer_keys import trl_job
 from memplan.sources.training_arguments import Loading
 from memplan.training.adapters import LINEAR_NAMES
+from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 
 NAME = "axolotl"
@@ -64,8 +65,8 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     found.model = keys.text("base_model")
-    if keys.text("processor_type") is None and may_read_text_alone(found.model):
-        found.fields["images_per_sample"] = 0  # core/builders/causal.py: its collator is text's
+    if keys.text("processor_type") is None:
+        given_text_alone(found)  # core/builders/causal.py: its collator is text's
     if keys.flag("use_ray"):
         _read_workers(keys, found)
     _read_sizes(keys, found, given)
@@ -354,17 +355,13 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")
 
 
-NODE = 8
-"""GPUs of a node, as most that are rented have."""
-
-
 def _count_gpus(keys: Keys, found: Found, sharded: int) -> None:
     """As many GPUs as the degrees need, or a node: FSDP is for several, and a file says no number."""
     degrees = [keys.count(key) or 1 for key in _DEGREES]
     needed = (sharded or 1) * degrees[0] * degrees[1]
-    count = needed if sharded else max(NODE, needed)
+    count = needed if sharded else max(GPUS_PER_NODE, needed)
     found.fields["num_gpus"] = count
-    found.notes.append(f"{count} GPUs, which FSDP shards over, unless you say others")
+    found.notes.append(f"GPUs that FSDP shards over: {count}, unless you say others")
 
 
 _CLASSIFYING = ("ForSequenceClassification", "ForTokenClassification")

@@ -2,8 +2,12 @@
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from memplan.units import ceil_div
+
+if TYPE_CHECKING:
+    from memplan.sources.stacks.found import Found
 
 _PHI_3: dict[str, object] = {
     "name": "phi-3-mini-4k", "model_type": "llama", "architectures": ["LlamaForCausalLM"],
@@ -231,6 +235,20 @@ def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:
 
     kind = model_type(model)
     return model is not None and (kind is None or kind in MULTIMODALS.keys() - _ATTENDING)
+
+
+def given_text_alone(found: "Found") -> None:
+    """Count a recipe that hands its model no picture or sound.
+
+    Where layers attend to what the model sees, such a pass is not modelled: it is counted with a picture, and said so.
+    """
+    if may_read_text_alone(found.model):
+        found.fields["images_per_sample"] = 0
+    elif model_type(found.model) in _ATTENDING:
+        found.notes.append(
+            "the data are texts alone, and the model's layers attend to pictures: counted with one of each "
+            "sample, an upper bound"
+        )
 
 
 def classifying(

@@ -13,12 +13,13 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import (
     ANY_SIZE,
     HEARING,
-    may_read_text_alone,
+    given_text_alone,
     model_type,
     num_layers,
 )
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import EVERY_LINEAR, lora
+from memplan.training.setup_derived import GPUS_PER_NODE
 
 NAME = "NeMo AutoModel"
 
@@ -42,6 +43,14 @@ _ATTENTION = {
 """``model.attn_implementation``, and ``model.backend.attn`` of AutoModel's own classes."""
 _NORMS = {"torch": "fused", "te": "fused", "quack": "fused", "torch_fp32": None}
 """``model.backend.rms_norm`` (``components/models/common/utils.py``): one kernel, or torch's own operations in fp32."""
+_OTHER_KERNELS = {
+    ("model.backend.rope", "quack"): "rotates in one kernel",
+    ("model.backend.experts", "torch_mm_mxfp8"): "multiplies experts' matrices in 8 bits",
+    ("model.backend.dispatcher", "mok"): "runs experts in one kernel",
+}
+"""Other values of ``BackendConfig`` than those that are modelled."""
+_TEXTS = ("make_tulu3_dataset", "make_tulu3_magicoder_text_mix_dataset")
+"""Texts alone that recipes for pictures are given (``components/datasets/vlm/datasets.py``)."""
 _DTYPES = {
     "bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32",
     "torch.bfloat16": "bf16", "torch.float32": "fp32",
@@ -70,7 +79,6 @@ _LENGTHS = (
     "dataloader.collate_fn.max_length",
 )  # fmt: skip
 """What sequences are cut to, or padded to (``recipes/_typed_config.py``)."""
-GPUS_PER_NODE = 8
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -126,10 +134,11 @@ def _read_pictures(keys: Keys, found: Found) -> None:
     A recipe's class says which collator there is (``recipes/llm``, ``recipes/vlm``), else the model's does.
     """
     recipe, target = keys.text("recipe"), (keys.text("model._target_") or "").split(".")
+    data = keys.text("dataset._target_") or ""
     reads_text = "VLM" not in recipe if recipe is not None else _TEXT_CLASS in target
+    reads_text = reads_text or ".datasets.llm." in data or data.endswith(_TEXTS)
     if reads_text:
-        if may_read_text_alone(found.model):
-            found.fields["images_per_sample"] = 0
+        given_text_alone(found)
         return
     pixels = keys.count("processor.max_pixels")
     if pixels is not None and model_type(found.model) in ANY_SIZE:
@@ -377,6 +386,11 @@ def _read_own_loss(found: Found) -> None:
 
 
 def _read_kernels(keys: Keys, found: Found) -> None:
+    for (key, value), what in _OTHER_KERNELS.items():
+        if keys.text(key) == value:
+            found.notes.append(
+                f"{key} {value} {what}, which is not modelled: the figures are upper bounds"
+            )
     if keys.choice("model.backend.rms_norm", _NORMS) is not None:
         found.fields["norm"] = _NORMS[str(keys.text("model.backend.rms_norm"))]
     own = keys.choice("model.backend.attn", _ATTENTION)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import may_read_text_alone, model_type
+from memplan.sources.stacks.models import given_text_alone, model_type
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
@@ -97,8 +97,8 @@ def _read_pictures(keys: Keys, found: Found) -> None:
             found.fields["freeze"] = "vision_tower"
     else:
         keys.taken.discard("model.vlm.freeze_vision_encoder")
-    if not keys.has("model.vlm") and may_read_text_alone(found.model):
-        found.fields["images_per_sample"] = 0  # ``VLMConfig``: pictures where the section is alone
+    if not keys.has("model.vlm"):
+        given_text_alone(found)  # ``VLMConfig``: pictures where the section is alone
 
 
 def _read_loss(keys: Keys, found: Found) -> None:

@@ -6,11 +6,13 @@ FSDP2, else the single-device ones. ``dtype: bf16`` is bf16 everywhere, without 
 
 from collections.abc import Mapping
 
+from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import torchtune_model
+from memplan.sources.stacks.models import given_text_alone, torchtune_model
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
+from memplan.training.setup_derived import GPUS_PER_NODE
 
 NAME = "torchtune"
 
@@ -25,6 +27,13 @@ _CHUNKED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _DEGREES = {
     "tensor_parallel_dim": "tensor_parallel", "context_parallel_dim": "context_parallel",
 }  # fmt: skip
+
+
+_DISTRIBUTED = (
+    "fsdp_cpu_offload", "custom_sharded_layers", "fsdp_reshard_after_forward", "tensor_parallel_plan",
+    *_DEGREES, "data_parallel_shard_dim", "data_parallel_replicate_dim",
+)  # fmt: skip
+"""Keys that the recipes for several GPUs have alone."""
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -51,6 +60,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         _read_model(keys, found, component)
     found.fields["micro_batch_size"] = keys.count("batch_size") or 1
     found.fields["gradient_accumulation_steps"] = keys.count("gradient_accumulation_steps") or 1
+    data = keys.text("dataset._component_")
+    if data is not None and ".multimodal." not in data:
+        given_text_alone(found)
     _read_evaluation(keys, found)
     _read_lengths(keys, found, given)
     found.fields["precision"] = keys.choice("dtype", _PRECISIONS)
@@ -66,6 +78,10 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 def _read_model(keys: Keys, found: Found, component: str) -> None:
     builder = component.rpartition(".")[2]
     found.model = torchtune_model(builder)
+    if found.model is None:
+        found.notes.append(
+            f"model._component_: the model of {builder} is not known here: name a MODEL"
+        )
     adapted = builder.startswith(("lora_", "qlora_"))
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
@@ -104,7 +120,12 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         degree = keys.count(key)
         if degree not in (None, 1):
             found.fields[field] = degree
-    count = given.get("num_gpus", 1)
+    count = given.get("num_gpus")
+    if count is None and any(_is_on(keys.values.get(key)) for key in _DISTRIBUTED):
+        count = found.fields["num_gpus"] = GPUS_PER_NODE
+        found.notes.append(
+            f"{GPUS_PER_NODE} GPUs, as its keys are of a distributed recipe, unless you say others"
+        )
     sharded = isinstance(count, int) and count > 1
     engine = of_given(given, "engine") or ("fsdp" if sharded else "ddp")
     found.fields["engine"] = engine
@@ -123,6 +144,11 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.options["init_device"] = "meta"
     if {*layers} == {"tok_embeddings", "output"}:
         found.options["wrapping"] = "torchtitan"
+
+
+def _is_on(value: object) -> bool:
+    """Whether a switch is on, or a degree above one."""
+    return value not in OFF and (isinstance(value, bool) or not isinstance(value, int) or value > 1)
 
 
 def _read_evaluation(keys: Keys, found: Found) -> None:

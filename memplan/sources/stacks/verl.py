@@ -100,6 +100,12 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     _check_whole(keys)
+    program = keys.text("program")
+    if program is not None:
+        found.notes.append(
+            f"{program} is a program of its own: read as verl's trainers, whose defaults and places of "
+            "models it need not have"
+        )
     if keys.has("model.partial_pretrain"):
         _rename_sft(keys)
     found.model = keys.text(f"{MODEL}.path")
@@ -191,19 +197,30 @@ def _read_sizes(keys: Keys, found: Found) -> None:
     micro = _micro_batch(
         keys, found, f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"
     )
-    if keys.flag(f"{ACTOR}.use_dynamic_bsz") and most is not None:
+    of_step = _mini_batch(keys, found, _number(found, "context_parallel"))
+    dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
+    if dynamic and most is not None:
         # A micro-batch is filled up with sequences, and each rank of a group has its share of them.
         tokens = most * _number(found, "context_parallel")
         micro = max(1, -(-tokens // whole))
-        whole = max(1, tokens // micro) if tokens > whole else whole
-        found.notes.append(
-            f"use_dynamic_bsz: a micro-batch of {tokens} tokens is counted as {micro} sequences of {whole}"
-        )
+        what = f"a micro-batch of {tokens} tokens"
+        if of_step < micro:
+            micro, what = max(1, of_step), f"a GPU's mini-batch, of less than {tokens} tokens,"
+        elif tokens > whole:
+            whole = max(1, tokens // micro)
+        found.notes.append(f"use_dynamic_bsz: {what} is counted as {micro} sequences of {whole}")
     elif micro is None:
         found.notes.append(f"{ACTOR}.ppo_micro_batch_size_per_gpu is not set: counted as 1")
+    micro = micro or 1
     whole = _divided(whole, _number(found, "context_parallel"))
-    found.fields |= {"seq_len": whole, "micro_batch_size": micro or 1}
-    found.fields["gradient_accumulation_steps"] = _accumulated(keys, found, micro or 1)
+    found.fields |= {"seq_len": whole, "micro_batch_size": micro}
+    found.fields["gradient_accumulation_steps"] = max(1, of_step // micro)
+    if not dynamic and of_step % micro and not keys.has("sft"):
+        # ``fsdp_workers.py`` asserts it.
+        found.notes.append(
+            f"{ACTOR}.ppo_mini_batch_size: the {of_step} sequences of a GPU are no multiple of its micro-batch "
+            f"of {micro}: verl stops at it on {_number(found, 'num_gpus')} GPUs"
+        )
 
 
 def _divided(length: int, ranks: int) -> int:
@@ -220,14 +237,12 @@ def _micro_batch(keys: Keys, found: Found, key: str, older: str) -> int | None:
     return own
 
 
-def _accumulated(keys: Keys, found: Found, micro: int) -> int:
-    """Micro-batches of one mini-batch, which is one step."""
-    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size")
-    if prompts is None:
-        return 1
+def _mini_batch(keys: Keys, found: Found, shared_by: int) -> int:
+    """Sequences that a group of ranks, which share each of them, has in one mini-batch, which is one step."""
+    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size") or 1
     answers = 1 if keys.has("sft") else keys.count(f"{ROLLOUT}.n") or 1
-    ranks = max(1, _number(found, "num_gpus") // _number(found, "context_parallel"))
-    return max(1, prompts * answers // (ranks * micro))
+    groups = max(1, _number(found, "num_gpus") // shared_by)
+    return prompts * answers // groups
 
 
 # -- engine and model ------------------------------------------------------------------------------
@@ -384,7 +399,7 @@ def _critic(keys: Keys, found: Found) -> dict[str, object]:
     if dynamic is None:
         dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
     if dynamic and most is not None:
-        micro = max(1, most * ranks // _number(found, "seq_len"))
+        micro = min(most * ranks // _number(found, "seq_len"), _mini_batch(keys, found, ranks)) or 1
     if micro is not None and micro != found.fields["micro_batch_size"]:
         job["critic_batch_size"] = micro
     checkpointed = "full" if keys.flag("critic.model.enable_gradient_checkpointing") else "none"
@@ -485,6 +500,13 @@ def _reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
     return share
 
 
+def _tokens_at_once(keys: Keys, place: str) -> int | None:
+    """Tokens of such a pass: the actor's micro-batch's where nothing else is said (``rollout.yaml``, ``ref.yaml``)."""
+    key = f"{place}.log_prob_max_token_len_per_gpu"
+    own, actors = keys.count(key), keys.count(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    return own if key in keys.values else actors
+
+
 def _scored_at_once(keys: Keys, found: Found) -> int:
     """Sequences of a pass that computes log-probabilities, the actor's or the reference's."""
     micro, length = _number(found, "micro_batch_size"), _number(found, "seq_len")
@@ -494,13 +516,14 @@ def _scored_at_once(keys: Keys, found: Found) -> int:
             keys, found, f"{place}.log_prob_micro_batch_size_per_gpu",
             f"{place}.log_prob_micro_batch_size",
         )  # fmt: skip
-        most = keys.count(f"{place}.log_prob_max_token_len_per_gpu")
+        most = _tokens_at_once(keys, place)
         dynamic = keys.take(f"{place}.log_prob_use_dynamic_bsz")
         if dynamic is None:
             dynamic = keys.flag(f"{ACTOR}.use_dynamic_bsz")
         if dynamic:
             tokens = (most or 0) * _number(found, "context_parallel")
-            own = max(1, -(-tokens // length)) if most is not None else micro
+            # What the actor's lengths were rounded by makes no sequence of its own.
+            own = max(1, -(-(tokens - micro + 1) // length)) if most is not None else micro
         sizes.append(own)
     given = [size for size in sizes if size is not None]
     return max(given) if given else micro

@@ -1,0 +1,30 @@
+"""A config read by the class of its type: what others read of the model, and the class itself."""
+
+from memplan.classes.registry import base_class
+from memplan.families.request import ReadRequest
+from memplan.model.config import ConfigReader
+from memplan.model.spec import ModelSpec
+
+
+def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """The facts of a model whose type has a class.
+
+    Raises ``ConfigError`` for a config that no such class can be made from.
+    """
+    base = base_class(request.model_type)(reader)
+    if base.has_two_stacks:
+        from memplan.classes.translating.facts import read_two_stacks  # only for two stacks
+        from memplan.classes.translating.stacks import TwoStacks
+
+        assert isinstance(base, TwoStacks)
+        return read_two_stacks(base, reader, request)
+    from memplan.classes.facts import read_decoder  # not for two stacks
+    from memplan.classes.llama import Decoder
+
+    if isinstance(base, Decoder):
+        return read_decoder(base, reader, request)
+    from memplan.classes.encoder_facts import read_encoder  # only for encoders
+    from memplan.classes.encoders import Encoder
+
+    assert isinstance(base, Encoder)
+    return read_encoder(base, reader, request)
