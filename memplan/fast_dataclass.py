@@ -5,7 +5,8 @@ The standard decorator looks at every field of a class and compiles methods of i
 a user waits for all of them. Here a class's fields are looked at, and its ``__init__`` compiled, when they are first asked
 for; the other methods are shared. That takes three of four parts off what defining them takes (Python 3.11). What a
 dataclass is to everyone else, ``fields``, ``replace``, pickling and its signature included, stays as it was, and type
-checkers see nothing but the standard decorator.
+checkers see nothing but the standard decorator. The standard module itself, which brings ``inspect`` along, is imported
+when somebody else looks at a class's fields.
 
 ``replace`` is the standard one with less work for each call: a sweep makes two setups of sixty fields for every answer.
 """
@@ -20,29 +21,63 @@ class HashedOnce:
 
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass, replace
+    from dataclasses import MISSING, dataclass, field, fields, replace
 else:
-    from dataclasses import MISSING, Field, FrozenInstanceError, fields
-    from dataclasses import dataclass as standard_dataclass
-    from dataclasses import field as new_field
+    import sys
     from operator import attrgetter
     from types import MemberDescriptorType
-    from typing import ClassVar, get_origin
+    from typing import ClassVar
 
-    @standard_dataclass(frozen=True)
-    class _Frozen:
-        """What is looked at of a dataclass, of one that is frozen."""
+    class _Missing:
+        """No default."""
 
-        one: int
+        __slots__ = ()
 
-    @standard_dataclass
-    class _Open:
-        """The same of one that is not."""
-
-    _ORDINARY = fields(_Frozen)[0]._field_type
+    MISSING = _Missing()
+    _DECLARED = {}
+    _LINES = {}
     _KEYS = {}
     _TAKEN = {}
-    _PARAMETERS = {True: _Frozen.__dataclass_params__, False: _Open.__dataclass_params__}
+
+    class _Line:
+        """A line of a class that is a field, with the names that the standard library has for what it says."""
+
+        __slots__ = ("compare", "default", "default_factory", "kw_only", "name", "repr", "type")
+
+        def __init__(
+            self, default=MISSING, default_factory=MISSING, repr=True, compare=True, kw_only=MISSING
+        ):
+            self.default = default
+            self.default_factory = default_factory
+            self.repr = repr
+            self.compare = compare
+            self.kw_only = kw_only
+
+    def field(
+        *, default=MISSING, default_factory=MISSING, repr=True, compare=True, kw_only=MISSING
+    ):
+        """What there is to say of a field beside its type."""
+        return _Line(default, default_factory, repr, compare, kw_only)
+
+    def fields(thing):
+        """The fields of a dataclass, or of one of its objects."""
+        cls = thing if isinstance(thing, type) else thing.__class__
+        lines = _LINES.get(cls)
+        if lines is None:
+            lines = _LINES[cls] = tuple(_lines_of(cls).values())
+        return lines
+
+    def _lines_of(cls):
+        found = {}
+        for base in reversed(cls.__mro__):
+            declared = _DECLARED.get(base)
+            if declared is not None:
+                found |= declared.lines()
+            elif "__dataclass_fields__" in base.__dict__:  # of the standard decorator's
+                found |= {
+                    each.name: _as_line(each) for each in sys.modules["dataclasses"].fields(base)
+                }
+        return found
 
     def dataclass(cls=None, /, *, repr=True, eq=True, frozen=False, kw_only=False, slots=False):
         """Define a dataclass; the options are the standard decorator's."""
@@ -52,6 +87,7 @@ else:
             declared = _Declared(cls, kw_only)
             made = _with_slots(cls, declared) if slots else _with_defaults(cls, declared)
             declared.made = made
+            _DECLARED[made] = declared
             made.__dataclass_fields__ = declared
             made.__dataclass_params__ = _PARAMETERS[frozen]
             made.__init__ = _Init(made, _init_frozen if frozen else _init_open)
@@ -70,6 +106,21 @@ else:
 
         return define if cls is None else define(cls)
 
+    class _Parameters:
+        """``__dataclass_params__``, which the standard library makes when it is first asked for."""
+
+        __slots__ = ("frozen",)
+
+        def __init__(self, *, frozen):
+            self.frozen = frozen
+
+        def __get__(self, instance, owner=None):
+            from dataclasses import make_dataclass
+
+            return make_dataclass("Looked", (), frozen=self.frozen).__dataclass_params__
+
+    _PARAMETERS = {frozen: _Parameters(frozen=frozen) for frozen in (True, False)}
+
     class _Declared:
         """``__dataclass_fields__``, found when it is first looked up; it then takes this one's place."""
 
@@ -80,26 +131,68 @@ else:
             self.annotations = {
                 name: kind
                 for name, kind in cls.__annotations__.items()
-                if get_origin(kind) is not ClassVar and kind is not ClassVar
+                if kind is not ClassVar and getattr(kind, "__origin__", None) is not ClassVar
             }
             self.defaults = {name: own[name] for name in self.annotations if name in own}
             self.kw_only = kw_only
 
+        def lines(self):
+            """The class's own fields."""
+            return {
+                name: _line(name, kind, self.defaults.get(name, MISSING), self.kw_only)
+                for name, kind in self.annotations.items()
+            }
+
         def __get__(self, instance, owner=None):
             found = {}
-            for base in reversed(self.made.__mro__[1:]):
-                found |= getattr(base, "__dataclass_fields__", {})
-            for name, kind in self.annotations.items():
-                found[name] = _field(name, kind, self.defaults.get(name, MISSING), self.kw_only)
+            for name, line in _lines_of(self.made).items():
+                found[name] = _as_standard(line)
             self.made.__dataclass_fields__ = found
             return found
 
-    def _field(name, kind, default, kw_only):
-        """What the standard decorator would have made of a line of the class."""
-        made = default if isinstance(default, Field) else new_field(default=default)
-        made.name, made.type, made._field_type = name, kind, _ORDINARY
+    def _is_field(default):
+        standard = sys.modules.get("dataclasses")
+        is_standard = standard is not None and isinstance(default, standard.Field)
+        return is_standard or isinstance(default, _Line)
+
+    def _line(name, kind, default, kw_only):
+        """What a line of the class says."""
+        if isinstance(default, _Line):
+            made = default
+        elif _is_field(default):
+            made = _as_line(default)
+        else:
+            made = _Line(default)
+        made.name, made.type = name, kind
         if made.kw_only is MISSING:
             made.kw_only = kw_only
+        return made
+
+    def _as_line(standard):
+        """A field of the standard library's."""
+        import dataclasses
+
+        def own(value):
+            return MISSING if value is dataclasses.MISSING else value
+
+        made = _Line(
+            own(standard.default), own(standard.default_factory), standard.repr, standard.compare,
+            own(standard.kw_only),
+        )  # fmt: skip
+        made.name, made.type = standard.name, standard.type
+        return made
+
+    def _as_standard(line):
+        """A field as the standard library has it."""
+        import dataclasses
+
+        said = {"repr": line.repr, "compare": line.compare, "kw_only": line.kw_only}
+        if line.default is not MISSING:
+            said["default"] = line.default
+        if line.default_factory is not MISSING:
+            said["default_factory"] = line.default_factory
+        made = dataclasses.field(**said)
+        made.name, made.type, made._field_type = line.name, line.type, dataclasses._FIELD
         return made
 
     def _with_slots(cls, declared):
@@ -123,17 +216,14 @@ else:
     def _with_defaults(cls, declared):
         """The class itself, its defaults where the standard decorator leaves them."""
         for name, default in declared.defaults.items():
-            if not isinstance(default, Field):
+            if not _is_field(default):
                 continue
-            if default.default is MISSING:
+            line = default if isinstance(default, _Line) else _as_line(default)
+            if line.default is MISSING:
                 delattr(cls, name)
             else:
-                setattr(cls, name, default.default)
+                setattr(cls, name, line.default)
         return cls
-
-    def _is_frozen(cls):
-        parameters = cls.__dict__.get("__dataclass_params__")
-        return parameters is not None and parameters.frozen
 
     class _Init:
         """``__init__``, compiled when it is first looked up; it then takes this one's place."""
@@ -185,10 +275,14 @@ else:
         return init
 
     def _refuse_assignment(_self, name, _value):
+        from dataclasses import FrozenInstanceError
+
         message = f"cannot assign to field {name!r}"
         raise FrozenInstanceError(message)
 
     def _refuse_deletion(_self, name):
+        from dataclasses import FrozenInstanceError
+
         message = f"cannot delete field {name!r}"
         raise FrozenInstanceError(message)
 
@@ -217,7 +311,6 @@ else:
         taken = _TAKEN.get(kind)
         if taken is None:
             names = tuple(field.name for field in fields(kind))
-            assert all(field.init for field in fields(kind)), f"{kind.__name__} has derived fields"
             values = attrgetter(*names) if len(names) > 1 else _values_of_all
             taken = _TAKEN[kind] = names, values, _setters(kind, names)
         names, values, setters = taken
@@ -264,4 +357,4 @@ else:
             return found
 
 
-__all__ = ["HashedOnce", "dataclass", "replace"]
+__all__ = ["MISSING", "HashedOnce", "dataclass", "field", "fields", "replace"]

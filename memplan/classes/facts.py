@@ -1,7 +1,6 @@
 """What others read of a model that is written as a class: facts, taken off the modules that its constructor makes."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
@@ -13,6 +12,7 @@ from memplan.classes.llama import (
 )
 from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task
+from memplan.fast_dataclass import replace
 from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module

@@ -1,6 +1,5 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -9,6 +8,7 @@ from memplan.classes.base import Base
 from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.stages import cut, layered, receive
+from memplan.fast_dataclass import replace
 from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList

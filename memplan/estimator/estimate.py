@@ -1,12 +1,11 @@
 """The answer: peaks, phases, ranges, the verdict."""
 
 from collections.abc import Sequence
-from dataclasses import field, fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from memplan.estimator.overhead import nccl_of, overhead_of
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field, fields
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import COMPONENT_LABELS, Phase, RankAccount
 from memplan.memory.required import RunSource

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import fields
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from memplan.estimator.recording import (
     walked_forward,
     walked_on_card,
 )
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.graph.attention.masks import attentions
 from memplan.graph.counts import trainable_parameters
 from memplan.graph.options import TapeOptions

@@ -5,7 +5,6 @@ Three cases are told: what is expected, and a low and a high end between which w
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from functools import lru_cache
 from math import log
 from statistics import NormalDist
@@ -46,7 +45,7 @@ from memplan.estimator.timer import (
     cases_of,
 )
 from memplan.estimator.timer import HOST as OFFLOAD
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, field, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits

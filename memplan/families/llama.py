@@ -1,9 +1,7 @@
 """Keys that the configs of decoders have in common: heads, networks, windows, tying."""
 
-from dataclasses import replace
-
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER, HeadSpec

@@ -6,9 +6,8 @@ with ``tie_word_embeddings: false`` (version 1.1, flan, ByT5, mT5, UMT5) come wi
 hold an output matrix of their own, which transformers 4 trained apart.
 """
 
-from dataclasses import replace
-
 from memplan.families.llama import named_activation
+from memplan.fast_dataclass import replace
 from memplan.model.attention import AttentionSpec, PositionBias
 from memplan.model.config import ConfigReader
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerRun, LayerSpec, StackSpec

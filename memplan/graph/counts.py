@@ -1,9 +1,8 @@
 """Counts that are read off the tape: parameters, by component and by module."""
 
 from collections import Counter
-from dataclasses import replace
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Segment

@@ -6,10 +6,10 @@ the labels, which the class shifts right into the decoder's ids.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from memplan.dtypes import DType, promote
+from memplan.fast_dataclass import replace
 from memplan.graph.attention.head_layout import (
     Shape,
     as_heads,

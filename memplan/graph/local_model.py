@@ -1,8 +1,7 @@
 """A rank's own model: the heads, network widths and vocabulary rows that it has of a split one."""
 
-from dataclasses import replace
-
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.options import TapeOptions
 from memplan.graph.splits import PLAIN_SPLIT, Sharing
 from memplan.graph.tensor_plans import PLANS, has_plan

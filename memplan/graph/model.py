@@ -1,11 +1,11 @@
 """A whole model on the tape."""
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.options import TapeOptions
 from memplan.graph.overlay import adapter_module
 from memplan.graph.tape import Tape

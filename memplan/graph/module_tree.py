@@ -1,8 +1,6 @@
 """A model's modules as a tree, with the parameters under each; equal layers stand once."""
 
-from dataclasses import field
-
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from memplan.graph.segments import Segment

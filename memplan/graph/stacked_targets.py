@@ -7,9 +7,9 @@ module any more, so that shared experts and dense layers' networks are left alon
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.module_names import ModuleKind, NamedModule
 from memplan.training.adapters import ALL_LINEAR, LINEAR_NAMES, Lora
 

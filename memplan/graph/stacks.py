@@ -1,10 +1,9 @@
 """What models of one stack and of two have in common: runs of layers, the output matrix, modules."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.options import TapeOptions

@@ -4,9 +4,9 @@ The first one has the embedding, the last one what stands behind the layers, the
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient

@@ -7,9 +7,9 @@ rank has whole. The token table and the output matrix are split in all of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
+from memplan.fast_dataclass import replace
 from memplan.graph.splits import PLAIN_SPLIT, Sharing, SplitPlan
 from memplan.model.spec import ModelSpec
 from memplan.training.parallelism import TensorParallel, TensorParallelKind

@@ -5,11 +5,10 @@ shows: ``GpuSpec.capacity_bytes`` says which figure counts, and ``capacity_note`
 be derived.
 """
 
-from dataclasses import fields
 from enum import Enum
 
 from memplan.errors import InputError
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, fields
 from memplan.hardware.managers import MemoryManager
 from memplan.units import GIB, MIB, format_gib
 from memplan.upward import provided

@@ -5,11 +5,10 @@ over each batch's own passes.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter

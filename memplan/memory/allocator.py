@@ -53,7 +53,7 @@ class CachingAllocator:
 
     __slots__ = (
         "_allocated", "_at", "_before", "_next", "_pools", "_requested", "_reserved", "_segments",
-        "_sizes", "capacity", "lacked", "num_flushes", "num_mallocs", "peak_allocated",
+        "capacity", "lacked", "num_flushes", "num_mallocs", "peak_allocated",
         "peak_requested", "peak_reserved", "pressed",
     )  # fmt: skip
 

@@ -4,10 +4,9 @@ A profile is relative to the bytes alive when it begins.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import NamedTuple
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.memory.walk import Event, Level
 

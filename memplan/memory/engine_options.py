@@ -1,12 +1,12 @@
 """Reading an engine's own settings from ``TrainingSetup.engine_options``."""
 
 from collections.abc import Iterable
-from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
+from memplan.fast_dataclass import fields
 from memplan.text import shown
 from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum

@@ -5,9 +5,8 @@ allocation, and the walk's key where a walk made it; ``block_labels`` turns both
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.segments import Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage

@@ -7,10 +7,9 @@ and happens each time.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import field
 from enum import Enum
 
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, field, replace
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.memory.ledger import Block, Ledger
 

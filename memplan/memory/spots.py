@@ -5,10 +5,9 @@ segment begins, so between two acts of an engine there is one number to look at.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from functools import cached_property
 
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, field, replace
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter, Storage
 from memplan.memory.account import ComponentKind, Entry

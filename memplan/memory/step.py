@@ -9,11 +9,10 @@ engine's business, as its program says it.
 """
 
 from collections.abc import Collection
-from dataclasses import field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes

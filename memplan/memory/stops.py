@@ -4,10 +4,9 @@ The playback of a pass calls it there, whatever ledger the pass is played into.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Protocol
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.segments import Segment
 from memplan.graph.tensors import Parameter
 from memplan.memory.ledger import Block

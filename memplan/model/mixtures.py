@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec

@@ -1,7 +1,8 @@
 """Which setups ``memplan estimate`` shows: the one that is named, or all that compare."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from memplan.fast_dataclass import replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

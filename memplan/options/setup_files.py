@@ -5,11 +5,10 @@ was typed on the command line over both. What contradicts an engine's file is re
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 
 if TYPE_CHECKING:
     from memplan.sources.training_arguments import Launch

@@ -1,10 +1,9 @@
 """Tables that lose nothing where it is narrow: the first columns stay, the others wrap into blocks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 
 if TYPE_CHECKING:
     from memplan.report.console import Text

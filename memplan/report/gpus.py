@@ -1,9 +1,9 @@
 """The GPU catalog as people and scripts read it: a table, one card in full, JSON, CSV, Markdown."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from memplan.fast_dataclass import fields
 from memplan.hardware.gpu import GpuSpec, LinkSpec, TflopsByDtype
 from memplan.report.narrow import print_table
 from memplan.report.rows import csv_cell, json_text

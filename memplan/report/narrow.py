@@ -1,8 +1,9 @@
 """rich's tables where there is no room for them: the first column stays, the others wrap into blocks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from memplan.fast_dataclass import replace
 
 if TYPE_CHECKING:
     from rich.table import Column, Table

@@ -1,10 +1,10 @@
 """Every distinct rank of a job as people and scripts read it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
+from memplan.fast_dataclass import replace
 from memplan.memory.account import RankAccount
 from memplan.report.answer import print_answer
 from memplan.report.assumed import print_assumed

@@ -4,11 +4,10 @@ The axis counts events (a layer forward, a layer backward), not seconds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 
 from memplan.estimator import Estimate
 from memplan.estimator.named_run import named_run
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.memory.account import ComponentKind, Lifetime, Phase
 from memplan.memory.levels import RunLevel, run_levels
 from memplan.units import GIB

@@ -1,13 +1,12 @@
 """What a plan is asked for, and what it answers: the goal, the ways to hold a model, what fits and what not."""
 
-from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
 from memplan.estimator.step_time import StepTime
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, field, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.pool import USUAL_GPUS_PER_NODE, Pool
 from memplan.search.concessions import Concession

@@ -6,12 +6,11 @@ that contradicts itself is no error of the grid: it comes out as an ``Impossible
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from enum import Enum
 from itertools import islice, product
 
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, field, replace
 from memplan.search.pipelined import STEPS, fewest_steps
 from memplan.search.quantity import MAX, OF_SETUP, Quantity
 from memplan.text import shown

@@ -10,7 +10,6 @@ What a config leaves to its class is in ``ModelSpec.assumptions``. ``configs/mod
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memplan.errors import (
@@ -20,7 +19,7 @@ from memplan.errors import (
     UsageError,
     did_you_mean,
 )
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.model.named import Model
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.found_config import FoundConfig, find_config

@@ -6,12 +6,11 @@ stack's own, which its keys give away, is read as the stack reads it.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import ConfigError, SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import MISSING, dataclass, fields, replace
 from memplan.text import shown
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 

@@ -18,12 +18,11 @@ References
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from enum import Enum
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, fields
 from memplan.text import shown
 
 ALL_LINEAR = "all-linear"

@@ -1,10 +1,9 @@
 """Evaluation between steps, as transformers' Trainer does it (``Trainer.evaluation_loop``): pure data."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, fields
 from memplan.text import shown
 
 MAX_COUNT = 2**31

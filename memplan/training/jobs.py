@@ -15,13 +15,12 @@ References
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, fields
 from memplan.model.spec import ModelSpec
 from memplan.text import shown
 from memplan.training.choices import Recomputation

@@ -1,11 +1,10 @@
 """A training setup: everything beside the model and the GPU that decides how much memory is held."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from enum import Enum
 
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.text import shown
 from memplan.training.choices import FsdpStrategy, Recomputation, ZeroStage
 from memplan.training.expert_parallel import Imbalance

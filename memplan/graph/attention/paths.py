@@ -3,9 +3,8 @@
 Which kernel torch's dispatcher picks is ``memplan.training.sdpa``.
 """
 
-from dataclasses import replace
-
 from memplan.dtypes import DType
+from memplan.fast_dataclass import replace
 from memplan.graph.attention.eager import eager, eager_fused
 from memplan.graph.attention.head_layout import Shape, expand_heads, splits_heads
 from memplan.graph.attention.kernels import cudnn, efficient, flash, math

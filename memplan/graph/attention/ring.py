@@ -7,10 +7,9 @@ of all ranks gathered at once, results merged in fp32. Sizes are a rank's own: `
 its share.
 """
 
-from dataclasses import replace
-
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.masks import attentions
 from memplan.graph.attention.scratch import (

@@ -1,9 +1,7 @@
 """What all of Megatron's modules know: sizes of one rank, its group, its settings."""
 
-from dataclasses import field
-
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes

@@ -1,8 +1,7 @@
 """Which models Megatron-core has modules for, and a rank's own sizes of their parts."""
 
-from dataclasses import replace
-
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.local_model import divided
 from memplan.graph.options import TapeOptions
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate, PositionBias

@@ -5,9 +5,8 @@ transformer_layer.py, mlp.py. What a model's config says of transformers' own cl
 looked at; what Megatron has no module for is refused by name.
 """
 
-from dataclasses import replace
-
 from memplan.dtypes import DType
+from memplan.fast_dataclass import replace
 from memplan.graph.megatron.attention import core_attention, rotary, split_heads
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import activated, bias_dropout_add, swiglu

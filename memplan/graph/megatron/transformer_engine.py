@@ -5,10 +5,9 @@ attention/rope.py (``FusedRoPEFunc``), attention/dot_product_attention/utils.py 
 Userbuffers (``tp_comm_overlap``) are off.
 """
 
-from dataclasses import replace
-
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
 from memplan.graph.attention.ring import ring_sends

@@ -11,12 +11,11 @@ together, and their gradients are reduced only when the last one is there.
 """
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.segments import Operation, Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter

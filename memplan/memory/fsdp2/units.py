@@ -4,12 +4,11 @@ Parameters are split along their first dimension into equal chunks, the last one
 ``_fsdp_param.py``: ``_init_sharded_param``); the figures are rank 0's, whose chunks are full.
 """
 
-from dataclasses import field
 from math import prod
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape

@@ -4,12 +4,11 @@ Sources: Megatron-core 0.16.1, core/distributed/distributed_data_parallel_config
 core/optimizer/optimizer_config.py; Megatron-LM's ``megatron/training/arguments.py``.
 """
 
-from dataclasses import fields
 from typing import Any
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.memory.engine_options import OptionReader, option_names
 from memplan.text import shown
 from memplan.training.choices import Recomputation

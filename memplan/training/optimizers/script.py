@@ -8,14 +8,13 @@ there is alive until then, as it is in Python.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from enum import Enum, IntEnum
 from functools import lru_cache
 from math import prod
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, field
 
 Shape = tuple[int, ...]
 OptionValue = bool | int | float | str
