@@ -23,6 +23,8 @@ class Base(Module):
     """The type has a class for tokens, as most decoders' is."""
     classifies = True
     """It has one for sequences."""
+    speaks = True
+    """It has one with a language model's head."""
     tied_by_default = True
     """Its matrix of logits is the token table where the config is silent."""
 

@@ -60,11 +60,12 @@ class ClassBlueprint:
     def reader(self) -> ConfigReader:
         """The config, to be read key by key."""
         config, row, _ = self._values
-        defaults, renamed = row.get("defaults"), row.get("renamed")
+        defaults, renamed, parts = row.get("defaults"), row.get("renamed"), row.get("parts")
         return ConfigReader(
             config, source=self.source, model_type=self.family,
             defaults=defaults if isinstance(defaults, dict) else {},
             renamed=renamed if isinstance(renamed, dict) else {},
+            all_defaults=parts if isinstance(parts, dict) else {},
         )  # fmt: skip
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
@@ -88,7 +89,9 @@ def blueprint_of(
 
 def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
-    row = {"defaults": reader.defaults, "renamed": reader.renamed}
+    begin = f"{reader.model_type}."
+    parts = {name: each for name, each in reader.all_defaults.items() if name.startswith(begin)}
+    row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 
 

@@ -1,7 +1,7 @@
 """What others read of a model that is written as a class: facts, taken off the modules that its constructor makes."""
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby
 
 from memplan.classes.blueprint import blueprint_from
 from memplan.classes.llama import (
@@ -9,12 +9,12 @@ from memplan.classes.llama import (
     DecoderLayer,
     HeadAttention,
     SelfAttention,
+    Window,
 )
 from memplan.families.llama import DECODER_TASKS, decoder_model
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import replace
 from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
-from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import RotaryEmbedding
 from memplan.model.attention import AttentionSpec, RotarySpec
@@ -32,14 +32,7 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
     """
     table = base.children[base.table]
     assert isinstance(table, Embedding)
-    tasks = [
-        each
-        for each in DECODER_TASKS
-        if base.classifies or each is not Task.SEQUENCE_CLASSIFICATION
-    ]
-    if not base.classifies_tokens:
-        tasks.remove(Task.TOKEN_CLASSIFICATION)
-    reject_task(reader, request, *tasks)
+    request = replace(request, task=reject_task(reader, request, *_tasks(base)))
     model = decoder_model(
         reader, request, _stack(base, table.width), hidden_size=base.hidden_size or table.width,
         head=HeadSpec(
@@ -54,6 +47,17 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
         transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
         blueprint=blueprint_from(reader, request.model_type),
     )
+
+
+def _tasks(base: Decoder) -> list[Task]:
+    """What there are classes for, the usual one first."""
+    if not base.speaks:
+        return [Task.TOKEN_CLASSIFICATION, Task.BASE]
+    left_out = {
+        Task.SEQUENCE_CLASSIFICATION: not base.classifies,
+        Task.TOKEN_CLASSIFICATION: not base.classifies_tokens,
+    }
+    return [each for each in DECODER_TASKS if not left_out.get(each)]
 
 
 def _stack(base: Decoder, width: int) -> StackSpec:
@@ -74,27 +78,22 @@ def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
     return EmbeddingSpec(embedding_size=width, num_positions=rows, dropout=dropped)
 
 
-def _layers(base: Decoder) -> LayerList:
-    layers = base.children[base.listed]
-    assert isinstance(layers, LayerList)
-    return layers
-
-
 def _runs(base: Decoder) -> Iterator[LayerRun]:
-    for kind, group in groupby(_layers(base).kinds):
-        layer = _layers(base).made[kind]
+    for kind, group in groupby(base.layer_list.kinds):
+        layer = base.layer_list.made[kind]
         assert isinstance(layer, DecoderLayer)
         made = _layer(layer, base)
         attention = made.attention
         if isinstance(attention, AttentionSpec):
-            rotary = attention.rotary if kind.turned else None
+            rotary = _rotary(base, kind.window) if kind.turned else None
             attention = replace(attention, sliding_window=kind.window, rotary=rotary)
         yield LayerRun(count=len(list(group)), layer=replace(made, attention=attention))
 
 
 def _layer(layer: DecoderLayer, base: Decoder) -> LayerSpec:
     attention = next(each for _, each in layer.modules() if isinstance(each, SelfAttention))
-    norms = (each for each in layer.children.values() if isinstance(each, Norm))
+    own = (each for each in layer.children.values() if isinstance(each, Norm))
+    norms = chain(own, (each for _, each in layer.modules() if isinstance(each, Norm)))
     return LayerSpec(
         attention=(
             _attention(attention, base)
@@ -125,13 +124,18 @@ def _attention(module: HeadAttention, base: Decoder) -> AttentionSpec:
         key_bias=bias,
         value_bias=bias,
         output_bias=_has_bias(module.children[module.output]),
-        rotary=_rotary(base),
         form=module.form,
         query_key_norm=None if norm is None else _norm(norm),
         query_key_norm_per_head=not shape or shape[-1] == module.head_dim,
         query_key_norm_weight_per_head=module.norms_by_head or len(shape) > 1,
         projection_clamped=module.clip_qkv,
         softcap=module.softcap,
+        output_gate=module.output_gate,
+        sinks="sinks" in module.weights,
+        inner_norm=_norm(module.children["attn_sub_norm"])
+        if "attn_sub_norm" in module.children
+        else None,
+        value_head_dim=module.v_head_dim,
         causal=not base.two_sided,
         dropout=module.attention_dropout,
     )
@@ -146,6 +150,6 @@ def _has_bias(module: Module) -> bool:
     return "bias" in module.weights
 
 
-def _rotary(base: Decoder) -> RotarySpec | None:
+def _rotary(base: Decoder, window: Window) -> RotarySpec | None:
     tables = base.children.get("rotary_emb")
-    return RotarySpec(dim=tables.width) if isinstance(tables, RotaryEmbedding) else None
+    return RotarySpec(dim=tables.width_of(window)) if isinstance(tables, RotaryEmbedding) else None

@@ -21,7 +21,7 @@ from memplan.graph.modules.rotary import (
     apply_rotary,
     turn_function,
 )
-from memplan.model.attention import AttentionForm, Projection
+from memplan.model.attention import AttentionForm, OutputGate, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
@@ -29,6 +29,7 @@ from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from memplan.model.attention import AttentionSpec
     from memplan.model.latent import LatentAttentionSpec
     from memplan.model.mixtures import MixtureSpec
 
@@ -48,6 +49,8 @@ class LayerKind(NamedTuple):
     """Its heads know positions."""
     sparse: bool = False
     """Its network is a mixture of experts."""
+    heads: int = 0
+    """Its own number of query heads; 0: the config's."""
 
 
 class SelfAttention(Module):
@@ -58,7 +61,7 @@ class SelfAttention(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         raise NotImplementedError
 
-    def facts(self) -> "LatentAttentionSpec":
+    def facts(self) -> "AttentionSpec | LatentAttentionSpec":
         """What others read of it."""
         raise NotImplementedError
 
@@ -76,14 +79,23 @@ class HeadAttention(SelfAttention):
     """Each head of queries and keys has a norm of its own."""
     clip_qkv = False
     """Queries, keys and values are clamped in place."""
+    output_gate: OutputGate = OutputGate.NONE
+    """What its output is multiplied by."""
     form = AttentionForm.INTERFACE
     """Whose steps it takes: transformers' shared functions', or its own."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    v_head_dim: int | None = None
+    """Width of a head of values, where it is another."""
     attention_dropout: float
     turned = False
     """Its heads know positions."""
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head of values."""
+        return self.v_head_dim or self.head_dim
 
 
 class LlamaAttention(HeadAttention):
@@ -102,8 +114,8 @@ class LlamaAttention(HeadAttention):
         width, matched = self.head_dim, WeightRole.QUERY_KEY
         self.q_proj = Linear(hidden, heads * width, bias=bias, role=matched)
         self.k_proj = Linear(hidden, kv_heads * width, bias=bias, role=matched)
-        self.v_proj = Linear(hidden, kv_heads * width, bias=bias)
-        role = WeightRole.ATTENTION_OUTPUT
+        self.v_proj = Linear(hidden, kv_heads * self.value_dim, bias=bias)
+        role, width = WeightRole.ATTENTION_OUTPUT, self.value_dim
         setattr(self, self.output, Linear(heads * width, hidden, bias=output_bias, role=role))
 
     def project_out(self, x: Handle) -> Handle:
@@ -118,7 +130,7 @@ class LlamaAttention(HeadAttention):
         batch, length, _ = x.shape
         query = self.q_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         key = self.k_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        value = self.v_proj(x).view(batch, length, -1, self.value_dim).transpose(1, 2)
         return query, key, value
 
     def attend(
@@ -142,9 +154,13 @@ class LlamaAttention(HeadAttention):
             key = self.normed_key(key)
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
+        out = self.gated(out, x)
         out = self.project_out(out)
         out = self.dropped(out)
         return out, weights
+
+    def gated(self, out: Handle, x: Handle) -> Handle:  # noqa: ARG002
+        return out
 
     def dropped(self, out: Handle) -> Handle:
         return out
@@ -355,6 +371,13 @@ class Decoder(Base):
             for each in self.masked
         }
 
+    @property
+    def layer_list(self) -> LayerList:
+        """Its layers, under the name that its type gives them."""
+        found = self.children[self.listed]
+        assert isinstance(found, LayerList)
+        return found
+
     def embedded(self, batch: int, length: int) -> Handle:
         table = self.children[self.table]
         assert isinstance(table, Embedding)
@@ -363,7 +386,8 @@ class Decoder(Base):
 
 class LlamaModel(Decoder):
     norm: Norm
-    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    layers: LayerList
+    layer_class: Callable[[ConfigReader, LayerKind], DecoderLayer] = LlamaDecoderLayer
     norm_class: Callable[[int], Norm] = RMSNorm
     embedding_class: type[Embedding] = Embedding
     rotary_class: type[RotaryEmbedding] = RotaryEmbedding
@@ -375,9 +399,8 @@ class LlamaModel(Decoder):
         kinds = self.kinds(config)
         self.windows: list[Window] = sorted({kind.window for kind in kinds}, key=bool)
         self.masked = self.windows
-        self.layers = LayerList(
-            "decoder.layers", kinds, lambda kind: self.layer_class(config, kind)
-        )
+        layers = LayerList("decoder.layers", kinds, lambda kind: self.layer_class(config, kind))
+        setattr(self, self.listed, layers)
         final = self.norm_class(hidden)
         final.segment = "decoder.norm", ModelPart.NORM
         setattr(self, self.last, final)
@@ -394,29 +417,27 @@ class LlamaModel(Decoder):
         embeds, *_ = self.joined(embeds)
         positions = position_ids(self.run, batch, length)
         masks = self.masks(batch, length)
-        x = embeds
-        tables = self.rotary_emb(x, positions)
-        for layer in self.layers:
-            x = layer(x, tables, masks[layer.kind.window])
+        x = self.entered(embeds) if received is None else embeds
+        tables = self.tables(x, positions)
+        for layer in self.layer_list:
+            window = layer.kind.window
+            x = layer(x, tables[window], masks[window])
         x = self.children[self.last](x)
         return x
+
+    def entered(self, embeds: Handle) -> Handle:
+        """What its layers are given of the embeddings, which keep their name."""
+        return embeds
+
+    def tables(self, x: Handle, positions: Handle) -> dict[Window, Tables]:
+        return dict.fromkeys(self.windows, self.rotary_emb(x, positions))
 
 
 class LocalTablesModel(LlamaModel):
     """Layers with a window have rotary tables of their own (Gemma 3, OLMo 3)."""
 
-    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
-        embeds = self.embedded(batch, length) if received is None else received
-        embeds, *_ = self.joined(embeds)
-        positions = position_ids(self.run, batch, length)
-        masks = self.masks(batch, length)
-        x = embeds
-        tables = {each: self.rotary_emb(x, positions) for each in self.windows}
-        for layer in self.layers:
-            window = layer.kind.window
-            x = layer(x, tables[window], masks[window])
-        x = self.norm(x)
-        return x
+    def tables(self, x: Handle, positions: Handle) -> dict[Window, Tables]:
+        return {each: self.rotary_emb(x, positions, each) for each in self.windows}
 
 
 class RowsAttention(LlamaAttention):

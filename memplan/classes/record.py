@@ -203,19 +203,20 @@ def declared_order(run: Run, model: Task) -> tuple[tuple[str, ...], ...]:
     behind that of their segment. What a kind of layers has and those before it have not stands behind its
     neighbour."""
     places = {
-        id(parameter): segment.name for segment in run.segments for parameter in segment.parameters
+        id(parameter): segment for segment in run.segments for parameter in segment.parameters
     }
     stretches: list[list[str]] = []
-    at = 0
+    at, before = 0, None
     for weight in model.ordered:
         parameter = run.parameters.get(weight)
-        place = None if parameter is None else places.get(id(parameter))
-        if parameter is None or place is None:
+        segment = None if parameter is None else places.get(id(parameter))
+        if parameter is None or segment is None:
             continue
         name = parameter.name.replace(".base_layer", "")
-        if not stretches or stretches[-1][0] != place:
-            stretches.append([place])
-            at = 1
+        if not stretches or stretches[-1][0] != segment.name:
+            stretches.append([segment.name])
+        if segment is not before:
+            at, before = 1, segment
         found = stretches[-1]
         if name in found:
             at = found.index(name)

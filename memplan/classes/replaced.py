@@ -104,7 +104,7 @@ def _replace_experts(model: Module, *, spread: bool) -> None:
     cls = RoutedExperts if spread else ExpertModules
     for _, module in list(model.modules()):
         for name, each in list(module.children.items()):
-            if isinstance(each, Experts):
+            if isinstance(each, Experts) and (spread or each.as_modules):
                 setattr(module, name, cls(each))
 
 

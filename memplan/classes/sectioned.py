@@ -11,11 +11,11 @@ class SectionedRotaryEmbedding(RotaryEmbedding):
     (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
     """
 
-    def forward(self, x: Handle, positions: Handle) -> Tables:
+    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:
         """Of all positions, in the format of ``x``."""
-        del positions
+        del positions, window
         run, (batch, length, _) = self.run, x.shape
-        self.hold_frequencies()
+        self.hold_frequencies(self.width)
         cos, sin = sectioned_tables(run, batch * length, self.width, x.dtype)
         shape = batch, length, self.width
         for each in (cos, sin):

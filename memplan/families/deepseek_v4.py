@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from memplan.families.counted_decoders import check_experts
 from memplan.families.hybrids import Hybrid, read_hybrid
 from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest
@@ -12,7 +11,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.latent import IndexerSpec
 from memplan.model.layers import LayerSpec
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore, RouterSpec
-from memplan.model.networks import Clamp, FeedForwardSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
 
@@ -149,12 +148,14 @@ def _indexer(reader: ConfigReader, rotated: int) -> IndexerSpec:
 def _mixture(reader: ConfigReader, *, hashed: bool) -> MixtureSpec:
     """Experts that a router or, for the first layers, a table of token ids chooses."""
     experts, active = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
-    check_experts(reader, "num_experts_per_tok", active, experts)
+    if active > experts:
+        error = reader.fail("num_experts_per_tok", f"{active} of {experts} experts")
+        raise error
     expert = FeedForwardSpec(
         intermediate_size=reader.integer("moe_intermediate_size"),
         activation=read_activation(reader, "hidden_act"),
         gated=True,
-        clamp=Clamp.BEFORE,
+        clamped=True,
     )
     scoring = reader.text("scoring_func", default="sqrtsoftplus")
     scores = {

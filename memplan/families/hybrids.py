@@ -15,8 +15,7 @@ from memplan.families.llama import (
     read_activation,
     read_attention,
 )
-from memplan.families.mixture_types import DEEPSEEK_ROUTER, MAX_SOFTCAP, Mixture
-from memplan.families.mixtures import read_mixture
+from memplan.families.mixtures import DEEPSEEK_ROUTER, MAX_SOFTCAP, Mixture, read_mixture
 from memplan.families.request import ReadRequest, reject_task
 from memplan.families.state_space import (
     automatic,

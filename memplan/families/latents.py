@@ -4,12 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.llama import decoder_model, join_runs, read_activation
-from memplan.families.mixture_types import (
-    DEEPSEEK_ROUTER,
-    Mixture,
-    typed_or_first_dense,
-)
-from memplan.families.mixtures import read_mixture
+from memplan.families.mixtures import DEEPSEEK_ROUTER, Mixture, read_mixture, typed_or_first_dense
 from memplan.families.request import ReadRequest
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import RotarySpec

@@ -15,8 +15,7 @@ from memplan.families.hybrids import (
 )
 from memplan.families.latents import Latent, read_latent_attention
 from memplan.families.llama import Variation, read_activation
-from memplan.families.mixture_types import DEEPSEEK_ROUTER, QWEN_ROUTER, Mixture
-from memplan.families.mixtures import read_mixture
+from memplan.families.mixtures import DEEPSEEK_ROUTER, QWEN_ROUTER, Mixture, read_mixture
 from memplan.families.request import ReadRequest
 from memplan.model.attention import AttentionSpec, OutputGate, RotarySpec
 from memplan.model.config import ConfigReader

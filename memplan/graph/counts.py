@@ -8,7 +8,7 @@ from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Segment
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart
 from memplan.model.spec import ModelSpec, Task
 
 
@@ -146,9 +146,10 @@ def component_of(segment: Segment, parameter: Parameter) -> str:
     if segment.part is ModelPart.HEAD:
         return "head"
     for part, component in _COMPONENTS:
-        if part in f"{module}.":
-            return component
-    return "feed-forward"
+        if part in f"{module}.".lower():
+            is_crossing = parameter.block is LayerBlock.CROSS_ATTENTION and part == "attn"
+            return "cross-attention" if is_crossing else component
+    return _BLOCKS.get(parameter.block, "feed-forward")
 
 
 _COMPONENTS = (
@@ -162,6 +163,13 @@ _COMPONENTS = (
     ("router", "router"),
 )
 """What stands in a module's name, and the component it belongs to; the first match counts."""
+
+
+_BLOCKS = {
+    LayerBlock.ATTENTION: "attention",
+    LayerBlock.CROSS_ATTENTION: "cross-attention",
+}
+"""Where a class's own names say nothing: the block that it declares a weight in."""
 
 
 def component_parameters(tape: Tape) -> Counter[str]:

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
 from memplan.graph.operations.elementwise import dropout
-from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.networks import Activation, Clamp, FeedForwardSpec, NetworkPlace
+from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
 from memplan.training.kernels import FeedForwardKernel
 
 
@@ -43,8 +42,6 @@ def feed_forward(
         t.segment.unmade.add(name)
     inside = f"{name}.dropout_inside" if spec.dropout_module else ""
     middle = dropout(t, middle, spec.activation_dropout, module=inside)
-    if spec.inner_norm is not None:
-        middle = norm(t, middle, spec.inner_norm, f"{name}.ffn_sub_norm", inner)
     if spec.output_cast:
         middle = t.cast(middle, t.compute)
     out = linear(
@@ -87,7 +84,7 @@ def _gated(
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
         up = up or column("up_proj", inner)
         return fused_gate(t, gate, up), gate
-    if spec.clamp is not Clamp.NEVER:
+    if spec.clamped:
         return clamped_product(t, gate, column, spec, name), gate
     given = gate
     if spec.scaled:
@@ -106,19 +103,11 @@ def clamped_product(
     spec: FeedForwardSpec,
     name: str,
 ) -> Tensor:
-    """Gate and up, each clamped, the gate before or behind its nonlinearity; up may be still to make."""
-
-    def clamped(x: Tensor) -> Tensor:
-        return t.elementwise(OperationKind.CLAMP, x)
-
-    def active(x: Tensor) -> Tensor:
-        return activation_module(t, x, spec.activation, f"{name}.act_fn")
-
-    before = spec.clamp is Clamp.BEFORE
-    narrowed = clamped(gate) if before else clamped(active(gate))
+    """Gate and up, each clamped, the gate before its nonlinearity; up may be still to make."""
+    narrowed = t.elementwise(OperationKind.CLAMP, gate)
     made = up if isinstance(up, Tensor) else up("up_proj", spec.intermediate_size)
-    other = clamped(made)
-    return t.mul(active(narrowed) if before else narrowed, other)
+    other = t.elementwise(OperationKind.CLAMP, made)
+    return t.mul(activation_module(t, narrowed, spec.activation, f"{name}.act_fn"), other)
 
 
 def fused_gate(t: Tape, gate: Tensor, up: Tensor) -> Tensor:

@@ -109,9 +109,6 @@ def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> 
 MIXERS: Mapping[str, Writer] = {
     "LatentAttentionSpec": Writer("attention.latent", "latent_attention"),
     "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
-    "DynamicMaskSpec": Writer("attention.dynamic_mask", "dynamic_mask_attention"),
-    "DifferentialSpec": Writer("attention.differential", "differential_attention"),
-    "SortedAttentionSpec": Writer("experts.sorted_lists", "sorted_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
     "RelativeSpec": Writer("attention.relative", "relative_attention"),
@@ -139,11 +136,8 @@ written down whole (``memplan.graph.crossing``)."""
 
 NETWORKS: Mapping[str, Writer] = {
     "MixtureSpec": Writer("experts.mixture", "mixture"),
-    "CrossedKeysSpec": Writer("experts.crossed_keys", "crossed_keys"),
-    "SortedExpertsSpec": Writer("experts.sorted_lists", "sorted_experts"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
-    "FullPrecisionExpertsSpec": Writer("experts.full_precision", "full_precision_experts"),
     "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
     "ChannelsFirstNetworkSpec": Writer("mixers.channels_first", "channels_first_network"),
     "GroupedNetworkSpec": Writer("mixers.convolved_heads", "grouped_network"),

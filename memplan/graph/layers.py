@@ -11,7 +11,6 @@ from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
-from memplan.model.parameters import WeightRole
 
 
 def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
@@ -44,10 +43,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)
-    if layer.residual_vectors:
-        middle = _added_to_weighted(t, x, attended, "input_residual", hidden)
-    else:
-        middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
+    middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
     if layer.names_attended:
@@ -57,30 +53,16 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
         t.touch(normed)
     normed = norm(t, middle, layer.norm, "post_attention_layernorm", hidden)
     fed = feed_forward_of(t, normed, layer, context)
-    if layer.renames_weights:
-        t.touch(*t.segment.lingering)
-        t.segment.lingering.clear()
     activated = _activated(t) if _output_apart(layer) else None
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
-    if layer.residual_vectors:
-        out = _added_to_weighted(t, middle, fed, "post_attention_residual", hidden)
-    else:
-        out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
     if activated is not None:
         t.touch(activated)
     t.touch(middle)
     if named:
         t.touch(normed)
-    return out
-
-
-def _added_to_weighted(t: Tape, x: Tensor, added: Tensor, name: str, hidden_size: int) -> Tensor:
-    """The stream times a vector of the layer's own, plus what a part made."""
-    weight = t.parameter(name, hidden_size, role=WeightRole.OTHER)
-    out = t.add(t.mul(weight, x), added)
-    t.touch(added)
     return out
 
 

@@ -224,7 +224,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     odd = (
         spec.form is not AttentionForm.INTERFACE, spec.distances, spec.sinks, spec.own_eager,
         spec.output_gate is not OutputGate.NONE, spec.position_bias is not PositionBias.NONE,
-        spec.fills_cache, rows_normed, spec.query_key_norm_weight_per_head,
+        spec.fills_cache, spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip
     return not any(odd)
 

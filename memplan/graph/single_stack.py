@@ -295,7 +295,6 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
 
             tables, positions = sectioned_tables, context.seq_len * context.batch
         dtype = DType.FP32 if rotary.full_tables else t.compute
-        width = rotary.dim // 2 if rotary.halved else rotary.dim
         if rotary.repeated:
             from memplan.graph.attention.rotary import both_half_tables  # only for DeepSeek-V4
 
@@ -303,7 +302,7 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             return
         t.enter("rotary_emb")
         _frequencies(t, rotary)
-        context.cos, context.sin = tables(t, positions, width, dtype)
+        context.cos, context.sin = tables(t, positions, rotary.dim, dtype)
         local = _local_rotary(stack)
         if local is not None:
             _frequencies(t, local)

@@ -20,7 +20,8 @@ from memplan.sources.adapter_config import adapter_from_mapping
 from memplan.sources.gpus import load_gpu, load_gpus
 from memplan.sources.models import load_model
 from memplan.sources.plain import plain
-from memplan.sources.training_arguments import EngineFile, Loading, arguments_file
+from memplan.sources.trainer.launch import EngineFile, Loading
+from memplan.sources.training_arguments import arguments_file
 from memplan.training.choices import Recomputation
 from memplan.training.kernels import LossKernel, Packing
 from memplan.training.precision import Engine, Precision

@@ -37,18 +37,12 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     upcast: bool = False
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
-    upcast_apart: bool = False
-    """``x`` and its turned halves are each cast to fp32 (Ernie 4.5)."""
     full_tables: bool = False
     """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
     expanded_tables: bool = False
     """Every layer repeats each number of the tables for itself (GLM, Helium)."""
     paired: bool = False
     """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
-    halved: bool = False
-    """Heads are split in halves, turned by tables of half a head (gpt-oss)."""
-    interleaved: bool = False
-    """The halves are every other number; with ``halved`` (OpenAI's privacy filter)."""
     sections: bool = False
     """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     repeated: bool = False
@@ -110,8 +104,6 @@ class QueryScaling(Enum):
     """The attention kernel does."""
     AT_ONCE = "at_once"
     """As soon as they are projected, before the keys are (OPT)."""
-    BOTH = "both"
-    """So are the keys, each once they are turned (OpenAI's privacy filter)."""
     NORMED = "normed"
     """As soon as they are normed, before the keys are (Muse Glimmer)."""
 
@@ -179,21 +171,15 @@ class AttentionSpec:
     """A key/value cache is filled in training too, unless layers are checkpointed (Fuyu)."""
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
-    fused_clamped: bool = False
-    """What the one matrix gives is clamped, in a copy (DBRX)."""
     output_gate: OutputGate = OutputGate.NONE
     key_scaled: bool = False
     """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""
     inner_norm: NormSpec | None = None
     """A norm on the heads' output, before the output projection (BitNet)."""
-    value_scaled: bool = False
-    """Values are multiplied by a constant (MiMo-V2)."""
     own_eager: bool = False
     """The class's eager attention subtracts the largest score first (gpt-oss, MiMo-V2)."""
     sinks: bool = False
     """A learned score of each head joins the softmax as one more key; with ``own_eager``."""
-    sinks_upcast: bool = False
-    """Their softmax is in fp32 (OpenAI's privacy filter)."""
     form: AttentionForm = AttentionForm.INTERFACE
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die

@@ -140,8 +140,6 @@ class LayerSpec:
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     residual_upcast: bool = False
     """The stream is held in fp32, and the norm is given a copy in its weight's format (Mamba)."""
-    residual_vectors: bool = False
-    """The stream is multiplied by a trained vector before each sum (Doge)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     dropout_inside: bool = False
@@ -166,8 +164,6 @@ class LayerSpec:
     returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
-    renames_weights: bool = False
-    """What the network returns beside its result takes the name of attention's weights (gpt-oss)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,11 +20,7 @@ from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import (
     BesideDenseSpec,
     CapacityMixtureSpec,
-    CrossedKeysSpec,
     EveryTokenSpec,
-    FullPrecisionExpertsSpec,
-    SortedAttentionSpec,
-    SortedExpertsSpec,
 )
 from memplan.model.shared_keys import SharedKeysSpec
 
@@ -175,24 +171,6 @@ class ChannelMixingSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DifferentialSpec:
-    """Two attention calls, on either half of the value heads, one subtracted from the other
-    (DiffLlama)."""
-
-    scores: AttentionSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DynamicMaskSpec:
-    """Attention with a mask that a projection of the values makes (Doge)."""
-
-    scores: AttentionSpec
-    kept_keys: int
-    """Of longer sequences each query keeps so many keys, those of the largest numbers."""
-    step_bias: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryAttentionSpec:
     """Attention to what towers gave, with norms on queries and keys (Llama 3.2 Vision)."""
 
@@ -321,10 +299,7 @@ OtherMixer = (
     | ChannelsFirstSpec
     | ConvolvedHeadsSpec
     | SharedKeysSpec
-    | DifferentialSpec
-    | DynamicMaskSpec
     | MemoryAttentionSpec
-    | SortedAttentionSpec
     | CompressedAttentionSpec
     | CountedSpec
 )
@@ -335,9 +310,6 @@ WITH_SCORES = (
     SideBySideSpec,
     SharedKeysSpec,
     CompressedAttentionSpec,
-    DifferentialSpec,
-    DynamicMaskSpec,
-    SortedAttentionSpec,
 )
 """Those that have an attention of their own, ``scores``."""
 
@@ -345,13 +317,10 @@ WITH_SCORES = (
 OtherNetwork = (
     ChannelMixingSpec
     | EveryTokenSpec
-    | FullPrecisionExpertsSpec
     | BesideDenseSpec
     | CapacityMixtureSpec
     | ChannelsFirstNetworkSpec
     | GroupedNetworkSpec
-    | SortedExpertsSpec
-    | CrossedKeysSpec
     | CountedSpec
 )
 """A feed-forward network of another kind."""

@@ -9,8 +9,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
 
 if TYPE_CHECKING:
-    from memplan.model.attention import AttentionSpec
-    from memplan.model.networks import Activation, FeedForwardSpec
+    from memplan.model.networks import FeedForwardSpec
     from memplan.model.norms import NormSpec
 
 
@@ -45,23 +44,12 @@ class RouterSpec:
     """What sends each token to its experts."""
 
     score: RouterScore = RouterScore.SOFTMAX
-    bias: bool = False
     fp32_product: bool = False
     """Hidden states and weight are cast to fp32 before the product (DeepSeek)."""
-    fp32_weight: bool = False
-    """The weight is held in fp32 whatever the model's dtype (ERNIE 4.5)."""
-    own_dtype: bool = False
-    """The softmax is told to be in the logits' own dtype (DBRX, gpt-oss)."""
     fp32_logits: bool = True
     """The logits are cast to fp32 before they are scored."""
-    returns_fp32_logits: bool = False
-    """It is those that the class keeps, and returns for the router loss."""
-    softcap: bool = False
-    """The logits pass through a tanh."""
     correction: bool = False
     """A bias is added to the scores, for choosing only; it is a buffer."""
-    correction_parameter: bool = False
-    """That bias is a parameter that is not trained, so it is counted."""
     table_rows: int = 0
     """A fixed table of so many rows says which experts a token id goes to (DeepSeek-V4)."""
     grouped: bool = False
@@ -109,16 +97,6 @@ class CapacityMixtureSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FullPrecisionExpertsSpec:
-    """Experts that compute in fp32 whatever they are given, one after another, each from fp32 copies of
-    its matrices (OpenAI's privacy filter)."""
-
-    num_experts: int
-    num_experts_per_token: int
-    intermediate_size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureSpec:
     """A mixture-of-experts feed-forward network."""
 
@@ -129,20 +107,12 @@ class MixtureSpec:
     router: RouterSpec = RouterSpec()
     in_turn: bool = False
     """The class runs one expert after another, each a slice of the stacked matrices (DBRX)."""
-    separate_stacks: bool = False
-    """Gate and up are stacked apart; only with ``in_turn``."""
-    clamped_gate: bool = False
-    """gpt-oss's gate: both halves clamped, a scaled sigmoid, one added to the other half."""
     shared: FeedForwardSpec | None = None
     """An expert that every token passes."""
-    shared_between: bool = False
-    """The shared expert runs between the router and the others (AFMoE)."""
     shared_first: bool = False
     """It runs before the routed experts rather than after them."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned gate (Qwen2-MoE)."""
-    routed_scaled: bool = False
-    """The routed experts' sum is multiplied by a constant (Laguna)."""
     latent: int = 0
     """Width of the routed experts' inputs and outputs, behind and before projections of their own
     (Nemotron-H's ``moe_latent_size``); 0: the hidden size."""
@@ -156,38 +126,3 @@ class BesideDenseSpec:
     dense: FeedForwardSpec
     mixture: MixtureSpec
     norm: NormSpec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SortedExpertsSpec:
-    """Experts that multiply sorted rows one after another, with one bias for all (JetMoE)."""
-
-    num_experts: int
-    num_chosen: int
-    """Experts of a token."""
-    intermediate_size: int
-    activation: Activation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SortedAttentionSpec:
-    """Attention whose queries and output are such experts' (JetMoE)."""
-
-    experts: SortedExpertsSpec
-    scores: AttentionSpec
-    """All query heads of a token's experts; keys and values have those of one expert."""
-
-    @property
-    def repeated(self) -> AttentionSpec:
-        """The attention that runs, with keys and values repeated for each expert."""
-        return replace(self.scores, num_kv_heads=self.scores.num_heads)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrossedKeysSpec:
-    """Experts of one row each, found by two keys, beside a dense network (Doge)."""
-
-    num_experts: int
-    num_chosen: int
-    """Experts of a token."""
-    dense: FeedForwardSpec

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from memplan.model.norms import NormSpec
 
 
 class Activation(Enum):
@@ -44,16 +40,6 @@ class NetworkPlace(Enum):
     """The same, activation and first product in one expression: until the activation (BART)."""
 
 
-class Clamp(Enum):
-    """Where a gated network clamps its gate and what it multiplies by it."""
-
-    NEVER = "never"
-    BEFORE = "before"
-    """The gate before its nonlinearity (DeepSeek-V4)."""
-    BEHIND = "behind"
-    """The gate behind it (Step 3.7)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
     """A dense feed-forward network."""
@@ -69,12 +55,10 @@ class FeedForwardSpec:
     """Probability on the activations, before the last linear layer."""
     dropout_module: bool = False
     """That dropout is a module, not a call of a function."""
-    inner_norm: NormSpec | None = None
-    """A norm on the activations, before the last linear layer (BitNet)."""
     scaled: bool = False
     """Constants multiply the gate and the output (Falcon-H1)."""
-    clamp: Clamp = Clamp.NEVER
-    """Gate and up are clamped, though it be to infinity."""
+    clamped: bool = False
+    """A gated network clamps its gate, before its nonlinearity, and what it multiplies by it (DeepSeek-V4)."""
     place: NetworkPlace = NetworkPlace.MODULE
     output_cast: bool = False
     """The activations are cast to the last weight's dtype, against autocast (T5)."""

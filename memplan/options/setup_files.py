@@ -11,7 +11,7 @@ from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass, replace
 
 if TYPE_CHECKING:
-    from memplan.sources.training_arguments import Launch
+    from memplan.sources.trainer.launch import Launch
     from memplan.training.setup import TrainingSetup
 
 
@@ -87,7 +87,7 @@ def _launch(deepspeed_config: str | None, accelerate_config: str | None) -> "Lau
     if deepspeed_config is None and accelerate_config is None:
         return None
     from memplan.sources.files import read_mapping
-    from memplan.sources.training_arguments import EngineFile, Launch
+    from memplan.sources.trainer.launch import EngineFile, Launch
 
     def read(file: str | None) -> EngineFile | None:
         return None if file is None else EngineFile(values=read_mapping(file), source=file)
@@ -103,7 +103,8 @@ def _read_arguments(
     accelerate_config: str | None,
 ) -> BaseSetup:
     """Training arguments, with the file that the job is launched with where there is one."""
-    from memplan.sources.training_arguments import Launch, read_arguments_file
+    from memplan.sources.trainer.launch import Launch
+    from memplan.sources.training_arguments import read_arguments_file
 
     launch = _launch(deepspeed_config, accelerate_config) or Launch()
     read = read_arguments_file(

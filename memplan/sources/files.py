@@ -14,12 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
-from memplan.sources.shell_flags import SHELL_SUFFIXES, flags_of, laid_over, overrides_of
+from memplan.sources.shell_flags import (
+    SHELL_SUFFIXES,
+    flags_of,
+    laid_over,
+    overrides_of,
+    sections_of,
+)
 from memplan.text import shortened, shown
 from memplan.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import yaml
 
@@ -104,6 +110,9 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
                 label,
                 "runs nothing with flags or settings in it: name the file that its training reads",
             )
+        named_file = found.get("config")
+        if isinstance(named_file, str) and Path(named_file).suffix in (*YAML_SUFFIXES, TOML_SUFFIX):
+            return _configured(path, named_file, found, parsed, label=label)
         return {name.replace("-", "_"): value for name, value in found.items()}
     own = None if named is None else _beside(path, f"{named}.yaml")
     if own is not None:
@@ -111,6 +120,29 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
     elif named is not None:
         over = {"defaults": [named, "_self_"], **over}
     return _check_mapping(over, label=label, kind="keys and values")
+
+
+def _configured(
+    path: Path,
+    named: str,
+    flags: Mapping[str, object],
+    parse: "Callable[[str], object]",
+    *,
+    label: str,
+) -> dict[str, object]:
+    """The configuration that a script runs (``--config a.yaml --b.c 1``), its other flags laid over it."""
+    own = _beside(path, named)
+    if own is None:
+        _refuse(
+            label,
+            f"runs {named}, which is neither beside it nor below a folder above: give that file",
+        )
+    others = {name: value for name, value in flags.items() if name != "config"}
+    return _check_mapping(
+        laid_over(read_mapping(own), sections_of(others, parse)),
+        label=label,
+        kind="keys and values",
+    )
 
 
 _NEARBY = 4
@@ -311,23 +343,45 @@ def _parse_yaml(text: str, *, label: str) -> object:
         _refuse(label, "is not YAML: a value does not have the form that its type asks for")
 
 
-def _check_yaml_events(text: str, loader: Any, *, label: str) -> None:
-    """Refuse what must not reach the constructor: deep nesting, and aliases.
+MAX_VALUES = MAX_YAML_BYTES // 2
+"""Values that a YAML file stands for with its aliases written out. Without any it holds no more: a value takes a byte,
+and what parts it from the next another."""
 
-    Nesting crashes libyaml's recursive constructor; a few aliases can stand for billions of values.
+
+def _check_yaml_events(text: str, loader: Any, *, label: str) -> None:
+    """Refuse what must not reach the constructor: deep nesting, and aliases that stand for billions of values.
+
+    Nesting crashes libyaml's recursive constructor.
     """
     import yaml
 
-    depth = 0
+    count, begun = 0, list[tuple[str | None, int, int]]()
+    known: dict[str, tuple[int, int]] = {}  # the values of an anchor, and its levels
+    deepest = 0
     for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in known:
+                _refuse(
+                    label, f"holds the alias *{event.anchor} in itself, or before what it names"
+                )
+            values, levels = known[event.anchor]
+            count, deepest = count + values, max(deepest, len(begun) + levels)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            begun.append((event.anchor, count, deepest))
+            count, deepest = count + 1, len(begun)
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        elif isinstance(event, yaml.AliasEvent):
-            _refuse(label, f"holds the alias *{event.anchor}: write the value out instead")
-        if depth > MAX_DEPTH:
+            anchor, before, above = begun.pop()
+            if anchor is not None:
+                known[anchor] = count - before, deepest - len(begun)
+            deepest = max(deepest, above)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor is not None:
+                known[event.anchor] = 1, 0
+        if deepest > MAX_DEPTH:
             _refuse(label, _TOO_DEEP)
+        if count > MAX_VALUES:
+            _refuse(label, f"stands for more than {MAX_VALUES} values with its aliases written out")
 
 
 def _strict_loader(base: Any) -> Any:

@@ -15,7 +15,7 @@ from memplan.text import shown
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 
 if TYPE_CHECKING:
-    from memplan.sources.training_arguments import Launch
+    from memplan.sources.trainer.launch import Launch
 
 _REMARKS = ("name", "notes")
 """Keys that say something to the reader alone."""

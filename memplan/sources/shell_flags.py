@@ -25,6 +25,7 @@ _PROGRAM = re.compile(r"(?:.*/)?(pretrain_\w+)[.]py")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)*)=(.*)", re.DOTALL)
 _OPENS = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=\"")
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_SHORT = re.compile(r"-[A-Za-z]\w*")
 _WHOLE = re.compile(r"[+-]?\d+")
 _ENDS = frozenset({")", "fi", "else", "then", "done", "}", ";;", "&&", "|", "||", ";", "&", "\\"})
 """Words of the shell's own, which are no flag's value."""
@@ -53,7 +54,10 @@ def flags_of(text: str, *, source: str) -> dict[str, object]:
                 name = ""
             continue
         _keep(found, name, words)
-        name, words = match[1], [] if match[2] is None else [match[2]]
+        name, words = match[1], []
+        if match[2] is not None:
+            _keep(found, name, [match[2]])
+            name = ""
     _keep(found, name, words)
     return found
 
@@ -70,14 +74,15 @@ def overrides_of(
     ({'a': {'b': '2', 'c': 'HOME/x'}}, 'own')
     """
     found: dict[str, object] = {}
-    named, count, awaits, is_run = None, 0, False, False
+    named, count, awaits, is_run, is_module = None, 0, False, False, False
     for word in _words(text, {}, source=source):
-        if word == "-m" or word.endswith(".py"):
-            if is_run and count:
+        if word == "-m":
+            if is_module and count:
                 break  # another run, as of a branch that is not chosen
-            is_run = True
-            if word != "-m":
-                found.setdefault("program", word)
+            is_module = is_run = True
+            found.pop("program", None)
+        elif word.endswith(".py"):
+            is_run, found["program"] = True, word
         flag = _FLAG.fullmatch(word)
         if awaits or (flag is not None and flag[1] == "config-name"):
             value = word if flag is None else flag[2]
@@ -109,6 +114,28 @@ def _lay(found: dict[str, object], parts: list[str], value: object) -> None:
     found[parts[-1]] = value
 
 
+_LAUNCHERS = frozenset({
+    "master_addr", "master_port", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone",
+    "max_restarts", "monitor_interval", "start_method", "role", "log_dir", "redirects", "tee", "local_addr",
+})  # fmt: skip
+"""Flags of torchrun's own (``torch/distributed/run.py``) that say nothing of how many processes there are."""
+
+
+def sections_of(flags: Mapping[str, object], parse: Callable[[str], object]) -> dict[str, object]:
+    """Flags as sections of a configuration, by the dots in their names.
+
+    >>> sections_of({"a.b": "[1]", "c": 2}, lambda text: [1])
+    {'a': {'b': [1]}, 'c': 2}
+    """
+    found: dict[str, object] = {}
+    for name, value in flags.items():
+        key = name if "." in name else name.replace("-", "_")
+        if key in _LAUNCHERS:
+            continue
+        _lay(found, key.split("."), parse(_known_part(value)) if isinstance(value, str) else value)
+    return found
+
+
 def laid_over(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """A configuration's sections with those of another over them.
 
@@ -125,7 +152,7 @@ def laid_over(base: Mapping[str, object], over: Mapping[str, object]) -> dict[st
 
 def _ends(word: str) -> bool:
     """Whether a word belongs to no flag: the shell's own, or the program that is run."""
-    return word in _ENDS or word.endswith(".py")
+    return word in _ENDS or word.endswith(".py") or _SHORT.fullmatch(word) is not None
 
 
 def _keep(found: dict[str, object], name: str, words: list[str]) -> None:

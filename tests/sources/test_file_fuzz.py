@@ -18,7 +18,7 @@ from memplan.sources.deepspeed_config import deepspeed_fields
 from memplan.sources.deepspeed_keys import OPTIMIZER_PARAMS, TOP, Key, Section
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
-from memplan.sources.trainer_keys import known_arguments
+from memplan.sources.trainer.keys import known_arguments
 from memplan.sources.training_arguments import arguments_file
 from memplan.training.setup import SETUP_FIELDS, TrainingSetup
 

@@ -65,7 +65,17 @@ REFUSED = [
                  id="yaml-python"),
     pytest.param("a.yaml", b"a: \x01", "is not YAML: ", id="yaml-control-character"),
     pytest.param("a.yaml", b"a: 1\n---\nb: 1", "is not YAML: ", id="yaml-two-documents"),
-    pytest.param("a.yaml", b"a: &x [1]\nb: *x", "alias *x", id="yaml-alias"),
+    pytest.param("a.yaml", b"a: &x [1, *x]", "alias *x in itself", id="yaml-alias-in-itself"),
+    pytest.param(
+        "a.yaml",
+        b"a: &a [1, 1, 1, 1]\n" + b"".join(b"%c: &%c [*%c, *%c, *%c, *%c]\n" % (98 + n, 98 + n, *[97 + n] * 4) for n in range(12)),
+        "stands for more than 524288 values", id="yaml-aliases-of-billions",
+    ),
+    pytest.param(
+        "a.yaml",
+        b"a0: &a0 [1]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (n + 1, n + 1, n) for n in range(150)),
+        "nested more than 100", id="yaml-aliases-too-deep",
+    ),
     pytest.param("a.yaml", b"a: *x", "alias *x", id="yaml-undefined-alias"),
     pytest.param("a.yaml", b"[" * 300_000, "nested more than 100 levels", id="yaml-deep"),
     pytest.param("a.yaml", b"- " * 300_000, "nested more than 100 levels", id="yaml-deep-blocks"),
@@ -210,3 +220,10 @@ def test_whatever_a_file_holds_is_read_or_refused(
         refusal = str(error)
     assert "\n" not in refusal
     assert all(isinstance(key, str) for key in value)
+
+
+def test_yaml_aliases_are_what_they_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("base: &b {x: 1, y: [1]}\nother: *b\nmerged:\n  <<: *b\n  y: 3\n")
+    found = read_mapping(path)
+    assert (found["other"], found["merged"]) == ({"x": 1, "y": [1]}, {"x": 1, "y": 3})

@@ -10,8 +10,8 @@ from memplan.sources.key_tables import key_table
 from memplan.sources.setup_file import read_setup_file
 from memplan.sources.stacks import STACKS, read_preset, read_stack, stack_of
 from memplan.sources.stacks.presets import load_preset, preset_names
-from memplan.sources.trainer_keys import known_arguments
-from memplan.sources.training_arguments import EngineFile, Launch
+from memplan.sources.trainer.keys import known_arguments
+from memplan.sources.trainer.launch import EngineFile, Launch
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import SETUP_FIELDS
@@ -370,8 +370,9 @@ def test_verl_scripts_lay_words_over_the_configuration_they_name(tmp_path: Path)
         "trainer: {n_gpus_per_node: 4, nnodes: 1}\n"
     )
     script = tmp_path / "run.sh"
-    script.write_text(VERL_SCRIPT)
+    script.write_text("python get.py\n" + VERL_SCRIPT)
     found = read_setup_file(script)
+    assert not any("a program of its own" in note for note in found.notes)
     assert found.model == "qwen2.5-7b"
     setup = found.setup
     assert (setup.num_gpus, setup.nodes) == (8, 2)
@@ -386,6 +387,36 @@ def test_words_of_one_name_are_read_in_verl_scripts(tmp_path: Path) -> None:
     )
     setup = read_setup_file(script).setup
     assert (setup.context_parallel, setup.packing.value) == (2, "padding_free")
+
+
+def test_a_script_s_flags_lie_over_the_configuration_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler: {global_batch_size: 64, local_batch_size: 4}\n"
+        "model: {pretrained_model_name_or_path: gpt2}\ndistributed: {strategy: fsdp2}\ndataset: {seq_length: 512}\n"
+    )
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "OFFLINE=1 python -m torch.distributed.run --nproc_per_node=2 --nnodes=1 -m coverage run \\\n"
+        " finetune.py --config own.yaml --step_scheduler.local_batch_size 8 --dataset.seq_length=256\n"
+    )
+    setup = read_setup_file(script).setup
+    assert (setup.num_gpus, setup.micro_batch_size, setup.seq_len) == (2, 8, 256)
+    assert setup.gradient_accumulation_steps == 4
+    script.write_text("torchrun --nproc_per_node=6 finetune.py --config own.yaml\n")
+    assert any("NeMo AutoModel stops at it" in note for note in read_setup_file(script).notes)
+    script.write_text("python finetune.py --config elsewhere.yaml\n")
+    with pytest.raises(ConfigError, match=r"runs elsewhere\.yaml, which is neither"):
+        read_setup_file(script)
+
+
+def test_a_flag_without_a_value_is_no_model(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python train.py --bf16 --model_name_or_path\n")
+    with pytest.raises(ConfigError, match="write a model's name or path"):
+        read_setup_file(script)
+    script.write_text("python convert.py --model_name_or_path gpt2 --output_dir out\n")
+    with pytest.raises(ConfigError, match="no such setting"):
+        read_setup_file(script)
 
 
 @pytest.mark.parametrize("text", ["", "for n in 1 2; do bash run.sh $n; done\n"])
@@ -439,6 +470,8 @@ def test_torchtune_s_distributed_recipes_run_on_a_node() -> None:
     setup = found.setup
     assert (setup.num_gpus, setup.engine, setup.offload_param.value) == (8, Engine.FSDP, "cpu")
     assert any("of a distributed recipe" in note for note in found.notes)
+    found = read({**values, "custom_sharded_layers": ["tok_embeddings"]})
+    assert any("as in the root's unit" in note for note in found.notes)
 
 
 def test_lightning() -> None:

@@ -12,10 +12,10 @@ from memplan.estimator import estimate
 from memplan.memory.fsdp1 import Fsdp1Options
 from memplan.memory.fsdp2 import Fsdp2Options
 from memplan.sources.models import load_model
-from memplan.sources.trainer_keys import trainer_names
+from memplan.sources.trainer.keys import trainer_names
+from memplan.sources.trainer.launch import EngineFile
 from memplan.sources.training_arguments import (
     ArgumentsFile,
-    EngineFile,
     arguments_file,
     read_training_arguments,
     setup_from_arguments,

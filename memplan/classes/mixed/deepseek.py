@@ -26,10 +26,10 @@ from memplan.classes.mixed.mixtures import (
     MixtureLayer,
     MixtureModel,
     SharedExpert,
+    typed_sparse,
 )
 from memplan.classes.mixed.routers import Routed, Router, experts_key
 from memplan.dtypes import DType, promote
-from memplan.families.mixture_types import typed_dense
 from memplan.graph.modules.basic import RMSNorm
 from memplan.graph.modules.functional import (
     best,
@@ -127,7 +127,7 @@ class DeepseekV3MoE(MixtureBlock):
     def __init__(self, config: ConfigReader) -> None:
         self.experts = Experts(config)
         self.gate = self.router_class(config)
-        count = config.integer("n_shared_experts", minimum=0)
+        count = config.integer("n_shared_experts", default=0, minimum=0)
         self.has_shared = count > 0
         if self.has_shared:
             self.shared_experts = SharedExpert(config, self.experts.intermediate_dim * count)
@@ -221,10 +221,10 @@ class MiniMaxM2TopKRouter(Router):
         return router_logits, router_scores, top_k_index
 
 
-def corrected(scores: Handle) -> Handle:
+def corrected(scores: Handle, *bias: Handle) -> Handle:
     """``scores + e_score_correction_bias``: for choosing only."""
     dtype = promote(scores.dtype, scores.run.compute)
-    return detached(scores).apart(OperationKind.ADD, dtype=dtype)
+    return detached(scores).apart(OperationKind.ADD, *bias, dtype=dtype)
 
 
 class MiniMaxM2SparseMoeBlock(MixtralSparseMoeBlock):
@@ -306,4 +306,4 @@ class HYV3Model(MixtureModel):
     adds_router_loss = False
 
     def is_sparse(self, config: ConfigReader, number: int) -> bool:
-        return not typed_dense(config, number)
+        return typed_sparse(config, number)

@@ -3,18 +3,26 @@
 (transformers 5.23, integrations/moe.py: ``use_experts_implementation``)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from memplan.classes.llama import GatedMLP
-from memplan.classes.mixed.routers import num_experts
+from memplan.classes.mixed.routers import EXPERT_KEYS, num_experts
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
-from memplan.graph.experts.in_turn import add_rows
 from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.modules.basic import ActivationModule
-from memplan.graph.modules.functional import index, sort, zeros
+from memplan.graph.modules.functional import (
+    add_in_place,
+    add_rows,
+    index,
+    made_from,
+    part_of,
+    product,
+    sort,
+    zeros,
+)
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.run import Run
@@ -23,6 +31,7 @@ from memplan.graph.operations.products import trained_weight
 from memplan.graph.tensor_parallel import shared_experts_input, summed_experts_output
 from memplan.graph.tensors import ExpertShare, Parameter
 from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock
 from memplan.units import ceil_div
 
@@ -35,10 +44,15 @@ class Experts(Module):
 
     block = LayerBlock.EXPERTS
     width_key = "moe_intermediate_size"
+    count_keys: Sequence[str] = EXPERT_KEYS
+    as_modules = True
+    """Before transformers 5 each was a module."""
+    in_turn = False
+    """Its class runs one after another, whatever implementation is chosen."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.config = config
-        self.num_experts = num_experts(config)
+        self.num_experts = num_experts(config, self.count_keys)
         self.num_active = config.integer("num_experts_per_tok")
         self.hidden_dim = config.integer("hidden_size")
         self.intermediate_dim = config.integer(self.width_key)
@@ -67,11 +81,61 @@ class Experts(Module):
             made.ranks, made.is_distributed = degree, True
         return made
 
+    @property
+    def activation_kind(self) -> Activation:
+        """Its nonlinearity."""
+        return self.act_fn.kind
+
+    def biases(self, name: str, expert_ids: Handle) -> Handle | None:
+        """Each row's own expert's, copied out of the table of all experts'."""
+        bias = self.weights.get(name)
+        if bias is None:
+            return None
+        return index(self.operand(bias), expert_ids, (expert_ids.numel, bias.shape[1]))
+
     def apply_gate(self, gate_up_out: Handle) -> Handle:
         """``_default_apply_gate``."""
         width = gate_up_out.shape[-1] // 2
         gate, up = gate_up_out.split(width, width)
         return self.act_fn(gate) * up
+
+
+class ExpertsInTurn(Experts):
+    """Each takes the rows of the tokens that chose it, which are taken as equally many; its matrices are
+    slices of the stacks."""
+
+    as_modules = False
+    in_turn = True
+
+    def forward(self, hidden_states: Handle, top_k_index: Handle, top_k_weights: Handle) -> Handle:
+        """In turn, added row by row to zeros."""
+        gate_up_proj, down_proj = self.operand(self.gate_up_proj), self.operand(self.down_proj)
+        final = zeros(hidden_states)
+        mask = chosen_mask(top_k_index, self.num_experts + 1)
+        for _ in range(self.num_experts):
+            top_k_pos, token_idx = rows_of(mask, top_k_index.numel, self.num_experts)
+            current = index(hidden_states, token_idx, (token_idx.numel, self.hidden_dim))
+            current = self.apply_gate(product(current, part_of(gate_up_proj, self.num_experts)))
+            current = product(current, part_of(down_proj, self.num_experts)) * index(
+                top_k_weights, top_k_pos, (top_k_pos.numel, 1)
+            )
+            final = add_rows(final, current.to(final.dtype), token_idx)
+        return final
+
+
+def chosen_mask(top_k_index: Handle, classes: int) -> Handle:
+    """``torch.nn.functional.one_hot``: int64 for each expert."""
+    shape = *top_k_index.shape, classes
+    equal = made_from(OperationKind.EQ, shape, DType.BOOL, top_k_index)
+    return equal.apart(OperationKind.TO, dtype=DType.INT64)
+
+
+def rows_of(mask: Handle, pairs: int, count: int) -> tuple[Handle, Handle]:
+    """``torch.where(mask[expert])``: of which choice, and of which token; all are chosen equally often."""
+    rows = ceil_div(pairs, count)
+    places, tokens = (empty(mask.run, (rows,), DType.INT64) for _ in range(2))
+    mask.run.record(OperationKind.WHERE, (mask.record,), (places.record, tokens.record))
+    return places, tokens
 
 
 class NarrowExperts(Experts):
@@ -123,10 +187,12 @@ def grouped_mm_experts_forward(
     tokens_per_expert = counted(histc_input, OperationKind.HISTC, self.num_experts)
     offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
     selected_weights = stack_of(self, self.gate_up_proj)
-    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets)
+    selected_biases = self.biases("gate_up_proj_bias", expert_ids_g)
+    proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
     proj_out = self.apply_gate(proj_out)
     second_weights = stack_of(self, self.down_proj)
-    proj_out = grouped_linear(proj_out, second_weights, offsets)
+    selected_biases = self.biases("down_proj_bias", expert_ids_g)
+    proj_out = grouped_linear(proj_out, second_weights, offsets, selected_biases)
     weighted_out = proj_out * sample_weights_g.unsqueeze(1)
     inv_perm = inverse(perm)
     weighted_out = index(weighted_out, inv_perm, weighted_out.shape)
@@ -151,11 +217,12 @@ class Stack:
         self.parameter, self.factor = parameter, factor
 
 
-def grouped_linear(x: Handle, weight: Stack, offsets: Handle) -> Handle:
-    """``_grouped_linear``."""
+def grouped_linear(x: Handle, weight: Stack, offsets: Handle, bias: Handle | None = None) -> Handle:
+    """``_grouped_linear``: each row's own expert's bias is added in place."""
     run, parameter = x.run, weight.parameter
     made = grouped_matmul(run, x.record, parameter, offsets.record, weight.factor.record)
-    return Handle(run, made, (x.shape[0], parameter.shape[1]))
+    out = Handle(run, made, (x.shape[0], parameter.shape[1]))
+    return out if bias is None else add_in_place(out, bias)
 
 
 def counted(x: Handle, kind: OperationKind, count: int) -> Handle:
@@ -207,8 +274,5 @@ class ExpertModules(Module):
             current_hidden_states = expert_layer(current_state) * index(
                 routing_weights, idx, (rows, 1)
             )
-            added = add_rows(
-                run, final_hidden_states.record, current_hidden_states.record, top_x.record
-            )
-            final_hidden_states = Handle(run, added, hidden_states.shape)
+            final_hidden_states = add_rows(final_hidden_states, current_hidden_states, top_x)
         return final_hidden_states

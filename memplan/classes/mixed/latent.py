@@ -24,10 +24,9 @@ from memplan.classes.mixed.deepseek import (
     GroupedRouter,
     places_of_best,
 )
-from memplan.classes.mixed.mixtures import MixtureBlock, MixtureLayer
+from memplan.classes.mixed.mixtures import MixtureBlock, MixtureLayer, typed_sparse
 from memplan.classes.mixed.routers import Routed, Router
 from memplan.dtypes import DType
-from memplan.families.mixture_types import typed_dense
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import Linear, RMSNorm
 from memplan.graph.modules.functional import (
@@ -229,7 +228,7 @@ class DeepseekV3Model(FirstDenseModel):
 
 class Glm4MoeLiteModel(DeepseekV3Model):
     def is_sparse(self, config: ConfigReader, number: int) -> bool:
-        return not typed_dense(config, number)
+        return typed_sparse(config, number)
 
 
 class Mistral4TopkRouter(GroupedRouter):
@@ -297,10 +296,10 @@ class DeepseekV2Moe(DeepseekV3MoE):
 
 
 class ComplexRotaryEmbedding(RotaryEmbedding):
-    def forward(self, x: Handle, positions: Handle) -> Tables:  # noqa: ARG002
+    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:  # noqa: ARG002
         """One table of complex numbers, whatever the format of ``x``."""
         run, (rows, length) = self.run, positions.shape
-        self.hold_frequencies()
+        self.hold_frequencies(self.width)
         table = complex_table(run, rows * length, self.width)
         whole = ComplexHandle(run, table, (rows, length, self.width))
         return whole, whole

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from memplan.classes.llama import (
+    MLP,
     SLIDING,
     GatedMLP,
     Heads,
@@ -61,13 +62,19 @@ class MixtureBlock(Network):
         router, experts, shared = self.one_of(Router), self.one_of(Experts), self.one_of(GatedMLP)
         assert router is not None
         assert experts is not None
-        inner, activation = experts.intermediate_dim, experts.act_fn.kind
+        inner, activation = experts.intermediate_dim, experts.activation_kind
         return MixtureSpec(
             num_experts=router.num_experts,
             num_experts_per_token=router.top_k,
-            expert=FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True),
+            expert=FeedForwardSpec(
+                intermediate_size=inner,
+                activation=activation,
+                gated=True,
+                bias="gate_up_proj_bias" in experts.weights,
+            ),
             router=RouterSpec(score=router.score, correction=router.is_corrected),
             shared=None if shared is None else shared.facts(),
+            in_turn=experts.in_turn,
         )
 
     def one_of(self, cls: type[Part]) -> Part | None:
@@ -113,9 +120,10 @@ class MixtralSparseMoeBlock(MixtureBlock):
 
 class MixtureLayer(LlamaDecoderLayer):
     block_class: Callable[[ConfigReader], MixtureBlock]
+    mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
 
     def network(self, config: ConfigReader, kind: LayerKind) -> Module:
-        return self.block_class(config) if kind.sparse else GatedMLP(config)
+        return self.block_class(config) if kind.sparse else self.mlp_class(config)
 
 
 class MixtureModel(LlamaModel):
@@ -142,13 +150,33 @@ class MixtureModel(LlamaModel):
 
     def keep_logits(self) -> None:
         if self.output_router_logits:
-            for kind in self.layers.made:
-                count = self.layers.kinds.count(kind)
-                for _, module in self.layers.made[kind].modules():
+            layers = self.layer_list
+            for kind in layers.made:
+                count = layers.kinds.count(kind)
+                for _, module in layers.made[kind].modules():
                     if isinstance(module, Router):
                         keep_router_logits(
                             self.run, module.num_experts * count, in_fp32=module.returns_fp32
                         )
+
+
+def typed_window(config: ConfigReader, number: int, *, local: bool) -> Window:
+    """A layer's window: as ``layer_types`` says, or where it is local."""
+    types = config.texts("layer_types")
+    if types and number >= len(types):
+        error = config.fail("layer_types", f"names {len(types)} layers, needs more")
+        raise error
+    slides = types[number] == SLIDING if types else local
+    return config.optional_integer("sliding_window") if slides else None
+
+
+def typed_sparse(config: ConfigReader, number: int, *, first: int = 1) -> bool:
+    """Whether a layer is a mixture: as ``mlp_layer_types`` says, or all but the ``first`` ones."""
+    types = config.texts("mlp_layer_types")
+    if types and number >= len(types):
+        error = config.fail("mlp_layer_types", f"names {len(types)} layers, needs more")
+        raise error
+    return types[number] == "sparse" if types else number >= first
 
 
 class MixtralDecoderLayer(MixtureLayer):
@@ -333,7 +361,7 @@ class GraniteMoeModel(MixtureModel):
             embeds = embeds * 12.0
         x = embeds
         tables = self.rotary_emb(x, positions)
-        for layer in self.layers:
+        for layer in self.layer_list:
             x = layer(x, tables, masks[layer.kind.window])
         x = self.norm(x)
         return x

@@ -3,6 +3,8 @@
 (transformers 5.23: models/mixtral, models/qwen2_moe, models/qwen3_moe, models/granitemoe, models/phimoe)
 """
 
+from collections.abc import Sequence
+
 from memplan.dtypes import DType
 from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.functional import (
@@ -35,14 +37,14 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 """What configs call the number of routed experts."""
 
 
-def experts_key(config: ConfigReader) -> str:
+def experts_key(config: ConfigReader, keys: Sequence[str] = EXPERT_KEYS) -> str:
     """What this config calls their number."""
-    return next((name for name in EXPERT_KEYS if name in config.config), EXPERT_KEYS[0])
+    return next((name for name in keys if name in config.config), keys[0])
 
 
-def num_experts(config: ConfigReader) -> int:
+def num_experts(config: ConfigReader, keys: Sequence[str] = EXPERT_KEYS) -> int:
     """Routed experts of a layer."""
-    return config.integer(experts_key(config), *EXPERT_KEYS)
+    return config.integer(experts_key(config, keys), *keys)
 
 
 class Router(Module):
@@ -54,22 +56,22 @@ class Router(Module):
     """A bias is added to the scores, for choosing only."""
     returns_fp32 = False
     """The logits that it returns, and a loss on them reads, are in fp32 whatever it is given."""
+    count_keys: Sequence[str] = EXPERT_KEYS
+    """What its config may call the number of experts."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.top_k = config.integer("num_experts_per_tok")
-        self.num_experts = num_experts(config)
+        self.num_experts = num_experts(config, self.count_keys)
         if self.top_k > self.num_experts:
             error = config.fail(
                 "num_experts_per_tok", f"{self.top_k} of {self.num_experts} experts"
             )
             raise error
-        self.weight = Weight(
-            self.num_experts, config.integer("hidden_size"), role=WeightRole.ROUTER
-        )
+        self.add_matrix(config.integer("hidden_size"))
 
-    def forward(self, hidden_states: Handle) -> Routed:
-        """Scores of all experts, and the best of them."""
-        raise NotImplementedError
+    def add_matrix(self, hidden: int) -> None:
+        """In a parameter of its own."""
+        self.weight = Weight(self.num_experts, hidden, role=WeightRole.ROUTER)
 
 
 class MixtralTopKRouter(Router):

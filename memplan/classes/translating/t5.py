@@ -6,7 +6,6 @@ flan, ByT5, mT5, UMT5) come with checkpoints that hold an output matrix of their
 trained apart. (transformers 5.23: models/t5, models/mt5, models/umt5)
 """
 
-from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
@@ -25,6 +24,7 @@ from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.families.llama import named_activation
 from memplan.families.request import ReadRequest
+from memplan.fast_dataclass import replace
 from memplan.graph.attention.position_bias import bucket_temporaries
 from memplan.graph.modules.attention import (
     Attended,

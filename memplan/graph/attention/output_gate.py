@@ -1,24 +1,12 @@
 """Gates on attention's output: a linear layer of the hidden states, a curve, a product."""
 
-from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec, OutputGate
+from memplan.model.attention import AttentionSpec
 from memplan.model.parameters import WeightRole
-
-PER_HEAD = frozenset({OutputGate.SOFTPLUS_PER_HEAD, OutputGate.SIGMOID_PER_HEAD})
-"""Gates of one number for each head."""
-
-
-def gate_states(t: Tape, x: Tensor, spec: AttentionSpec, hidden_size: int) -> Tensor:
-    """The gate's linear layer, one number for each output or for each head."""
-    width = spec.num_heads
-    if spec.output_gate not in PER_HEAD:
-        width *= spec.head_dim
-    return linear(t, x, "self_attn.gate_proj", hidden_size, width)
 
 
 def gated_projections(
@@ -55,12 +43,9 @@ def gated_projections(
 def gated_output(
     t: Tape, x: Tensor, out: Tensor, states: Tensor | None, spec: AttentionSpec, hidden_size: int
 ) -> Tensor:
-    """Attention's output times its gate (``AfmoeAttention``, ``LagunaAttention``)."""
-    if states is not None:
-        return t.mul(out, t.elementwise(OperationKind.SIGMOID, states))
-    if spec.output_gate is OutputGate.SIGMOID_BEHIND:
-        made = gate_states(t, x, spec, hidden_size)
-        return t.mul(out, t.elementwise(OperationKind.SIGMOID, made))
-    full = t.cast(gate_states(t, x, spec, hidden_size), DType.FP32)
-    curve = t.elementwise(OperationKind.SOFTPLUS, full)
-    return t.mul(out, t.cast(curve, out.dtype))
+    """Attention's output times the sigmoid of its gate, which may be still to make (Muse Glimmer)."""
+    made = states
+    if made is None:
+        width = spec.num_heads * spec.head_dim
+        made = linear(t, x, "self_attn.gate_proj", hidden_size, width)
+    return t.mul(out, t.elementwise(OperationKind.SIGMOID, made))

@@ -3,7 +3,6 @@
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
 from memplan.graph.counted import idle_linear
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
@@ -45,7 +44,7 @@ def project(
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
         if query is None:
             query = _query(t, x, spec, hidden, viewed=turned and apart)
-        return query, key, t.scale(value) if spec.value_scaled else value
+        return query, key, value
     query, key, value = _fused_projection(t, x, spec, hidden)
     if spec.projection is Projection.FUSED_SPLIT and (split or turned):
         if not in_rows and not spec.query_viewed_last:
@@ -130,8 +129,6 @@ def _fused_projection(
     kv_size = spec.num_kv_heads * spec.head_dim
     width = query_size + 2 * kv_size
     fused = _column(t, x, "qkv_proj", hidden, width, bias=spec.query_bias)
-    if spec.fused_clamped:
-        fused = t.elementwise(OperationKind.CLAMP, fused)
     tokens = x.numel // hidden
     if spec.projection is not Projection.FUSED_SPLIT:
         return _split_per_head(t, fused, spec.projection)

@@ -8,7 +8,7 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import splits_heads
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.rotary import rotary, rotary_as_complex, rotary_in_place
-from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.segments import RESULT
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
@@ -41,20 +41,15 @@ def rotate(
     if form.expanded_tables:
         cos, sin = _expanded(t, cos), _expanded(t, sin)
     sources = (query, key)
-    if form.upcast_apart:
-        turned = [_apart_upcast(t, x, cos, sin) for x in sources]
-        rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
-        t.touch(*turned, query, key, cos, sin)
-        return rotated[0], rotated[1]
     parts = [t.cast(x, DType.FP32) if form.upcast else x for x in sources]
     cut = _cut_both(t, parts, form, spec.head_dim)
     if form.names_parts:
-        halves = [(_turned(t, turning, form, cos, sin), passing) for turning, passing in cut]
+        halves = [(rotary(t, turning, cos, sin), passing) for turning, passing in cut]
         turned = [_joined(t, *each) for each in halves]
         if frame is not None:
             frame += [part for each in halves for part in each if part is not None]
     else:
-        halves = [(_turned(t, each, form, cos, sin), passing) for each, passing in cut]
+        halves = [(rotary(t, each, cos, sin), passing) for each, passing in cut]
         turned = [_joined(t, *each) for each in halves]
     if form.upcast or form.full_tables:
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
@@ -106,29 +101,11 @@ def _by_kernel(
     return query, key
 
 
-def _apart_upcast(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x.float() * cos + rotate_half(x).float() * sin``: the turned halves are cast once they are joined."""
-    straight = t.mul(t.cast(x, DType.FP32), cos)
-    first, second = t.slice(x, x.numel // 2), t.slice(x, x.numel - x.numel // 2)
-    turned = t.concatenate(t.scale(second, OperationKind.NEG), first)
-    return t.add(straight, t.mul(t.cast(turned, DType.FP32), sin))
-
-
 def _expanded(t: Tape, table: Tensor) -> Tensor:
     """The first half of each row, every number twice: made anew in each layer (GLM)."""
     out = t.tensor(table.numel, table.dtype)
     t.record(OperationKind.REPEAT_INTERLEAVE, (table,), (out,))
     return out
-
-
-def _turned(t: Tape, x: Tensor, form: RotarySpec, cos: Tensor, sin: Tensor) -> Tensor:
-    if not form.halved:
-        return rotary(t, x, cos, sin)
-    size = x.numel // 2
-    if form.interleaved:
-        return _turned_halves(t, (t.slice(x, size), t.slice(x, size)), cos, sin)
-    first, second = t.split(x, size, size)
-    return _turned_halves(t, (first, second), cos, sin)
 
 
 def _cut_both(
@@ -138,7 +115,7 @@ def _cut_both(
 
     Both are cut before either is turned.
     """
-    if form.halved or (form.dim == head_dim and not form.joined):
+    if form.dim == head_dim and not form.joined:
         return [(x, None) for x in parts]
     cut: list[tuple[Tensor, Tensor | None]] = []
     for x in parts:
@@ -146,22 +123,6 @@ def _cut_both(
         turning = t.alias(x) if form.dim == head_dim else t.slice(x, turned)
         cut.append((turning, t.slice(x, x.numel // head_dim * (head_dim - form.dim))))
     return cut
-
-
-def _turned_halves(t: Tape, halves: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor) -> Tensor:
-    """gpt-oss's ``_apply_rotary_emb``: the halves apart, each joined from two products."""
-    first, second = halves
-    left = _less(t, t.mul(first, cos), t.mul(second, sin))
-    right = t.add(t.mul(second, cos), t.mul(first, sin))
-    out = t.concatenate(left, right)
-    out.by_head = True
-    return out
-
-
-def _less(t: Tape, left: Tensor, right: Tensor) -> Tensor:
-    out = t.tensor(left.numel, left.dtype)
-    t.record(OperationKind.SUB, (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
-    return out
 
 
 def _joined(t: Tape, turned: Tensor, passing: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
-from memplan.graph.attention.output_gate import gate_states, gated_output, gated_projections
+from memplan.graph.attention.output_gate import gated_output, gated_projections
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.projections import keys_in_columns, project
 from memplan.graph.attention.rotary import (
@@ -38,8 +38,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
     else:
         query, key, value = project(t, x, spec, context, shape)
-    if spec.output_gate in (OutputGate.SIGMOID, OutputGate.SIGMOID_PER_HEAD):
-        gate = gate_states(t, x, spec, context.hidden_size)
     if spec.is_projected_first and (shape.heads_split or turns_heads(t, spec)):
         if not turned_in_place(t, spec):
             query = as_heads(t, query, spec.num_heads)
@@ -57,12 +55,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
         if t.options.casts_inputs:
             cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
         query, key = rotate(t, query, key, spec, cos, sin, frame)
-    if spec.query_scaling is QueryScaling.BOTH:
-        turned = query, key
-        query = t.scale(query)
-        t.touch(turned[0])
-        key = t.scale(key)
-        t.touch(turned[1])
     if spec.query_key_norm_last:
         query, key = _normalized(t, query, key, spec)
     if spec.query_scaled_by_position:
@@ -74,8 +66,6 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if spec.output_gate is not OutputGate.NONE:
         out = gated_output(t, x, out, gate, spec, context.hidden_size)
     width = spec.num_heads * (spec.value_head_dim or spec.head_dim)
-    if spec.inner_norm is not None:
-        out = norm(t, out, spec.inner_norm, "self_attn.attn_sub_norm", width)
     if spec.output_apart:
         t.touch(query, key, value, *frame)
         query = key = value = out

@@ -27,8 +27,7 @@ def sink_attention(
         scores = t.add(scores, mask)
     combined = _with_sink(t, scores, shape) if spec.sinks else scores
     shifted = _less_largest(t, combined, shape)
-    own = not spec.sinks_upcast
-    probabilities = softmax(t, shifted, dtype=DType.FP32, in_own_dtype=own)
+    probabilities = softmax(t, shifted, in_own_dtype=True)
     weights = t.slice(probabilities, shape.scores) if spec.sinks else probabilities
     weights = t.cast(dropout(t, weights, spec.dropout), value.dtype)
     t.touch(scores)

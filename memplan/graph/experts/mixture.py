@@ -11,7 +11,6 @@ from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
-from memplan.graph.operations.elementwise import clamped
 from memplan.graph.operations.products import linear, matmul_weight, trained_weight
 from memplan.graph.segments import Gradient
 from memplan.graph.splits import Sharing
@@ -19,7 +18,6 @@ from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
-from memplan.model.networks import Clamp
 from memplan.model.parameters import LayerBlock
 from memplan.training.kernels import ExpertKernel
 
@@ -35,14 +33,10 @@ def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Ten
     if spec.shared is not None and spec.shared_first:
         shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
-    if spec.shared is not None and spec.shared_between:
-        shared = _shared(t, x, spec, hidden_size)
     if spec.latent:
         routed = _behind_latent(t, x, weights, chosen, spec, hidden_size)
     else:
         routed = run_experts(t, x, weights, chosen, spec, hidden_size)
-    if spec.routed_scaled:
-        routed = t.scale(routed)
     if spec.shared is None:
         t.touch(x, logits, weights, chosen)
         return routed
@@ -73,10 +67,6 @@ def run_experts(
 
     def product(given: Tensor, scores: Tensor) -> Tensor:
         experts = routed_experts
-        if spec.in_turn:
-            from memplan.graph.experts.in_turn import stacked_in_turn
-
-            return stacked_in_turn(t, given, scores, chosen, spec, hidden_size)
         if t.kernels.experts is ExpertKernel.MODULES:
             from memplan.graph.experts.modules import experts_in_turn as experts
         return experts(t, given, scores, chosen, spec, hidden_size)
@@ -154,7 +144,7 @@ def routed_experts(
     selected = take(t, x, sources, rows * hidden_size)
     row_weights = take(t, weights, order, rows)
     offsets = _offsets(t, by_expert, spec.num_experts)
-    inner, frame = expert_products(t, selected, offsets, by_expert, spec, hidden_size)
+    inner, frame = expert_products(t, selected, offsets, spec, hidden_size)
     weighted = t.mul(inner, row_weights)
     inverse = t.tensor(rows, DType.INT64)
     t.record(OperationKind.ARANGE, (), (inverse,), forward_scratch_bytes=inverse.storage.num_bytes)
@@ -178,12 +168,11 @@ def _offsets(t: Tape, by_expert: Tensor, num_experts: int) -> Tensor:
 
 
 def expert_products(
-    t: Tape, x: Tensor, offsets: Tensor, by_expert: Tensor, spec: MixtureSpec, hidden_size: int
+    t: Tape, x: Tensor, offsets: Tensor, spec: MixtureSpec, hidden_size: int
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Every expert's gate and up, activation, and down, on the rows sorted by expert.
 
-    Also returns what the caller's frame still holds: the rows of the last bias, weights with their
-    adapters.
+    Also returns what the caller's frame still holds: weights with their adapters.
     """
     inner = spec.expert.intermediate_size
     gated = spec.expert.gated
@@ -191,70 +180,26 @@ def expert_products(
     width = 2 * inner if gated else inner
     experts = ExpertShare(spec.num_experts, spec.num_experts_per_token, 2 if gated else 1)
     weight = t.parameter(name, spec.num_experts, width, hidden_size, experts=experts)
-    first_bias = _bias_rows(t, by_expert, spec, name, width)
     first_factor = trained_weight(t, weight)
-    both = _add_bias(t, grouped_matmul(t, x, weight, offsets, first_factor), first_bias)
+    both = grouped_matmul(t, x, weight, offsets, first_factor)
     middle = _expert_activation(t, both, spec)
     t.touch(both)
-    name = "mlp.experts.down_proj"
     experts = ExpertShare(spec.num_experts, spec.num_experts_per_token)
+    name = "mlp.experts.down_proj"
     weight = t.parameter(name, spec.num_experts, hidden_size, inner, experts=experts)
-    bias = _bias_rows(t, by_expert, spec, name, hidden_size)
-    if first_bias is not None:
-        t.touch(first_bias)
     factor = trained_weight(t, weight)
-    out = _add_bias(t, grouped_matmul(t, middle, weight, offsets, factor), bias)
-    frame = (first_factor, factor) if bias is None else (bias, first_factor, factor)
-    return out, frame
+    return grouped_matmul(t, middle, weight, offsets, factor), (first_factor, factor)
 
 
 def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
-    if spec.clamped_gate:
-        return clamped_gate(t, both)
     if not spec.expert.gated:
         return activation_module(t, both, spec.expert.activation, "mlp.experts.act_fn")
     gate, up = t.split(both, both.numel // 2, both.numel // 2)
-    if spec.expert.clamp is not Clamp.NEVER:
+    if spec.expert.clamped:
         from memplan.graph.feed_forward import clamped_product
 
         return clamped_product(t, gate, up, spec.expert, "mlp.experts")
     return t.mul(activation_module(t, gate, spec.expert.activation, "mlp.experts.act_fn"), up)
-
-
-def _bias_rows(
-    t: Tape, by_expert: Tensor, spec: MixtureSpec, name: str, width: int
-) -> Tensor | None:
-    """Each row's own expert's bias, copied out of the table of all experts'."""
-    if not spec.expert.bias:
-        return None
-    experts = ExpertShare(spec.num_experts, spec.num_experts_per_token)
-    table = t.parameter(
-        f"{name}_bias", spec.num_experts, width, module="mlp.experts", experts=experts
-    )
-    return take(t, table, by_expert, by_expert.numel * width)
-
-
-def _add_bias(t: Tape, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Add in place: the gradient of both is the output's own."""
-    if bias is None:
-        return x
-    out = t.view(x, x.numel)
-    t.record(
-        OperationKind.ADD_IN_PLACE, (x, bias), (out,), gradients=(Gradient.ALIAS, Gradient.ALIAS)
-    )
-    return out
-
-
-def clamped_gate(t: Tape, both: Tensor) -> Tensor:
-    """gpt-oss's ``_apply_gate`` on interleaved columns."""
-    half = both.numel // 2
-    gates, ups = t.slice(both, half), t.slice(both, half)
-    gate, up = clamped(t, gates, bounds=1), clamped(t, ups, bounds=2)
-    curve = t.elementwise(OperationKind.SIGMOID, t.scale(gate))
-    glu = t.mul(gate, curve)
-    out = t.mul(t.shift(up), glu)
-    t.touch(gate, up, glu)
-    return out
 
 
 def sum_of_rows(t: Tape, x: Tensor, numel: int) -> Tensor:

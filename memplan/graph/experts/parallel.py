@@ -62,7 +62,7 @@ def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
                 f"cannot share evenly: {spec.num_experts} = {group.degree} x {share} + {rest}"
             )
             raise SetupError(msg)
-        if not spec.expert.gated or spec.expert.bias or spec.clamped_gate:
+        if not spec.expert.gated or spec.expert.bias:
             msg = (
                 f"expert_parallel: is modelled for experts of three plain matrices, and those of {model.name} "
                 f"({model.family}) are not: leave it out"

@@ -9,7 +9,7 @@ from memplan.dtypes import DType
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
-from memplan.model.layers import LayerSpec, StackSpec
+from memplan.model.layers import StackSpec
 from memplan.model.mixtures import MixtureSpec
 
 
@@ -18,11 +18,10 @@ def router_loss(t: Tape, stack: StackSpec) -> None:
     for run in stack.runs:
         mixture = run.layer.feed_forward
         if isinstance(mixture, MixtureSpec):
-            in_fp32 = _logits_dtype(t, run.layer) is DType.FP32
-            keep_router_logits(t, mixture.num_experts * run.count, in_fp32=in_fp32)
+            keep_router_logits(t, mixture.num_experts * run.count)
 
 
-def keep_router_logits(t: Tape, experts: int, *, in_fp32: bool) -> None:
+def keep_router_logits(t: Tape, experts: int, *, in_fp32: bool = False) -> None:
     """The logits of some layers' routers, of so many experts together, and a softmax of each."""
     tokens = t.options.batch_size * t.options.seq_len
     dtype = DType.FP32 if in_fp32 else t.autocast or t.compute
@@ -35,12 +34,3 @@ def keep_router_logits(t: Tape, experts: int, *, in_fp32: bool) -> None:
     t.record(
         OperationKind.SOFTMAX, (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
     )
-
-
-def _logits_dtype(t: Tape, layer: LayerSpec) -> DType:
-    """What the router's module returns its logits in."""
-    assert isinstance(layer.feed_forward, MixtureSpec)
-    router = layer.feed_forward.router
-    if router.returns_fp32_logits or router.fp32_weight:
-        return DType.FP32
-    return t.autocast or t.compute

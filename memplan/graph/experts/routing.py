@@ -28,13 +28,9 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
         x = _scaled_input(t, x, router.input_norm, hidden_size)
     logits = _router_product(t, x, spec, hidden_size)
     scored = t.cast(logits, DType.FP32) if router.fp32_logits else logits
-    if router.softcap:
-        scored = t.scale(t.elementwise(OperationKind.TANH, t.scale(scored)))
-    if router.returns_fp32_logits:
-        logits = scored
     if router.score is RouterScore.SOFTMAX_SELECTED:
         best, chosen = top_k(t, scored, count)
-        weights = softmax(t, best, in_own_dtype=router.own_dtype)
+        weights = softmax(t, best)
     else:
         weights, chosen = _scored(t, scored, spec, tokens)
     weights = _normalize(t, weights, tokens, router.normalization)
@@ -62,17 +58,13 @@ def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> 
         "mlp.gate.weight",
         spec.num_experts,
         hidden_size,
-        dtype=DType.FP32 if router.fp32_weight else None,
         role=WeightRole.ROUTER,
     )
-    bias = t.parameter("mlp.gate.bias", spec.num_experts) if router.bias else None
-    if router.correction_parameter:
-        t.parameter("mlp.gate.correction.bias", spec.num_experts, trainable=False)
     if not router.fp32_product:
-        return matmul_weight(t, x, weight, bias)
+        return matmul_weight(t, x, weight)
     x = t.cast(t.reshaped(x), DType.FP32)
     factor = t.cast(trained_weight(t, weight), DType.FP32)
-    if t.autocast is not None and not router.fp32_weight:
+    if t.autocast is not None:
         # C++ evaluates the arguments of autocast's wrapper from the last to the first.
         factor, x = _autocast(t, factor), t.cast(x, t.autocast)
     tokens = x.numel // hidden_size
@@ -99,13 +91,13 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
         curve = t.elementwise(OperationKind.SOFTPLUS, logits)
         scores = t.elementwise(OperationKind.SQRT, curve)
     else:
-        scores = softmax(t, logits, dtype=DType.FP32, in_own_dtype=router.own_dtype)
+        scores = softmax(t, logits, dtype=DType.FP32)
     if router.table_rows:
         t.buffer(router.table_rows * spec.num_experts_per_token, DType.INT64)
         chosen = t.tensor(count, DType.INT64)
         t.record(OperationKind.INDEX, (), (chosen,))
         return take(t, scores, chosen, count), chosen
-    if not router.correction and not router.correction_parameter:
+    if not router.correction:
         weights, chosen = top_k(t, scores, count)
         t.touch(scores)
         return weights, chosen

@@ -3,6 +3,7 @@
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.graph.experts.in_turn import add_rows as rows_added
 from memplan.graph.experts.routing import divided, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
@@ -10,8 +11,9 @@ from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
+from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
-from memplan.graph.operations.products import matmul_weight, trained_weight
+from memplan.graph.operations.products import matmul_tensor, matmul_weight, trained_weight
 from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
@@ -57,12 +59,13 @@ def best(x: Handle, count: int) -> tuple[Handle, Handle]:
     return values, indices
 
 
-def fp32_linear(x: Handle, module: Module, weight: Weight) -> Handle:
-    """``F.linear(x.float(), weight.float())``; autocast casts both again, the second one first."""
+def fp32_linear(x: Handle, module: Module, weight: Weight, *, region: bool = True) -> Handle:
+    """``F.linear(x.float(), weight.float())``; autocast casts both again, the second one first, but outside
+    of its ``region``."""
     run = x.run
     rows, x = x.shape[0], x.float()
     factor = run.cast(trained_weight(run, module.parameter(weight)), DType.FP32)
-    if run.autocast is not None:
+    if run.autocast is not None and region:
         if isinstance(factor, Parameter):
             factor = run.cast_weight(factor)
         else:
@@ -194,6 +197,86 @@ def made_from(kind: OperationKind, shape: Shape, dtype: DType, *reads: Handle) -
     """What an operation gives of a shape of its own, through which no gradient goes."""
     made = empty(reads[0].run, shape, dtype)
     made.run.record(kind, [each.record for each in reads], (made.record,))
+    return made
+
+
+def clamped(x: Handle, *, bounds: int) -> Handle:
+    """``x.clamp(...)`` by one number or two: keeps what it was given."""
+    return x.like(clamped_by(x.run, x.record, bounds=bounds))
+
+
+def less_largest(x: Handle) -> Handle:
+    """``x - x.max(dim=-1, keepdim=True).values``: keeps where the largest are."""
+    run, shape = x.run, (*x.shape[:-1], 1)
+    values, places = empty(run, shape, x.dtype), empty(run, shape, DType.INT64)
+    run.record(
+        OperationKind.MAX, (x.record,), (values.record, places.record), saves=(places.record,),
+        gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=x.record.storage.num_bytes if run.decomposed else 0,
+    )  # fmt: skip
+    made = run.tensor(x.numel, x.dtype)
+    run.record(
+        OperationKind.SUB, (x.record, values.record), (made,),
+        gradients=(Gradient.ALIAS, made.storage.num_bytes),
+    )  # fmt: skip
+    return x.like(made)
+
+
+def expanded(x: Handle, shape: Shape) -> Handle:
+    """``x.reshape(...).expand(shape)``: a view, whose gradient is summed up."""
+    run = x.run
+    made = Handle(run, run.view(x.record, prod(shape)), shape)
+    run.record(OperationKind.EXPAND, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return made
+
+
+def part_of(stack: Handle, count: int) -> Handle:
+    """``stack[number]``, one of so many: its gradient is a tensor of zeros as large as all."""
+    *rows, width = stack.shape
+    shape = prod(rows) // count, width
+    return Handle(stack.run, stack.run.slice(stack.record, prod(shape)), shape)
+
+
+def product(x: Handle, factor: Handle, bias: Handle | None = None) -> Handle:
+    """``F.linear`` with what is no parameter of its own."""
+    inputs, outputs = x.shape[-1], factor.numel // x.shape[-1]
+    addend = None if bias is None else bias.record
+    made = matmul_tensor(x.run, x.record, factor.record, inputs, addend)
+    return Handle(x.run, made, (*x.shape[:-1], outputs))
+
+
+def repeated_heads(x: Handle, times: int) -> Handle:
+    """``x.repeat(1, times, 1, 1)``."""
+    batch, heads, length, width = x.shape
+    made = empty(x.run, (batch, heads * times, length, width), x.dtype)
+    x.run.record(OperationKind.REPEAT, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def root_of_squares(x: Handle) -> Handle:
+    """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result."""
+    made = empty(x.run, (*x.shape[:-1], 1), x.dtype)
+    x.run.record(
+        OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return made
+
+
+def add_rows(total: Handle, rows: Handle, places: Handle) -> Handle:
+    """``total.index_add_(0, places, rows)``."""
+    made = rows_added(total.run, total.record, rows.record, places.record)
+    return Handle(total.run, made, total.shape)
+
+
+def rows_added_to_zeros(rows: Handle, places: Handle, shape: Shape) -> Handle:
+    """``torch.zeros(shape).index_add(0, places, rows)``: a new tensor."""
+    run, made = rows.run, empty(rows.run, shape, rows.dtype)
+    blank = made_by(run, OperationKind.ZEROS, shape, rows.dtype)
+    run.record(
+        OperationKind.INDEX_ADD_IN_PLACE, (blank.record, rows.record, places.record), (made.record,),
+        saves=(places.record, rows.record), gradients=(Gradient.NONE, Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
     return made
 
 
@@ -348,3 +431,21 @@ def mean_of_tokens(x: Handle) -> Handle:
     """``x.mean(dim=1)``."""
     batch, length, width = x.shape
     return Handle(x.run, x.run.mean(x.record, length), (batch, width))
+
+
+def summed(x: Handle) -> Handle:
+    """``torch.sum(x, dim=-1, dtype=torch.float32)`` of a vector."""
+    made = empty(x.run, (1,), DType.FP32)
+    x.run.record(OperationKind.SUM, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return made
+
+
+def added_crosswise(one: Handle, other: Handle) -> Handle:
+    """``one.unsqueeze(-1) + other.unsqueeze(-2)``, of all pairs in a row."""
+    rows, width = one.shape
+    made = empty(one.run, (rows, width * other.shape[-1]), one.dtype)
+    one.run.record(
+        OperationKind.ADD, (one.record, other.record), (made.record,),
+        gradients=(Gradient.SUMMED, Gradient.SUMMED),
+    )  # fmt: skip
+    return made

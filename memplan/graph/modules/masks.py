@@ -22,10 +22,12 @@ def causal_mask(
     window: int | None = None,
     eager: bool = False,
     blocks: bool = False,
+    written: bool = False,
 ) -> Handle | None:
     """The mask of layers with this window; None where the kernel has a mode of its own for it.
 
-    The class is ``eager`` whose attention is never another; with ``blocks`` some tokens see one another.
+    The class is ``eager`` whose attention is never another; with ``blocks`` some tokens see one another;
+    one that is ``written`` is read beside the kernel too (``allow_is_causal_skip=False``).
     """
     if run.kernels.attention.is_package:
         # It is told windows and lengths in numbers.
@@ -34,7 +36,7 @@ def causal_mask(
     if blocks or run.options.packing is not Packing.NONE:
         pattern = _packed(run, (batch, 1, length, length), windowed=window is not None)
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
-    if not eager and (window is None or length < window):
+    if not (eager or written) and (window is None or length < window):
         return None
     pattern = causal_pattern(run, length) if window is None else _sliding(run, length)
     if not eager:

@@ -18,16 +18,21 @@ STACKS = "encoder", "decoder"
 class Weight:
     """A parameter as a constructor declares it: ``torch.nn.Parameter``."""
 
-    __slots__ = ("name", "of_linear", "owner", "role", "shape")
+    __slots__ = ("dtype", "name", "of_linear", "owner", "role", "shape", "trainable")
 
     def __init__(
         self,
         *shape: int,
         role: WeightRole = WeightRole.MATRIX,
         of_linear: bool = False,
+        dtype: DType | None = None,
+        trainable: bool = True,
     ) -> None:
         self.shape = shape
         self.role = role
+        self.dtype = dtype
+        """Its format whatever the model's is; None: that of the model."""
+        self.trainable = trainable
         self.of_linear = of_linear
         """It is the matrix of a linear layer, which may be packed."""
         self.owner: Module | None = None
@@ -188,8 +193,11 @@ class Module:
 
     def declare(self, name: str, weight: Weight) -> Parameter:
         """Put a weight of its own on the tape, or what a rank has of it."""
-        put = self.run.matrix if weight.of_linear else self.run.parameter
-        return put(name, *weight.shape, role=weight.role)
+        if weight.of_linear:
+            return self.run.matrix(name, *weight.shape, role=weight.role)
+        return self.run.parameter(
+            name, *weight.shape, role=weight.role, dtype=weight.dtype, trainable=weight.trainable
+        )
 
     def declared(self, weight: Weight, parameter: Parameter) -> None:
         """Note what a weight is on the tape; behind gathered sequences each rank has a part of its gradient."""

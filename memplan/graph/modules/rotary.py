@@ -26,27 +26,34 @@ class RotaryEmbedding(Module):
     def __init__(self, width: int) -> None:
         self.width = width
 
-    def forward(self, x: Handle, positions: Handle) -> Tables:
+    def width_of(self, window: int | None) -> int:  # noqa: ARG002
+        """Columns that are turned in layers with this window."""
+        return self.width
+
+    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:
         """Of all positions, in the format of ``x``."""
-        run = self.run
-        self.hold_frequencies()
+        run, width = self.run, self.width_of(window)
+        self.hold_frequencies(width)
         rows, length = positions.shape
         if run.kernels.rotary is RotaryKernel.COMPLEX:
-            table = complex_table(run, rows * length, self.width)
-            whole = ComplexHandle(run, table, (rows, length, self.width))
+            table = complex_table(run, rows * length, width)
+            whole = ComplexHandle(run, table, (rows, length, width))
             return whole, whole
-        shape = rows, length, (self.width + 1) // 2
-        freqs = made_by(run, OperationKind.MUL, shape, DType.FP32)
-        emb = freqs.apart(OperationKind.CAT, shape=(rows, length, self.width))
+        freqs = made_by(run, OperationKind.MUL, (rows, length, (width + 1) // 2), DType.FP32)
+        emb = self.doubled(freqs, width)
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)
         return self.cast(cos, x), self.cast(sin, x)
+
+    def doubled(self, freqs: Handle, width: int) -> Handle:
+        """``torch.cat((freqs, freqs), dim=-1)``."""
+        return freqs.apart(OperationKind.CAT, shape=(*freqs.shape[:-1], width))
 
     def cast(self, table: Handle, x: Handle) -> Handle:
         """To the format of the hidden states."""
         return table.to(x.dtype)
 
-    def hold_frequencies(self) -> None:
+    def hold_frequencies(self, width: int) -> None:
         """``inv_freq`` and ``original_inv_freq``: as small as they are, they hold a segment of the
         allocator's where ZeRO gives all weights around them back.
 
@@ -55,7 +62,7 @@ class RotaryEmbedding(Module):
         run = self.run
         if not run.decomposed and run.options.quantizer is None:
             for _ in range(2):
-                run.buffer(self.width // 2, DType.FP32)
+                run.buffer(width // 2, DType.FP32)
 
 
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:

@@ -12,7 +12,7 @@ from memplan.memory.fsdp1.options import Fsdp1Options
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice
 from memplan.sources.accelerate_config import accelerate_fields
 from memplan.sources.emitters.emitted import Emitted, refuse
-from memplan.sources.trainer_fsdp import accelerate_values
+from memplan.sources.trainer.fsdp import accelerate_values
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.precision import Engine, Precision

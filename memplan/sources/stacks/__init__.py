@@ -17,7 +17,7 @@ from memplan.sources.stacks.found import Found, StackSetup
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.making import make_setup
 from memplan.sources.stacks.presets import Preset, load_preset
-from memplan.sources.training_arguments import Launch
+from memplan.sources.trainer.launch import Launch
 
 __all__ = ["STACKS", "StackSetup", "read_preset", "read_stack", "stack_of"]
 

@@ -6,8 +6,8 @@ from memplan.errors import SetupError
 from memplan.sources.key_tables import Fate
 from memplan.sources.stacks.found import Found
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.trainer_keys import arguments_table, moves_memory
-from memplan.sources.trainer_optimizer import OPTIMIZERS
+from memplan.sources.trainer.keys import arguments_table, moves_memory
+from memplan.sources.trainer.optimizer import OPTIMIZERS
 from memplan.training.coercion import coerce_enum
 from memplan.training.optimizers import Optimizer
 

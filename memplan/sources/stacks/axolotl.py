@@ -13,8 +13,8 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import classifying, given_text_alone, model_type
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
-from memplan.sources.trainer_keys import trl_job
-from memplan.sources.training_arguments import Loading
+from memplan.sources.trainer.keys import trl_job
+from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
@@ -64,7 +64,7 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
-    found.model = keys.text("base_model")
+    found.model = keys.model("base_model")
     if keys.text("processor_type") is None:
         given_text_alone(found)  # core/builders/causal.py: its collator is text's
     if keys.flag("use_ray"):

@@ -5,7 +5,7 @@ from dataclasses import field
 from enum import Enum
 
 from memplan.fast_dataclass import dataclass
-from memplan.sources.training_arguments import Launch, Loading
+from memplan.sources.trainer.launch import Launch, Loading
 from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
@@ -78,3 +78,14 @@ def of_given(given: Mapping[str, object], name: str) -> str | None:
     """
     value = given.get(name)
     return None if value is None else str(getattr(value, "value", value))
+
+
+def micro_batches(found: Found, *, batch: int, micro: int, ranks: int, stack: str) -> int:
+    """Micro-batches of a step, whose sequences all ranks share; that a stack stops where they share unevenly is named."""
+    count, rest = divmod(batch, micro * ranks)
+    if rest:
+        found.notes.append(
+            f"the {batch} sequences of a step are no whole number of micro-batches of {micro} on {ranks} ranks: "
+            f"{stack} stops at it"
+        )
+    return max(1, count)

@@ -11,8 +11,8 @@ from memplan.sources.stacks.arguments import pass_arguments
 from memplan.sources.stacks.found import DeviceMap, Found
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.wording import adapter_dtype, lora
-from memplan.sources.trainer_keys import trainer_names, trl_config
-from memplan.sources.training_arguments import Loading
+from memplan.sources.trainer.keys import trainer_names, trl_config
+from memplan.sources.trainer.launch import Loading
 
 NAME = "transformers and TRL"
 
@@ -35,8 +35,8 @@ _LOADED = (
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
-    """Whether a trainer's arguments are among the keys."""
-    return bool(values.keys() & _MARKS)
+    """Whether a trainer's arguments are among the keys; what converts a model has these two alone as well."""
+    return bool(values.keys() & _MARKS) and values.keys() != {"model_name_or_path", "output_dir"}
 
 
 def preset_for(values: Mapping[str, object], source: str) -> str:
@@ -70,7 +70,7 @@ def _own(values: Mapping[str, object]) -> dict[str, object]:
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     trainer = _CONFIGS[keys.preset.name]
-    found.model = keys.text("model_name_or_path")
+    found.model = keys.model("model_name_or_path")
     if trainer == "DPOConfig" and _fits("ORPOConfig", keys.values):
         found.notes.append("counted as DPO, whose keys ORPO has too: the preset trl-orpo")
     if trainer is None and "precision" not in given:

@@ -116,6 +116,12 @@ class Keys:
             self.refuse(key, f"write one value, not {shown(value)}")
         return str(value)
 
+    def model(self, key: str) -> str | None:
+        """A model's name; a flag that has no value, as in a script, is none."""
+        if isinstance(self.values.get(key), bool):
+            self.refuse(key, "write a model's name or path")
+        return self.text(key)
+
     def names(self, key: str) -> tuple[str, ...]:
         """A list of names, which may be written with commas."""
         value = self.take(key)

@@ -21,7 +21,7 @@ from memplan.sources.stacks.models import (
 )
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
-from memplan.sources.training_arguments import Loading
+from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
 
 NAME = "LLaMA-Factory"
@@ -65,7 +65,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     workers = keys.count("ray_num_workers")
     if workers is not None:
         found.fields["num_gpus"] = workers
-    found.model = keys.text("model_name_or_path")
+    found.model = keys.model("model_name_or_path")
     _read_job(keys, found)
     # model/patcher.py, ``patch_config``: unless ZeRO-3 or FSDP shards it (``low_cpu_mem_usage``, its default).
     found.device_map = DeviceMap.WHOLE

@@ -6,7 +6,7 @@ runs: FSDP2's policy casts (``plugins/trainer_plugins/distributed/fsdp2.py``).
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import DeviceMap, Found, of_given
+from memplan.sources.stacks.found import DeviceMap, Found, micro_batches, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.stacks.wording import lora
@@ -40,7 +40,7 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
-    found.model = keys.text("model")
+    found.model = keys.model("model")
     # core/model_engine.py, ``_init_model``
     found.device_map = DeviceMap.WHOLE
     _read_sizes(keys, found, given)
@@ -75,7 +75,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     gpus = given.get("num_gpus")
     ranks = max(1, (gpus if isinstance(gpus, int) else 1) // contexts)
     if whole is not None:
-        found.fields["gradient_accumulation_steps"] = max(1, whole // ranks // micro)
+        found.fields["gradient_accumulation_steps"] = micro_batches(
+            found, batch=whole, micro=micro, ranks=ranks, stack=NAME
+        )
     mode = keys.text("cp_mode") or "ulysses"
     if contexts > 1:
         if mode != "ulysses":

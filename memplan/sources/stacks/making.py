@@ -70,7 +70,8 @@ def _of_arguments(
     folder: Path,
 ) -> TrainingSetup:
     """What the Trainer makes of the arguments that the stack hands it, and the stack's own over it."""
-    from memplan.sources.training_arguments import Launch, arguments_file
+    from memplan.sources.trainer.launch import Launch
+    from memplan.sources.training_arguments import arguments_file
 
     if "num_gpus" not in given and found.launch == Launch():
         fields = _with_gpus(fields, found)

@@ -8,7 +8,7 @@ the program says: ``pretrain_gpt.py`` where the script names none.
 from collections.abc import Mapping
 from math import lcm
 
-from memplan.sources.stacks.found import Found
+from memplan.sources.stacks.found import Found, micro_batches
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.megatron_model import model_config
 from memplan.training.layer_choice import CheckpointedLayers
@@ -180,7 +180,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         gpus = max(1, gpus // degree)
     found.fields |= {"micro_batch_size": micro, "seq_len": keys.count("seq_length")}
     if whole is not None:
-        found.fields["gradient_accumulation_steps"] = max(1, whole // (micro * gpus))
+        found.fields["gradient_accumulation_steps"] = micro_batches(
+            found, batch=whole, micro=micro, ranks=gpus, stack=NAME
+        )
 
 
 def _read_states(keys: Keys, found: Found) -> None:

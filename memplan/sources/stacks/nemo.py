@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import isqrt, lcm
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found, of_given
+from memplan.sources.stacks.found import Found, micro_batches, of_given
 from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.models import (
     ANY_SIZE,
@@ -159,7 +159,7 @@ def _model(keys: Keys) -> str | None:
     named = named or keys.text("model.config.name_or_path")
     if named is None and isinstance(whole, str):
         named = keys.text("model.config")
-    return keys.text("model.pretrained_model_name_or_path") or named
+    return keys.model("model.pretrained_model_name_or_path") or named
 
 
 def _engine(keys: Keys) -> object:
@@ -180,7 +180,8 @@ def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         shared *= _degree(found, field)
     ranks = keys.take("distributed.dp_size")
     nodes = keys.count("benchmark.num_nodes") or keys.count("ci.nodes")
-    on_each = keys.count("ci.nproc_per_node")
+    nodes, on_each = keys.count("nnodes") or nodes, keys.count("ci.nproc_per_node")
+    on_each = keys.count("nproc_per_node") or on_each  # what a script's torchrun is told
     launched = _launched(keys)
     if launched is not None:
         nodes, on_each = launched
@@ -236,7 +237,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     assert isinstance(gpus, int)
     for field in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         gpus = max(1, gpus // _degree(found, field))
-    batches = 1 if whole is None else max(1, whole // (local * gpus))
+    whole = local * gpus if whole is None else whole
+    # ``components/training/step_scheduler.py`` raises
+    batches = micro_batches(found, batch=whole, micro=local, ranks=gpus, stack=NAME)
     found.fields["gradient_accumulation_steps"] = batches
     if "pipeline_parallel" in found.fields:
         _read_pipeline(keys, found, local=local, batches=batches)

@@ -63,7 +63,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         _merge_trainer(keys)
     elif keys.has("model.seq_len") and not keys.has("data.seq_len"):
         is_rl = True  # a file for the trainer of ``rl`` alone, whose data come from an orchestrator
-    found.model = keys.text("model.name")
+    found.model = keys.model("model.name")
     if found.model is None and keys.values:
         found.model = DEFAULT_MODEL
         found.notes.append(f"model.name is not given: {DEFAULT_MODEL}, prime-rl's default")

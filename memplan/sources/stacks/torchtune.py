@@ -144,6 +144,11 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     found.options["init_device"] = "meta"
     if {*layers} == {"tok_embeddings", "output"}:
         found.options["wrapping"] = "torchtitan"
+    elif layers:
+        found.notes.append(
+            f"custom_sharded_layers {', '.join(layers)}: counted as in the root's unit, which both tok_embeddings and "
+            "output leave or neither does"
+        )
 
 
 def _is_on(value: object) -> bool:

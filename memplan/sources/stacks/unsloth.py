@@ -40,7 +40,7 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
-    found.model = keys.text("model")
+    found.model = keys.model("model")
     # models/llama.py, ``FastLlamaModel.from_pretrained``: device_map "sequential"
     found.device_map = DeviceMap.REPLICAS
     found.fields["micro_batch_size"] = keys.count("training.batch_size") or 1

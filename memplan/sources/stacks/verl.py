@@ -108,7 +108,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         )
     if keys.has("model.partial_pretrain"):
         _rename_sft(keys)
-    found.model = keys.text(f"{MODEL}.path")
+    found.model = keys.model(f"{MODEL}.path")
     _read_gpus(keys, found)
     _read_sizes(keys, found)
     _read_engine(keys, found, given)

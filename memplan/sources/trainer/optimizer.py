@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from memplan.errors import ConfigError, did_you_mean
-from memplan.sources.argument_values import ArgumentValues
+from memplan.sources.trainer.values import ArgumentValues
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.spellings import TRANSFORMERS, UNMODELLED
 

@@ -14,7 +14,7 @@ from typing import Any
 from memplan.errors import ConfigError
 from memplan.sources.key_tables import Fate, KeyTable, key_table
 
-_FILE = Path(__file__).parent.parent / "data" / "training_arguments.json"
+_FILE = Path(__file__).parents[2] / "data" / "training_arguments.json"
 
 TRL_LENGTH = 1024
 """``max_length`` of TRL's configs that have it."""
