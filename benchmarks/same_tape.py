@@ -21,6 +21,7 @@ from typing import Any
 import equal
 
 import memplan
+from memplan.classes.registry import base_class
 from memplan.dtypes import DType
 from memplan.families import index, read_model
 from memplan.graph.model import record_model
@@ -31,7 +32,7 @@ from memplan.model.spec import ModelSpec, Task
 from memplan.sources.defaults import class_defaults
 from memplan.training.kernels import AttentionKernel, Kernels
 
-TASKS = (None, Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+TASKS = (Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 DEPTH = 3
 """Layers: the first, the last and one between them, which are the kinds that a stack of equal layers has."""
 SIZES = {"micro_batch_size": 2, "seq_len": 256}
@@ -131,17 +132,26 @@ def tapes(old: ModelSpec, new: ModelSpec) -> Iterator[tuple[str, list[str]]]:
     """What differs of a few tapes, operation by operation."""
     ways = {
         "bf16 sdpa": TapeOptions(batch_size=2, seq_len=64, compute=DType.BF16),
+        "fp32 sdpa": TapeOptions(batch_size=1, seq_len=64, compute=DType.FP32),
         "autocast eager checkpointed": TapeOptions(
             batch_size=2, seq_len=64, compute=DType.FP32, autocast=DType.BF16,
             kernels=Kernels(attention=AttentionKernel.EAGER),
         ),
     }  # fmt: skip
     for name, options in ways.items():
-        one, other = (
-            [line for segment in record_model(each, options).segments for line in lines(segment)]
-            for each in (old, new)
-        )
+        one, other = (list(tape_lines(each, options)) for each in (old, new))
         yield name, list(difflib.unified_diff(one, other, lineterm="", n=1))
+
+
+def tape_lines(model: ModelSpec, options: TapeOptions) -> Iterator[str]:
+    """A tape, or why there is none."""
+    try:
+        segments = record_model(model, options).segments
+    except memplan.MemplanError as error:
+        yield f"refused: {error}"
+        return
+    for segment in segments:
+        yield from lines(segment)
 
 
 def main() -> int:
@@ -159,7 +169,8 @@ def main() -> int:
     for given in asked.config or ["{}"]:
         text = given if given.startswith("{") else Path(given).read_text()
         config = {"num_hidden_layers": asked.depth, **json.loads(text), "model_type": asked.type}
-        for task in TASKS if asked.task is None else (Task(asked.task),):
+        tasks = (None, *(list(base_class(asked.type).tasks)[1:] or TASKS))
+        for task in tasks if asked.task is None else (Task(asked.task),):
             try:
                 old = read(config, asked.reader, task)
             except memplan.MemplanError as error:

@@ -240,12 +240,21 @@ def order(rows: Sequence[Row]) -> tuple[int, int]:
     return pairs, right
 
 
-def by_one_measured(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Errors of a family's other rows where one of it was measured (``calibrated``)."""
+class Scaled(NamedTuple):
+    """What is said of a row where another of its family was measured."""
+
+    error: float
+    is_inside: bool
+    is_stated: bool
+    """Nothing of either row was inferred."""
+
+
+def by_one_measured(rows: Sequence[Mapping[str, Any]]) -> list[Scaled]:
+    """A family's other rows where one of it was measured (``calibrated``), the nearest first."""
     families: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         families.setdefault(family_of(row), []).append(row)
-    found = []
+    found: list[Scaled] = []
     for own in families.values():
         for first in own if len(own) > 1 else ():
             site, time = site_of(first), time_of_row(first)
@@ -254,8 +263,15 @@ def by_one_measured(rows: Sequence[Mapping[str, Any]]) -> list[float]:
                 if row is not first:
                     there = replace(site_of(row), calibration=calibration)
                     said = time_of(job_of(row), site=there)
-                    found.append(abs(measured_seconds(row, said) / said.expected_s - 1))
-    return found
+                    seconds = measured_seconds(row, said)
+                    found.append(
+                        Scaled(
+                            abs(seconds / said.expected_s - 1),
+                            said.low_s <= seconds <= said.high_s,
+                            "inferred" not in first and "inferred" not in row,
+                        )
+                    )
+    return sorted(found)
 
 
 def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -339,11 +355,15 @@ def main() -> None:
     pairs, right = order(rows)
     out(f"order: {right} of {pairs} pairs\n")
     if asked.measured:
-        scaled = sorted(by_one_measured(kept))
-        out(
-            f"by one measured step of its family: n {len(scaled)}, median {median(scaled):.1%}, "
-            f"p90 {scaled[int(0.9 * len(scaled))]:.1%}\n"
-        )
+        scaled = by_one_measured(kept)
+        for words, own in (
+            ("", scaled),
+            (", well stated", [each for each in scaled if each.is_stated]),
+        ):
+            out(
+                f"by one measured step of its family{words}: n {len(own)}, median {own[len(own) // 2].error:.1%}, "
+                f"p90 {own[int(0.9 * len(own))].error:.1%}, in range {sum(each.is_inside for each in own) / len(own):.0%}\n"
+            )
     out(f"CPU: {sum(each.seconds for each in rows):.0f} s for {len(rows)} rows\n")
     if asked.save:
         asked.save.write_text("".join(f"{json.dumps(each._asdict())}\n" for each in rows))

@@ -135,8 +135,13 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
     "epochs": (3.0, {"tokens": "1B"}),
     "price": (2.5, {"tokens": "1B"}),
     "mfu": (0.4, {}),
+    "save_every": ("10m", {"tokens": "1B"}),
+    "eval_every": (100, {"tokens": "1B", "eval_examples": 1000}),
+    "eval_examples": (1000, {"tokens": "1B", "eval_every": 100}),
+    "loader": (0.5, {}),
     "network": (400, DEEPSPEED | {"gpus": 16, "nodes": 2}),
     "oversubscription": (4.0, DEEPSPEED | {"gpus": 512}),
+    "in_network_reduction": (True, DEEPSPEED | {"gpus": 512}),
     "host": (2.0, {}),
     "calibration": ("CALIBRATION", {"time": True}),
 }  # fmt: skip
@@ -226,7 +231,7 @@ def test_every_option_has_one_answer(run: Run, places: dict[str, str], name: str
 
 NO_DIFFERENCE = {
     "revision", "token", "price", "epochs", "allow_guess", "allow_unknown_keys", "family",
-    "eval_accumulation_steps", "network", "oversubscription",
+    "eval_accumulation_steps", "network", "oversubscription", "in_network_reduction",
 }  # fmt: skip
 """Options without which the sample's row is the same, or there is none."""
 

@@ -23,8 +23,8 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     if isinstance(base, Decoder):
         return read_decoder(base, reader, request)
-    from memplan.classes.encoder_facts import read_encoder  # only for encoders
-    from memplan.classes.encoders import Encoder
+    from memplan.classes.encoders.base import Encoder  # only for encoders
+    from memplan.classes.encoders.facts import read_encoder
 
     assert isinstance(base, Encoder)
     return read_encoder(base, reader, request)

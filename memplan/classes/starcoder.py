@@ -16,13 +16,7 @@ from memplan.classes.llama import (
     rotated_width,
 )
 from memplan.families.llama import read_activation
-from memplan.graph.modules.basic import (
-    ActivationModule,
-    LayerNorm,
-    Linear,
-    Norm,
-    dropout,
-)
+from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear, Norm, dropout
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.masks import position_ids

@@ -137,6 +137,14 @@ class Clock:
         self.skipped_s += seconds
         self.free_s = dict.fromkeys(Lane, self.now_s)
 
+    def idle(self, seconds: float, words: str) -> None:
+        """Everything waits for what no lane does."""
+        if self.draws:
+            self._note(Lane.HOST, self.now_s, self.now_s + seconds, words)
+        self._go(Lane.HOST, self.now_s, self.now_s + seconds, words)
+        self.now_s += seconds
+        self.synchronize()
+
     def wait(self, lane: Lane, seconds: float, words: str) -> None:
         """Something that nothing hides."""
         if seconds <= 0:

@@ -3,7 +3,8 @@
 A ring moves (d-1)/d of an all-gather's or a reduce-scatter's message through each of d ranks, and twice
 that of an all-reduce's; each step of it has a latency. NCCL takes a tree in place of a long ring for small
 all-reduces, whose latency grows with the logarithm, and lets the switches of NVLink add up large ones inside an island (NVLS): each GPU
-then sends its message once in place of nearly twice.
+then sends its message once in place of nearly twice. Where the switches between nodes add up as well (SHARP, NCCL's CollNet), each node
+sends its sum once and gets everybody's once.
 """
 
 from math import ceil, log2
@@ -54,9 +55,33 @@ def collective_seconds(
     rounds = _ROUNDS[kind]
     moved = rounds * num_bytes * (degree - 1) / degree
     ring_s = network.base_s + latency_seconds(kind, ranks, network) + moved / rate
-    if kind is ExchangeKind.ALL_REDUCE and is_summed_by_switches(num_bytes, ranks, network):
+    if kind is not ExchangeKind.ALL_REDUCE:
+        return ring_s
+    if is_summed_by_switches(num_bytes, ranks, network):
         return min(ring_s, SUMMED_S + num_bytes / (network.summed_share * network.within_node))
+    if network.sums_between and network.crosses(degree, stride):
+        return min(ring_s, summed_between_seconds(num_bytes, ranks, network))
     return ring_s
+
+
+def summed_between_seconds(num_bytes: float, ranks: Ranks, network: Network) -> float:
+    """An all-reduce that the switches between nodes add up [s].
+
+    Each network card of a node sends and gets its share of the sum once, whatever lies above its switch; inside the node the message
+    goes to the cards and comes back, which NVLink's switches do at once and links without them twice. On eight A100 with eight cards
+    of 200 Gbit/s that is 110 GB/s, and 80 with four cards, by the word of NCCL's author (NCCL #320): NVLink decides, then the cards.
+
+    >>> from memplan.hardware.network import network_of
+    >>> from memplan.sources.catalog import load_gpu
+    >>> network = network_of(load_gpu("a100-80gb"), gpus_per_node=8, sums_between=True)
+    >>> round(1e10 / summed_between_seconds(1e10, Ranks(64), network) / 1e9)
+    120
+    """
+    members = min(ranks.degree, network.members(ranks.stride))
+    sent_s = num_bytes / (members * network.between_nodes)
+    within = network.summed_share * network.within_node or network.within_node / 2
+    within_s = num_bytes / within if members > 1 else 0.0
+    return network.base_s + SUMMED_S + 2 * NODE_HOP_S + max(sent_s, within_s)
 
 
 def is_summed_by_switches(num_bytes: float, ranks: Ranks, network: Network) -> bool:

@@ -42,6 +42,13 @@ LIMITED: Mapping[int, Limited] = {
 """By architecture. H100: 700 W (``sustained_tflops`` of ``tests/measured/h100_rates.json``). B200: of 250 products of more than
 10^12 FLOPs the median holds 1,090 TFLOP/s, where bursts reach 1,745 (SimuMax 1.2, configs/system/b200_bf16_ceperm.json,
 ``accurate_efficient_factor``)."""
+HOPPER = 9
+"""Compute capability whose tensor cores add up products of 8 bits in 14 bits unless told otherwise."""
+SPLIT_ACCUMULATOR = 1.15
+"""How many times as long products of 8 bits take on Hopper whose sums go to a second register on the way: fast accumulation was measured to
+be 1.1 to 1.2 times as fast (pytorch/ao #2377). Recipes leave it out where gradients are made: torchao's default
+(torchao/float8/config.py), TransformerEngine's ``delayed`` (``_2X_ACC_DGRAD``, pytorch/module/base.py) and ``current`` (``MMParams``,
+common/recipe/__init__.py)."""
 POWER_EXPONENT = 1 / 2
 """A chip's power grows with the cube of its clock where voltage follows, and with the clock where voltage is at its floor:
 an assumption in between."""
@@ -130,6 +137,8 @@ class Rates:
     attention: Mapping[OperationKind, AttentionRate]
     third_flash: AttentionRate
     kernel_s: float = KERNEL_S
+    narrow_back: float = 1.0
+    """How many times as long as forward products of 8 bits take that make gradients."""
     unpacks_at_once: bool = False
     """GPTQ's weights are unpacked by one kernel, as AutoGPTQ's Triton does, and not by PyTorch's operations."""
 
@@ -206,6 +215,7 @@ def rates_of(gpu: GpuSpec | None) -> Rates:
         cache=cache_of(gpu),
         attention={kind: _attention(found, bf16 * 1e12) for kind, found in shares.items()},
         third_flash=_attention(THIRD_FLASH, bf16 * 1e12),
+        narrow_back=SPLIT_ACCUMULATOR if capability[0] == HOPPER else 1.0,
     )
 
 

@@ -353,8 +353,10 @@ class _Reader:
             return keys
         return keys / shared.degree
 
-    def _product(self, operation: Operation, shape: Shape, *, sums_rows: bool = False) -> float:
-        """How long a product takes; ``sums_rows``: over tokens, which lie row by row (of a weight's
+    def _product(
+        self, operation: Operation, shape: Shape, *, back: bool = False, sums_rows: bool = False
+    ) -> float:
+        """How long a product takes; ``back``: it makes a gradient; ``sums_rows``: over tokens, which lie row by row (of a weight's
         gradient), so that their number does not cut rows short."""
         rates, first = self.rates, operation.inputs[0]
         is_narrow = self._is_narrow(operation)
@@ -362,7 +364,7 @@ class _Reader:
         made = first.dtype.num_bytes if is_narrow else 0
         if sums_rows and self.tape.options.megatron is not None:
             made = FUSED_GRADIENT_BYTES
-        rate = rates.rate_of(dtype)
+        rate = rates.rate_of(dtype) / (rates.narrow_back if is_narrow and back else 1.0)
         if dtype is not DType.FP32 and shape.batch == 1:
             rate *= alignment_share(shape.n, shape.m if sums_rows else shape.k)
         in_turn = shape.batch if self._has_product_each(operation) else 1
@@ -533,7 +535,9 @@ class _Reader:
                 continue
             if tensor in factors:
                 place = factors.index(tensor)
-                work.products_s += self._product(operation, turned[place], sums_rows=place == 1)
+                work.products_s += self._product(
+                    operation, turned[place], back=True, sums_rows=place == 1
+                )
                 work.host_s += host.compiled if self.is_compiled else host.product_back
             elif not has_norm(operation):
                 # A bias.

@@ -1,13 +1,16 @@
 """One measured step of a setup, and what it says of every other one on the same machines.
 
 A step that took longer or shorter than was said is explained by what it is spent on (computing, links between GPUs, the host that
-launches kernels, what is offloaded) and by how little each of these is known: the likeliest factors are those that need the least
-of each one's range. They make the step what was measured, and hold for other setups there.
+launches kernels, what is offloaded), by how little each of these is known, and by what memplan is off for this one setup: the
+likeliest factors are those that need the least of each one's range. Together they make the step what was measured; the setup's own
+says nothing of others there, the machines' hold for them.
 """
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from math import sqrt
+from math import log, sqrt
+from statistics import NormalDist
+from typing import NamedTuple
 
 from memplan.errors import InputError
 from memplan.fast_dataclass import dataclass
@@ -29,6 +32,16 @@ HALVINGS = 40
 CLOSE = 1e-4
 MEASURED_LOW, MEASURED_HIGH = 0.93, 1.08
 """The range where a step was measured: steps of one machine differ by that much from setup to setup."""
+TENTHS = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
+"""Standard deviations between both ends of a range that holds four in five."""
+
+
+class Bends(NamedTuple):
+    """Exponents of one factor."""
+
+    parts: Mapping[Part, float]
+    own: float
+    """Of the measured setup alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +58,10 @@ class Calibration:
     links: float = 1.0
     host: float = 1.0
     offload: float = 1.0
+    setup: str = ""
+    """``Job.fingerprint`` of the job that was measured; empty: none was, but a node."""
+    own: float = 1.0
+    """How many times as long that very job takes beside, which says nothing of others."""
     date: str = ""
     """When, if that was written down."""
     driver: str = ""
@@ -53,10 +70,10 @@ class Calibration:
     """Its version."""
 
     def __post_init__(self) -> None:
-        for part in Part:
-            factor = self.factor(part)
+        factors = {part.value: self.factor(part) for part in Part} | {"own": self.own}
+        for name, factor in factors.items():
             if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
-                msg = f"calibration: {part.value}: must be from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}, got {factor:g}"
+                msg = f"calibration: {name}: must be from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}, got {factor:g}"
                 raise InputError(msg)
 
     def factor(self, part: Part) -> float:
@@ -75,20 +92,31 @@ class Calibration:
         return ", ".join(told) or "as said"
 
 
-def bends(shares: Mapping[Part, float], spreads: Mapping[Part, float]) -> Mapping[Part, float]:
+def spread_of(low: float, high: float) -> float:
+    """Standard deviation of the logarithm of what a range's ends hold four in five of.
+
+    >>> round(spread_of(MEASURED_LOW, MEASURED_HIGH), 3)
+    0.058
+    """
+    return log(high / low) / TENTHS
+
+
+def bends(shares: Mapping[Part, float], spreads: Mapping[Part, float]) -> Bends:
     """How much of a step's difference each part takes upon itself, as exponents of one factor; the largest is 1.
 
     Of all factors with which a step takes what was measured the likeliest are those with the least ``Σ (ln f / spread)²``:
     ``ln f`` goes as the part's share of the step times the square of its spread (Lagrange, for a small difference).
-    ``spreads``: of the logarithm of what each part takes.
+    ``spreads``: of the logarithm of what each part takes. What the setup takes for itself is a part like others, which the whole step
+    consists of.
 
     >>> found = bends({Part.COMPUTE: 0.5, Part.HOST: 0.5}, {Part.COMPUTE: 0.1, Part.HOST: 0.2})
-    >>> round(found[Part.COMPUTE], 2), found[Part.HOST]
-    (0.25, 1.0)
+    >>> round(found.parts[Part.COMPUTE], 2), found.parts[Part.HOST], round(found.own, 2)
+    (0.25, 1.0, 0.17)
     """
     weights = {part: share * spreads[part] ** 2 for part, share in shares.items()}
-    most = max(weights.values())
-    return {part: weight / most for part, weight in weights.items()}
+    own = spread_of(MEASURED_LOW, MEASURED_HIGH) ** 2
+    most = max(own, *weights.values())
+    return Bends({part: weight / most for part, weight in weights.items()}, own / most)
 
 
 def solved(step_s: Callable[[float], float], measured_s: float) -> float | None:

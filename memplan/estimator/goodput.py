@@ -1,4 +1,4 @@
-"""What failures and checkpoints take of a long run, and how often to save.
+"""What failures, checkpoints and evaluations take of a long run, and how often to save.
 
 References
 ----------
@@ -49,9 +49,15 @@ class Goodput:
     failure_every_s: float
     """Of the whole run's GPUs."""
     save_every_s: float
+    """Of steps between two checkpoints."""
+    best_every_s: float
     """The interval with which least is lost (equation of [1])."""
     save_s: float
     """What one checkpoint takes."""
+    saving_share: float
+    """What checkpoints take of the days."""
+    evaluating_share: float
+    """And evaluations."""
 
 
 def best_interval_s(save_s: float, failure_every_s: float) -> float:
@@ -75,27 +81,48 @@ def lost_share(save_s: float, interval_s: float, failure_every_s: float, restart
     return save_s / interval_s + (interval_s / 2 + restart_s) / failure_every_s
 
 
-def goodput(num_gpus: int, num_nodes: int, checkpoint_bytes: int) -> Goodput:
+def goodput(
+    num_gpus: int,
+    num_nodes: int,
+    checkpoint_bytes: int,
+    *,
+    save_every_s: float | None = None,
+    evaluating: float = 0.0,
+) -> Goodput:
     """Of a run on so many GPUs whose checkpoint has so many bytes.
+
+    ``save_every_s``: between two checkpoints; None: the best. ``evaluating``: what evaluations take for each second of steps.
 
     >>> found = goodput(1024, 128, 10**12)
     >>> round(found.share, 3), round(found.failure_every_s / 3600), round(found.save_every_s / 60)
     (0.99, 49, 20)
+    >>> often = goodput(1024, 128, 10**12, save_every_s=120.0, evaluating=0.05)
+    >>> round(often.share, 3), round(often.saving_share, 3), round(often.evaluating_share, 3)
+    (0.921, 0.03, 0.046)
     """
     save_s = checkpoint_bytes / (num_nodes * SAVED_BYTES_PER_S)
-    high, expected, low = (_share(num_gpus, save_s, failing) for failing in FAILING)
+    high, expected, low = (
+        _share(num_gpus, save_s, failing, save_every_s, evaluating) for failing in FAILING
+    )
     every_s = DAY_S / (num_gpus * FAILING[1].per_gpu_day)
+    best_s = best_interval_s(save_s, every_s)
+    interval_s = save_every_s or best_s
     return Goodput(
         share=expected,
         low_share=low,
         high_share=high,
         failure_every_s=every_s,
-        save_every_s=best_interval_s(save_s, every_s),
+        save_every_s=interval_s,
+        best_every_s=best_s,
         save_s=save_s,
+        saving_share=expected * save_s / interval_s,
+        evaluating_share=expected * evaluating,
     )
 
 
-def _share(num_gpus: int, save_s: float, failing: Failing) -> float:
+def _share(
+    num_gpus: int, save_s: float, failing: Failing, save_every_s: float | None, evaluating: float
+) -> float:
     every_s = DAY_S / (num_gpus * failing.per_gpu_day)
-    interval_s = best_interval_s(save_s, every_s)
-    return 1 / (1 + lost_share(save_s, interval_s, every_s, failing.restart_s))
+    interval_s = save_every_s or best_interval_s(save_s, every_s)
+    return 1 / (1 + evaluating + lost_share(save_s, interval_s, every_s, failing.restart_s))

@@ -91,6 +91,16 @@ class Job:
         """With every default filled in."""
         return self.given.setup
 
+    @property
+    def fingerprint(self) -> str:
+        """The same of the same model, setup and card in every process."""
+        from hashlib import sha256  # only where a step was measured
+
+        card = self.gpu.gpu_id if self.gpu is not None else ""
+        model = self.walked.model
+        told = f"{model.family} {model.num_params} {self.setup!r} {card}"
+        return sha256(told.encode()).hexdigest()[:16]
+
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""
         account = self._without_workspaces(rank)

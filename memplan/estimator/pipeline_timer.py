@@ -197,6 +197,18 @@ class PipelineTimer:
         pipeline = self.pipeline
         return passes_of(pipeline, place)
 
+    def forward_alone_s(self, case: Case) -> float:
+        """A micro-batch forward through the stages of the busiest rank, which the others wait for [s]."""
+        seconds = {key: timer.forward_alone_s(case) for key, timer in self.timers.items()}
+        return max(
+            sum(
+                seconds[id(self.given.stages[each.stage].tape)]
+                for each in passes
+                if each.kind is PassKind.FORWARD and each.micro_batch == 0
+            )
+            for passes in self.passes
+        )
+
     def run(self, case: Case) -> Run:
         """All ranks' passes; of the busiest it is told what its time is spent on."""
         told: dict[object, _Told] = {}

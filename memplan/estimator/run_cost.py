@@ -1,6 +1,7 @@
 """How long a whole run takes, what energy it draws and what it costs, from the time of a step."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from memplan.errors import InputError
 from memplan.estimator.site import USUAL_SITE, Site
@@ -8,6 +9,9 @@ from memplan.estimator.step_time import StepTime
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.power import board_power
+
+if TYPE_CHECKING:
+    from memplan.estimator.evaluating import Evaluations
 
 DAY_S = 86_400
 HOUR_S = 3_600
@@ -29,6 +33,10 @@ class TimeQuestion:
     """The utilisation, where it is known: a share of the data sheet's rate."""
     site: Site = USUAL_SITE
     """The machines."""
+    save_every_s: float | None = None
+    """Between two checkpoints; None: as least is lost."""
+    evaluations: "Evaluations | None" = None
+    """How often the run is evaluated."""
 
     def __post_init__(self) -> None:
         if self.mfu is not None and not 0 < self.mfu <= 1:

@@ -20,6 +20,10 @@ class Site:
     """What one GPU sends to other nodes, nominally [bytes/s]; None: what nodes of these cards are sold with."""
     oversubscription: float = 1.0
     """How many times as much 32 nodes send as their switches pass on to others."""
+    in_network_reduction: bool = False
+    """The switches between nodes add up all-reduces (SHARP)."""
+    loaded_per_s: float | None = None
+    """Sequences, pictures or clips that the loaders of one node make ready in a second; None: they keep up."""
     calibration: Calibration | None = None
     """What a step that was measured there says."""
 
@@ -29,6 +33,10 @@ class Site:
             raise InputError(msg)
         if not self.oversubscription >= 1:
             msg = f"oversubscription: must be at least 1, got {self.oversubscription}; 2 is a network whose upper half is half as wide"
+            raise InputError(msg)
+
+        if self.loaded_per_s is not None and not self.loaded_per_s > 0:
+            msg = f"loader: must be above 0 samples in a second, got {self.loaded_per_s}"
             raise InputError(msg)
 
     @property

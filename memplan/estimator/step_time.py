@@ -6,10 +6,10 @@ Three cases are told: what is expected, and a low and a high end between which w
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import log
-from statistics import NormalDist
+from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from memplan.compute.congestion import crowded_factor
 from memplan.compute.flops import ScoreCount, StepFlops, count_flops
 from memplan.compute.host import HostSpeed
 from memplan.compute.lanes import Interval
@@ -25,6 +25,7 @@ from memplan.estimator.calibration import (
     Part,
     bends,
     solved,
+    spread_of,
 )
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
@@ -39,6 +40,7 @@ from memplan.estimator.timer import (
     UNNAMED_LINKS,
     Case,
     Cases,
+    Ends,
     Resource,
     Run,
     Timer,
@@ -178,11 +180,14 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
         _refuse_another_card(site.calibration, gpu)
     flops = _flops(job)
     timer = _timer_of(job, site, rates or rates_of(gpu))
-    cases = _cases(job, site)
-    expected, high = timer.run(cases.expected), timer.run(cases.high)
+    cases = cases_for(job, site)
+    least_s = _loaded_s(setup, site)
+    low, expected, high = (timer.run(each) for each in cases)
+    for run in (low, expected, high):
+        run.wait_for_data(least_s)
     copies = setup.gradient_accumulation_steps * setup.data_parallel
     found = StepTime(
-        low_s=timer.run(cases.low).clock.now_s,
+        low_s=low.clock.now_s,
         expected_s=expected.clock.now_s,
         high_s=high.clock.now_s,
         num_gpus=setup.num_gpus,
@@ -198,23 +203,29 @@ def time_of(job: Job, *, site: Site = USUAL_SITE, rates: Rates | None = None) ->
     return found if found.mfu <= 1 else replace(found, notes=(*found.notes, ABOVE_ONE))
 
 
+def forward_seconds(job: Job, *, site: Site = USUAL_SITE) -> float:
+    """One micro-batch forward alone, through the busiest stage of a pipeline [s]."""
+    timer = _timer_of(job, site, rates_of(job.gpu))
+    return timer.forward_alone_s(cases_for(job, site).expected)
+
+
 def calibrated(
     job: Job, measured_s: float, *, site: Site = USUAL_SITE, rates: Rates | None = None
 ) -> Calibration:
     """What a measured step of a job says of its machines [s].
 
-    Each part is slower or faster by its share of the step and by how little is known of it (``bends``). Raises ``InputError`` where
+    Each part is slower or faster by its share of the step and by how little is known of it, and the job by itself (``bends``). Raises ``InputError`` where
     that is more than any machine is: another setup ran.
     """
     timer = _timer_of(job, site, rates or rates_of(job.gpu))
-    cases = _cases(job, replace(site, calibration=None))
+    cases = cases_for(job, replace(site, calibration=None))
     run = timer.run(cases.expected)
     exponents = bends(_shares_by_part(run), _spreads(cases))
 
     def stretched(factor: float) -> Case:
         case = cases.expected
-        for part, exponent in exponents.items():
-            case = _stretched(case, part, factor**exponent)
+        for part, exponent in exponents.parts.items():
+            case = _stretched(case, part, factor ** (exponent + exponents.own))
         return case
 
     factor = solved(lambda factor: timer.run(stretched(factor)).clock.now_s, measured_s)
@@ -226,8 +237,18 @@ def calibrated(
         raise InputError(msg)
     return Calibration(
         gpu=job.gpu.gpu_id if job.gpu is not None else "",
-        **{part.value: factor**exponent for part, exponent in exponents.items()},
+        setup=job.fingerprint,
+        own=factor**exponents.own,
+        **{part.value: factor**exponent for part, exponent in exponents.parts.items()},
     )
+
+
+def _loaded_s(setup: TrainingSetup, site: Site) -> float:
+    """What a node's loaders take to make its share of a step's sequences ready, beside whatever runs [s]."""
+    if site.loaded_per_s is None:
+        return 0.0
+    sequences = setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
+    return sequences / setup.nodes / site.loaded_per_s
 
 
 _PARTS = {LAUNCHES: Part.HOST, LINKS: Part.LINKS, OFFLOAD: Part.OFFLOAD}
@@ -241,18 +262,9 @@ def _shares_by_part(run: Run) -> Mapping[Part, float]:
     return spent
 
 
-TENTHS = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
-"""Standard deviations between both ends of a range that holds four in five."""
-
-
 def _spreads(cases: Cases) -> Mapping[Part, float]:
     """Standard deviation of the logarithm of what each part takes, by its range."""
-    low, high = cases.low, cases.high
-    ends = {
-        Part.COMPUTE: high.compute / low.compute, Part.LINKS: high.links / low.links,
-        Part.HOST: high.asked / low.asked, Part.OFFLOAD: high.host / low.host,
-    }  # fmt: skip
-    return {part: log(ratio) / TENTHS for part, ratio in ends.items()}
+    return {part: spread_of(_taken(cases.low, part), _taken(cases.high, part)) for part in Part}
 
 
 def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
@@ -262,6 +274,7 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
         gpus_per_node=setup.gpus_per_node,
         between_nodes=site.between_nodes,
         oversubscription=site.oversubscription,
+        sums_between=site.in_network_reduction,
         is_pinned=_pins(setup),
     )
     if setup.pipeline_parallel > 1:
@@ -279,38 +292,60 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
     )
 
 
-def _cases(job: Job, site: Site) -> Cases:
+def cases_for(job: Job, site: Site) -> Cases:
     """What is expected of a job there, and its range; a measured step leaves little of that."""
-    calibration = site.calibration
-    slowest = slowest_factor(job.setup.num_gpus)
-    if calibration is None:
-        return cases_of(
-            site.host_factors,
-            compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
-            links=UNNAMED_LINKS if _has_unnamed_network(job, site) else BUSY_LINKS,
-            slowest=slowest,
-        )
-    expected = cases_of(site.host_factors, slowest=slowest).expected
+    usual = cases_of(
+        site.host_factors,
+        compute=COMPUTE if is_compared(job.gpu) else UNMEASURED_COMPUTE,
+        links=_links_of(job, site),
+        slowest=slowest_factor(job.setup.num_gpus),
+    )
+    return usual if site.calibration is None else _measured_cases(usual, site.calibration, job)
+
+
+def _measured_cases(usual: Cases, calibration: Calibration, job: Job) -> Cases:
+    """With the factors of a measurement: what it said nothing of stays as little known as it was.
+
+    A step of the measured setup again differs by what steps of one machine do; another one by that, and by as much that the measured
+    setup's own may have been taken for its machine's.
+    """
+    is_other = bool(calibration.setup) and calibration.setup != job.fingerprint
+    width = sqrt(2) if is_other else 1.0
+    expected = usual.expected
+    own = 1.0 if is_other or not calibration.setup else calibration.own
     for part in Part:
-        expected = _stretched(expected, part, calibration.factor(part))
-    low, high = (
-        expected._replace(
-            compute=factor * expected.compute, links=factor * expected.links,
-            host=factor * expected.host, asked=factor * expected.asked, is_expected=False,
-        )
-        for factor in (MEASURED_LOW, MEASURED_HIGH)
-    )  # fmt: skip
+        expected = _stretched(expected, part, own * calibration.factor(part))
+    low, high = (expected._replace(is_expected=False),) * 2
+    for part in Part:
+        if is_other and calibration.factor(part) == 1.0:
+            said = _taken(usual.expected, part)
+            ends = Ends(_taken(usual.low, part) / said, _taken(usual.high, part) / said)
+        else:
+            ends = Ends(MEASURED_LOW**width, MEASURED_HIGH**width)
+        low, high = _stretched(low, part, ends.low), _stretched(high, part, ends.high)
     return Cases(low, expected, high)
 
 
+def _links_of(job: Job, site: Site) -> Ends:
+    if _has_unnamed_network(job, site):
+        return UNNAMED_LINKS
+    return BUSY_LINKS._replace(high=crowded_factor(job.setup.nodes))
+
+
+_FIELDS = {
+    Part.COMPUTE: "compute", Part.LINKS: "links", Part.HOST: "asked", Part.OFFLOAD: "host",
+}  # fmt: skip
+"""Of a ``Case``."""
+
+
+def _taken(case: Case, part: Part) -> float:
+    found: float = getattr(case, _FIELDS[part])
+    return found
+
+
 def _stretched(case: Case, part: Part, factor: float) -> Case:
-    if part is Part.COMPUTE:
-        return case._replace(compute=factor * case.compute)
-    if part is Part.LINKS:
-        return case._replace(links=factor * case.links)
-    if part is Part.OFFLOAD:
-        return case._replace(host=factor * case.host)
-    return case._replace(asked=factor * case.asked)
+    changed = {_FIELDS[part]: factor * _taken(case, part)}
+    return case._replace(is_expected=case.is_expected, **changed)
 
 
 def _refuse_another_card(calibration: Calibration, gpu: GpuSpec | None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+from memplan.compute.congestion import QUIET
 from memplan.compute.host import HostFactors, engine_prices, step_price
 from memplan.compute.lanes import Clock, Lane, Stage
 from memplan.compute.links import collective_seconds
@@ -36,6 +37,7 @@ INTERFERENCE = "computing slower beside communication"
 LAUNCHES = "waiting for the host to launch kernels"
 LINKS = "communication that computing does not hide"
 HOST = "transfers to and from the host, and its optimizer"
+DATA = "waiting for the data's loaders"
 
 
 class Case(NamedTuple):
@@ -73,8 +75,8 @@ COMPUTE = Ends(0.9, 1.15)
 UNMEASURED_COMPUTE = Ends(0.85, 1.4)
 """Of a card of which no product was measured: of 28 published steps on such cards the half that figures may be
 taken from is off by -33 to +37 %."""
-BUSY_LINKS = Ends(0.85, 1.4)
-"""Links by how busy they are."""
+BUSY_LINKS = Ends(0.85, QUIET)
+"""Links by how busy they are; of many nodes ``crowded_factor`` has the high end."""
 UNNAMED_LINKS = Ends(0.85, 4.0)
 """Between nodes whose network nobody named: an A100's node has 1,600 Gbit/s or 400 (memplan/hardware/network.py, [1])."""
 CPU_WORK = Ends(0.4, 2.5)
@@ -169,6 +171,13 @@ class Run:
             )
             return
         clock.run([_stage(stage, case) for stage in each.stages])
+
+    def wait_for_data(self, least_s: float) -> None:
+        """A step is no shorter than its loaders take: they work ahead, so that what they are late lies before the next step."""
+        late = least_s - self.clock.now_s
+        if late > 0:
+            self.add(DATA, late)
+            self.clock.idle(late, DATA)
 
     def side_pass(self, each: SidePass) -> None:
         """What runs beside the trained model's own passes, and before them."""
@@ -310,6 +319,15 @@ class Timer:
                 run.repeat(count - 1, before)
         self.update(run)
         return run
+
+    def forward_alone_s(self, case: Case) -> float:
+        """A micro-batch forward, and nothing behind it [s]."""
+        run = Run(case._replace(is_expected=False))
+        for side in self.beside.of_micro_batch:
+            run.side_pass(side)
+        run.pass_over(self.forward(self.micro_batches[0][0]))
+        run.clock.wait_for_launches(LAUNCHES)
+        return run.clock.now_s
 
     @cached_property
     def _laid(self) -> list[tuple[Passed, Passed, int]]:

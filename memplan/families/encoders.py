@@ -53,8 +53,6 @@ class Variation:
     classifier_dropout_key: str = "classifier_dropout"
     spare_bias: bool = True
     """The head's bias is its own, tied to the output matrix's where their weights are tied."""
-    attends: bool = True
-    """Its config has heads; FNet's has none."""
     tasks: tuple[Task, ...] = TASKS
 
 
@@ -161,8 +159,6 @@ def encoder_attention(
     reader: ConfigReader, variation: Variation, hidden_size: int
 ) -> AttentionSpec:
     """As many heads for keys as for queries, with a bias on everything."""
-    if not variation.attends:
-        return AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=hidden_size, causal=False)
     num_heads = reader.integer("num_attention_heads")
     head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
     return AttentionSpec(

@@ -4,7 +4,7 @@ question-answering tasks is written down, the rest is counted."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from memplan.families.bert_mixers import with_layers
+from memplan.families.big_bird import with_layers
 from memplan.families.counted import (
     attention,
     classifier,

@@ -37,15 +37,13 @@ def module_embeddings(
     t.embedded(x, table)
     x = seen(x)
     held = [x]
-    if spec.num_token_types and not spec.types_last:
+    if spec.num_token_types:
         x = t.add(x, _token_types(t, spec, tokens, held))
     if spec.num_positions:
         rows = tokens if spec.positions_from_ids else length
         added = embedding(t, "position_embeddings", spec.num_positions, width, rows, positions)
         held.append(added)
-        types = _token_types(t, spec, tokens, held) if spec.types_last else None
         x = add_in_place(t, x, added) if spec.positions_in_place else t.add(x, added)
-        x = x if types is None else t.add(x, types)
     elif spec.zeros_for_positions:
         zeros = t.tensor(x.numel, x.dtype)
         t.record(OperationKind.ZEROS, (), (zeros,))
@@ -57,8 +55,6 @@ def module_embeddings(
         x = dropout(t, x, spec.dropout, module=module)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
-    if spec.projected_first:
-        x = linear(t, x, "projection", width, width, bias=spec.projection_bias)
     if spec.padding_product:
         x = _times_mask(t, x, tokens)
     if not spec.dropout_first:

@@ -20,7 +20,6 @@ from memplan.graph.attention.masks import attention_masks, spare_mask
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.position_bias import learned_bias, zero_bias
 from memplan.graph.counted import record_tables
-from memplan.graph.heads import classification
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.layers import add_residual
 from memplan.graph.losses import copy_outputs
@@ -59,8 +58,6 @@ from memplan.units import round_up
 
 def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the training step of a model of two stacks on a new tape."""
-    if model.task is Task.SEQUENCE_CLASSIFICATION:
-        options = replace(options, target_seq_len=options.seq_len)
     t = new_tape(model, options)
     if model.tables and model.join is None:
         record_tables(t, counted_parts(model), tied=model.head.tied)
@@ -68,9 +65,8 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
     encoder = settled(encoder, options.seq_len)
     model = replace(model, stacks=(encoder, decoder))
     source, target = options.seq_len, options.target_seq_len
-    labels = 1 if model.task is Task.SEQUENCE_CLASSIFICATION else target
     t.inputs_bytes = sum(
-        allocated_bytes(options.batch_size * length, DType.INT64) for length in (source, labels)
+        allocated_bytes(options.batch_size * length, DType.INT64) for length in (source, target)
     )
     context = StackContext(
         hidden_size=model.hidden_size,
@@ -512,9 +508,7 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     loss, own = x, None
     if model.task is Task.SEQ2SEQ_LM:
         own = own_loss(t, model, x, table)
-    if model.task is Task.SEQUENCE_CLASSIFICATION:
-        loss = classification(t, model, x, None)
-    elif own is not None:
+    if own is not None:
         loss = own
     elif model.task is Task.SEQ2SEQ_LM:
         if decoder.tokens_first and t.options.batch_size > 1:

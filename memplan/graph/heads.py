@@ -151,8 +151,6 @@ def _sequence_logits(
         return t.slice(logits, batch * model.num_labels)
     if spec.pooling is Pooling.FIRST:
         x = t.slice(x, batch * hidden)
-    elif spec.pooling is Pooling.LAST:
-        x = _selected(t, x, batch * hidden)
     elif pooled is not None:
         x = pooled
     x = _dense(t, model, spec, x)
@@ -167,13 +165,6 @@ def _dense(t: Tape, model: ModelSpec, spec: ClassifierSpec, x: Tensor) -> Tensor
         x = linear(t, x, "classifier.dense", hidden, hidden, bias=True)
         x = activation(t, x, spec.dense)
     return x
-
-
-def _selected(t: Tape, x: Tensor, numel: int) -> Tensor:
-    """Rows picked by a boolean index: a copy, whose gradient is put back into zeros."""
-    out = t.tensor(numel, x.dtype)
-    t.record(OperationKind.INDEX, (x,), (out,), gradients=(Gradient.FRESH,))
-    return out
 
 
 def _classify(t: Tape, model: ModelSpec, x: Tensor, *, bias: bool) -> Tensor:

@@ -86,8 +86,6 @@ class Writer(NamedTuple):
 
 LAYERS: Mapping[str, Writer] = {
     "StreamsSpec": Writer("hyper_connections", "streams_layer"),
-    "LanguageAdaptersSpec": Writer("language_adapters", "adapted_layer"),
-    "LayoutStreamSpec": Writer("layout_stream", "layout_layer"),
     "SharedBlockSpec": Writer("shared_block", "block_layer"),
     "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
 }
@@ -96,7 +94,7 @@ LAYERS: Mapping[str, Writer] = {
 
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    forms = (layer.streams, layer.adapters, layer.layout, layer.shared_block, layer.attention)
+    forms = (layer.streams, layer.shared_block, layer.attention)
     for spec in forms:
         writer = LAYERS.get(type(spec).__name__)
         if writer is not None:
@@ -115,9 +113,6 @@ MIXERS: Mapping[str, Writer] = {
     "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
     "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),
-    "ChannelsFirstSpec": Writer("mixers.channels_first", "channels_first_attention"),
-    "ConvolvedHeadsSpec": Writer("mixers.convolved_heads", "convolved_heads"),
-    "FourierSpec": Writer("mixers.fourier", "fourier_transform"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
@@ -139,8 +134,6 @@ NETWORKS: Mapping[str, Writer] = {
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
     "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
-    "ChannelsFirstNetworkSpec": Writer("mixers.channels_first", "channels_first_network"),
-    "GroupedNetworkSpec": Writer("mixers.convolved_heads", "grouped_network"),
     "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
     "CountedSpec": Writer("counted", "counted_part"),
 }

@@ -112,6 +112,7 @@ class OperationKind(StrEnum):
     NEW_EMPTY = "new_empty"
     NEW_ONES = "new_ones"
     NLL_LOSS = "nll_loss"
+    NONZERO = "nonzero"
     ONES = "ones"
     OUTPUTS_TO_FP32 = "outputs_to_fp32"
     PAD = "pad"

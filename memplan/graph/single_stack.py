@@ -39,7 +39,6 @@ from memplan.graph.stacks import (
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import (
-    PositionBias,
     RotarySpec,
 )
 from memplan.model.heads import FEATURES, WHOLE_SEQUENCES
@@ -131,10 +130,6 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         t.hold(copied)
     share_tensors(t, model, stack, context)
     context.vectors, context.embeddings = held, copied
-    if stack.embedding is not None and stack.embedding.layout is not None:
-        from memplan.graph.layout_stream import layout_embeddings  # only for LiLT
-
-        layout_embeddings(t, stack.embedding, stack.embedding.layout, context)
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of
@@ -294,7 +289,6 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             from memplan.graph.attention.rotary import sectioned_tables  # only for Qwen3.5
 
             tables, positions = sectioned_tables, context.seq_len * context.batch
-        dtype = DType.FP32 if rotary.full_tables else t.compute
         if rotary.repeated:
             from memplan.graph.attention.rotary import both_half_tables  # only for DeepSeek-V4
 
@@ -302,17 +296,13 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             return
         t.enter("rotary_emb")
         _frequencies(t, rotary)
-        context.cos, context.sin = tables(t, positions, rotary.dim, dtype)
+        context.cos, context.sin = tables(t, positions, rotary.dim, t.compute)
         local = _local_rotary(stack)
         if local is not None:
             _frequencies(t, local)
             context.local_cos, context.local_sin = tables(
-                t, context.seq_len * rows, local.dim, dtype
+                t, context.seq_len * rows, local.dim, t.compute
             )
-    if any(spec.position_bias is PositionBias.STACK for spec in attentions(stack)):
-        from memplan.graph.attention.position_bias import add_stack_bias  # only for MPNet
-
-        add_stack_bias(t, attentions(stack)[0], context)
     if any(spec.distances is not None for spec in attentions(stack)):
         from memplan.graph.attention.disentangled import make_distances  # only for DeBERTa
 

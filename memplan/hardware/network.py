@@ -92,6 +92,8 @@ class Network:
     """From one GPU of a node to the next one of a ring [s]."""
     summed_share: float = 0.0
     """Of ``within_node``, the rate at which its switches add up all-reduces; 0: they do not."""
+    sums_between: bool = False
+    """The switches between nodes add up all-reduces too (SHARP)."""
     is_pinned: bool = True
     """What goes to the host goes to pages that stay where they are: beside computing."""
 
@@ -137,12 +139,13 @@ def network_of(
     gpus_per_node: int,
     between_nodes: float | None = None,
     oversubscription: float = 1.0,
+    sums_between: bool = False,
     is_pinned: bool = True,
 ) -> Network:
     """The links of a GPU in a node of its usual kind.
 
-    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s]; ``is_pinned``: what is
-    offloaded lies in pinned memory.
+    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s]; ``sums_between``: its switches
+    add up; ``is_pinned``: what is offloaded lies in pinned memory.
 
     >>> from memplan.sources.catalog import load_gpu
     >>> found = network_of(load_gpu("h100"), gpus_per_node=8)
@@ -170,6 +173,7 @@ def network_of(
         gpus_per_node=gpus_per_node,
         num_joined=link.num_joined if link is not None else 0,
         summed_share=_summed_share(gpu),
+        sums_between=sums_between,
         is_switched=link is not None,
     )
 

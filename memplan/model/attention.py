@@ -37,8 +37,6 @@ class RotarySpec:
     """Dimensions of each head that are rotated; the rest pass through."""
     upcast: bool = False
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
-    full_tables: bool = False
-    """The tables stay in fp32, and what they rotated is cast back (OLMo)."""
     expanded_tables: bool = False
     """Every layer repeats each number of the tables for itself (GLM, Helium)."""
     paired: bool = False
@@ -68,8 +66,6 @@ class PositionBias(Enum):
     """What the stack's first layer looked up."""
     FIRST_ZEROS = "first_zeros"
     """Zeros that the layer makes for those that follow too; under checkpointing they need a gradient (T5)."""
-    STACK = "stack"
-    """Looked up once before the layers, and copied for every sequence (MPNet)."""
     EARLIER_ZEROS = "earlier_zeros"
     """What the stack's first layer made."""
 
@@ -82,9 +78,7 @@ class AttentionForm(Enum):
     OWN = "own"
     """As its class says (``memplan.classes``)."""
     PLAIN_SCORES = "plain_scores"
-    """Divided, then masked; the softmax in their own dtype (RemBERT, BigBird)."""
-    PLAIN_SCORES_PROJECTED = "plain_scores_projected"
-    """The same, and one module attends and projects the output (MPNet)."""
+    """Divided, then masked; the softmax in their own dtype (BigBird)."""
     SEGMENTS = "segments"
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
@@ -184,8 +178,6 @@ class AttentionSpec:
     output_apart: bool = False
     """The output projection has a module of its own, before which queries, keys and values die
     (``BertSelfOutput``)."""
-    query_projected_last: bool = False
-    """Behind keys and values (LUKE)."""
     query_viewed_last: bool = False
     """Keys and values are seen as heads before queries are (GPT-2)."""
     query_scaling: QueryScaling = QueryScaling.IN_SCORES
@@ -211,8 +203,6 @@ class AttentionSpec:
     returned. BigBird's does not."""
     distances: DistanceSpec | None = None
     """Scores of relative distances are added (DeBERTa)."""
-    idle_projections: tuple[str, ...] = ()
-    """Linear layers as large as the queries' that a batch leaves unused (LUKE's for entities)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 

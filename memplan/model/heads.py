@@ -19,8 +19,6 @@ class Pooling(Enum):
     """The first token's."""
     POOLER = "pooler"
     """What the base model's pooler made of the first token's."""
-    LAST = "last"
-    """The last end-of-sequence token's (BART, T5)."""
     LAST_LOGITS = "last_logits"
     """Every token is classified without a bias, and the last one's logits taken (decoders)."""
 

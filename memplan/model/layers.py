@@ -60,22 +60,6 @@ class OwnVectorSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LanguageAdaptersSpec:
-    """X-MOD's adapters: one for each language, behind the feed-forward network's sum."""
-
-    num_languages: int
-    width: int
-    """Of an adapter inside."""
-    activation: Activation
-    own_norm: bool = False
-    """A norm of their own stands before them."""
-    norm_reused: bool = False
-    """The layer's last norm stands before them too, where they have none of their own."""
-    norm_first: bool = False
-    """What they give is added to the normed states."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SharedBlockSpec:
     """Zamba's block of attention and network, whose weights several layers share: it reads the states
     beside the embeddings, and is projected and added to what the layer's own mixer is given."""
@@ -90,15 +74,6 @@ class SharedBlockSpec:
     """Of an adapter that the layer has of its own, beside gate and up; 0: there is none."""
     adapts_attention: bool = False
     """Queries, keys and values have one each too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutStreamSpec:
-    """LiLT's second stream, of the tokens' boxes: as many heads, whose scores both streams add up."""
-
-    width: int
-    head_dim: int
-    network: FeedForwardSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +103,6 @@ class LayerSpec:
         """Probability on the output of the feed-forward network."""
         return 0.0 if self.attention_dropout_only else self.dropout
 
-    adapters: LanguageAdaptersSpec | None = None
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
     half_clamp: HalfClamp = HalfClamp.NEVER
@@ -148,8 +122,6 @@ class LayerSpec:
     """The residual is the norm's output, not its input (an option of BLOOM)."""
     streams: StreamsSpec | None = None
     """Each part stands between a sum and a mixture of residual streams (DeepSeek-V4)."""
-    layout: LayoutStreamSpec | None = None
-    """A stream of boxes runs beside the text's (LiLT)."""
     shared_block: SharedBlockSpec | None = None
     """What stands before its mixer is a block that other layers run too (Zamba)."""
     own_vector: OwnVectorSpec | None = None
@@ -198,18 +170,6 @@ class LayerVectorsSpec:
     """Of one layer's vector."""
     norm: NormSpec
     """On each of the projected ones."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayoutTablesSpec:
-    """How boxes become the stream beside the text: rows of tables, joined and projected (LiLT)."""
-
-    num_rows: int
-    num_positions: int
-    width: int
-    """Of the stream."""
-    norm: NormSpec
-    dropout: float = 0.0
 
 
 NUM_REGIONS = 36
@@ -269,26 +229,20 @@ class EmbeddingSpec:
     num_token_types: int = 0
     token_type_buffer: bool = False
     """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
-    layout: LayoutTablesSpec | None = None
-    """A stream beside the text begins with tables of boxes (LiLT)."""
     trajectory: TrajectorySpec | None = None
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
     """A picture's regions stand behind the tokens (VisualBERT)."""
-    types_last: bool = False
-    """Positions and token types are looked up, then added in this order (LUKE)."""
     dropout_first: bool = False
     """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
-    """Positions are added in place (LiLT)."""
+    """Positions are added in place (VisualBERT)."""
     zeros_for_positions: bool = False
     """Zeros are made where no positions are looked up, and not added (DeBERTa)."""
     padding_product: bool = False
     """The norm's result is multiplied by the attention mask (DeBERTa)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
-    projected_first: bool = False
-    """A projection always follows the norm, before the dropout (FNet)."""
     projection_bias: bool = True
     """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
@@ -361,8 +315,6 @@ class StackSpec:
     """The same within windows alone; whole attention stays causal (Gemma 4)."""
     written_mask: bool = False
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
-    spare_window_mask: bool = False
-    """The class makes the sliding mask even where no layer has a window (Qwen2-MoE)."""
     multiple_of: int = 1
     """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
     tokens_first: bool = False

@@ -219,52 +219,6 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FourierSpec:
-    """FNet's: the real part of a Fourier transform over tokens and channels; it owns no weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelsFirstSpec:
-    """SqueezeBERT's attention: grouped convolutions of length 1 in place of linear layers."""
-
-    num_heads: int
-    groups: tuple[int, int, int]
-    """Of the convolutions that make queries, keys and values."""
-    output_groups: int
-    dropout: float = 0.0
-    """Probability on the attention weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelsFirstNetworkSpec:
-    """SqueezeBERT's feed-forward network, of the same convolutions."""
-
-    intermediate_size: int
-    activation: Activation
-    up_groups: int
-    down_groups: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvolvedHeadsSpec:
-    """ConvBERT's attention: as many heads convolve as attend."""
-
-    scores: AttentionSpec
-    """The heads that attend."""
-    kernel: int
-    """Tokens that a kernel spans."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedNetworkSpec:
-    """A feed-forward network whose channels are in groups (ConvBERT)."""
-
-    intermediate_size: int
-    activation: Activation
-    groups: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySideSpec:
     """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
 
@@ -295,9 +249,6 @@ OtherMixer = (
     | RelativeSpec
     | FutureTokensSpec
     | GlobalTokensSpec
-    | FourierSpec
-    | ChannelsFirstSpec
-    | ConvolvedHeadsSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec
@@ -315,13 +266,7 @@ WITH_SCORES = (
 
 
 OtherNetwork = (
-    ChannelMixingSpec
-    | EveryTokenSpec
-    | BesideDenseSpec
-    | CapacityMixtureSpec
-    | ChannelsFirstNetworkSpec
-    | GroupedNetworkSpec
-    | CountedSpec
+    ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CapacityMixtureSpec | CountedSpec
 )
 """A feed-forward network of another kind."""
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import FeedForwardSpec
@@ -35,8 +35,6 @@ class Normalization(Enum):
     IN_PLACE = "in_place"
     """Divided in place: autograd keeps a copy of the undivided ones."""
     COPY = "copy"
-    NORM = "norm"
-    """Divided by their norm, of whatever power (DBRX)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,20 +81,20 @@ def read_rate(text: str | float) -> float:
     return value * scale / 8
 
 
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min)?", re.IGNORECASE)
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)?", re.IGNORECASE)
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 
 
 def read_seconds(text: str | float) -> float:
-    """Read how long a step took [s]: seconds where no unit stands.
+    """Read how long something takes [s]: seconds where no unit stands.
 
-    >>> read_seconds("3.1s"), read_seconds("310 ms"), read_seconds(2)
-    (3.1, 0.31, 2.0)
+    >>> read_seconds("3.1s"), read_seconds("310 ms"), read_seconds(2), read_seconds("30m")
+    (3.1, 0.31, 2.0, 1800.0)
     """
     match = _SECONDS.fullmatch(str(text).strip())
     value = float(match[1]) * _UNITS_S[(match[2] or "s").lower()] if match else 0.0
     if not value:
-        msg = f"{text!r} is not how long a step takes, such as 3.1s or 310ms"
+        msg = f"{text!r} is not a time, such as 3.1s, 310ms or 30m"
         raise ValueError(msg)
     return value
 

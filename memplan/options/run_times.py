@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from memplan.compute.host import HostSpeed
     from memplan.estimator import Estimate
+    from memplan.estimator.evaluating import Evaluations
     from memplan.estimator.run_cost import TimeQuestion
     from memplan.estimator.site import Site
 
@@ -54,12 +55,19 @@ TIME_OPTIONS: tuple[Option, ...] = (
     _row("--epochs", float, "N", "How often they are gone through.", default=1.0),
     _row("--price", str | None, "PRICE", "Of one GPU's hour: 2.50, l4=0.80,a100=1.90, or a YAML file of prices "
          "by GPU: what the run costs."),
+    _row("--save-every", float | None, "TIME", "Between two checkpoints of the run, 30m. [default: as least is lost by failures]",
+         parser=read_seconds),
+    _row("--eval-every", int | None, "N", "Steps between two evaluations of the run, with --eval-examples.", parser=read_amount),
+    _row("--eval-examples", int | None, "N", "Sequences of one evaluation, all GPUs together.", parser=read_amount),
+    _row("--loader", float | None, "N", "Samples that the data loaders of one node make ready in a second. [default: they keep up]"),
     _row("--mfu", float | None, "SHARE", "Utilisation that is known from elsewhere, 0.45: used in "
          "place of the model.", parser=read_share),
     _row("--network", float | None, "GBIT", "What one GPU sends to other nodes, in Gbit/s one way. "
          "[default: 400 on H100 and later, 200 on A100]", parser=read_rate),
     _row("--oversubscription", float, "N", "How many times as much 32 nodes send as their switches pass on to others.",
          default=1.0),
+    _row("--in-network-reduction", bool, None, "The switches between nodes add up all-reduces (InfiniBand with SHARP, NCCL's CollNet).",
+         default=False),
     _row("--host", float | None, "SPEED", "How fast the host launches kernels: fast, usual, slow (shared machines in a cloud), or how many "
          "times as long as the usual one it takes, 1.5. [default: usual]", parser=read_host),
     _row("--calibration", str | None, "FILE", "What a measured step says of the machines, as estimate --save-calibration writes it."),
@@ -87,8 +95,28 @@ def _site(times: Values) -> "Site":
         host=HostSpeed.USUAL if host is None else host,
         between_nodes=times["network"],
         oversubscription=times.get("oversubscription", 1.0),
+        in_network_reduction=times.get("in_network_reduction", False),
+        loaded_per_s=times.get("loader"),
         calibration=calibration,
     )
+
+
+def _evaluations(times: Values) -> "Evaluations | None":
+    """How often the run is evaluated. Raises ``UsageError`` where half of it is said."""
+    every, examples = times.get("eval_every"), times.get("eval_examples")
+    if every is None and examples is None:
+        return None
+    if every is None or examples is None:
+        from memplan.errors import UsageError
+
+        given, missing = (
+            ("eval-examples", "eval-every") if every is None else ("eval-every", "eval-examples")
+        )
+        msg = f"--{given}: says nothing without --{missing}"
+        raise UsageError(msg)
+    from memplan.estimator.evaluating import Evaluations
+
+    return Evaluations(every_steps=every, examples=examples)
 
 
 def with_measured_step(
@@ -142,10 +170,11 @@ def time_question(
     from memplan.estimator.run_cost import TimeQuestion
 
     has_length = any(times[name] is not None for name in _OF_A_RUN)
-    for name in ("price", "epochs"):
+    for name in ("price", "epochs", "save_every", "eval_every"):
         if name in given and not has_length and name not in without_length:
-            msg = f"--{name}: says nothing without the length of a run: add --tokens or --examples"
+            msg = f"--{name.replace('_', '-')}: says nothing without the length of a run: add --tokens or --examples"
             raise UsageError(msg)
+    evaluations = _evaluations(times)
     if times["epochs"] <= 0:
         msg = f"--epochs: must be above 0, got {times['epochs']:g}"
         raise UsageError(msg)
@@ -160,5 +189,7 @@ def time_question(
         epochs=times["epochs"],
         prices=prices,
         mfu=times["mfu"],
+        save_every_s=times.get("save_every"),
+        evaluations=evaluations,
         site=_site(times),
     )

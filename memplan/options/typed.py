@@ -70,6 +70,11 @@ class SharedOptions(ModelOptions, total=False):
     mfu: float | str | None
     network: float | str | None
     oversubscription: float
+    in_network_reduction: bool
+    save_every: float | str | None
+    eval_every: Number | None
+    eval_examples: Number | None
+    loader: float | None
     host: float | Word | None
     calibration: Path | None
 

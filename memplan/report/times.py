@@ -34,8 +34,10 @@ RUN_MEANINGS: Mapping[str, str] = {
     "energy_kwh": "the cards' own at their limit of power; null where that is not known",
     "cost": "GPU-hours times the price of one; null without a price",
     "goodput": "share of a run's days that steps take which last, with published rates of failures and the best interval between checkpoints",
-    "checkpoint_every_s": "that interval [s]",
-    "days_with_failures": "expected length of the whole run with both",
+    "checkpoint_every_s": "that interval, or the one that is asked for [s]",
+    "days_with_failures": "expected length of the whole run with failures, checkpoints and evaluations",
+    "saving_share": "what checkpoints take of these days",
+    "evaluation_share": "what evaluations take of them",
 }
 """And where the length of a run is."""
 
@@ -69,13 +71,24 @@ def timed(answer: "Estimate", question: TimeQuestion) -> Timed:
     setup = answer.setup
     sequences = setup.micro_batch_size * setup.gradient_accumulation_steps * setup.data_parallel
     run = run_cost(time, question, answer.gpu, sequences=sequences)
-    kept = None if run is None else _goodput(answer)
+    kept = None if run is None else _goodput(answer, question, time)
     return Timed(time=time, run=run, goodput=kept)
 
 
-def _goodput(answer: "Estimate") -> Goodput:
-    setup = answer.setup
-    return goodput(setup.num_gpus, setup.nodes, checkpoint_bytes(answer))
+def _goodput(answer: "Estimate", question: TimeQuestion, time: StepTime) -> Goodput:
+    setup, asked, evaluating = answer.setup, question.evaluations, 0.0
+    if asked is not None:
+        from memplan.estimator.evaluating import evaluation_seconds  # only where it is asked for
+
+        taken_s = evaluation_seconds(answer, asked, question.site)
+        evaluating = taken_s / (asked.every_steps * time.expected_s)
+    return goodput(
+        setup.num_gpus,
+        setup.nodes,
+        checkpoint_bytes(answer),
+        save_every_s=question.save_every_s,
+        evaluating=evaluating,
+    )
 
 
 def time_row(answer: "Estimate", question: TimeQuestion) -> dict[str, object]:
@@ -102,7 +115,10 @@ def time_row(answer: "Estimate", question: TimeQuestion) -> dict[str, object]:
         )  # fmt: skip
         kept = found.goodput
         if kept is not None:
-            values += round(kept.share, 4), _short(kept.save_every_s), _short(run.days / kept.share)
+            values += (
+                round(kept.share, 4), _short(kept.save_every_s), _short(run.days / kept.share),
+                round(kept.saving_share, 6), round(kept.evaluating_share, 6),
+            )  # fmt: skip
         row |= dict(zip(RUN_MEANINGS, values, strict=True))
     return row
 
@@ -289,8 +305,26 @@ def goodput_text(run: RunCost, kept: Goodput) -> str:
     low, high = (run.expected_s / share for share in (kept.high_share, kept.low_share))
     return (
         f"with failures: {days_text(run.expected_s / kept.share)} ({_days_span(low, high)}), one each "
-        f"{days_text(kept.failure_every_s)}; best a checkpoint each {_digits(kept.save_every_s / 60)} minutes, of {seconds_text(kept.save_s)}"
+        f"{days_text(kept.failure_every_s)}; {_saving_text(kept)}"
+        + (
+            f"; evaluation takes {_percent(kept.evaluating_share)} of it"
+            if kept.evaluating_share
+            else ""
+        )
     )
+
+
+def _saving_text(kept: Goodput) -> str:
+    best = f"a checkpoint each {_digits(kept.best_every_s / 60)} minutes"
+    taken = f"of {seconds_text(kept.save_s)}, {_percent(kept.saving_share)} of it"
+    if kept.save_every_s == kept.best_every_s:
+        return f"best {best}, {taken}"
+    return f"a checkpoint each {_digits(kept.save_every_s / 60)} minutes, {taken}; best {best}"
+
+
+def _percent(share: float) -> str:
+    """Two digits: ``0.31 %``."""
+    return f"{100 * share:.2g} %"
 
 
 def changed_text(run: RunCost, other: RunCost) -> str:

@@ -8,13 +8,14 @@ from memplan.sources.catalog import load_gpu
 from memplan.sources.files import read_mapping
 from memplan.text import shown
 
-_WORDS = ("gpu", "date", "driver", "torch")
+_WORDS = ("gpu", "date", "driver", "torch", "setup")
+_OWN = "own"
 
 
 def read_calibration(path: str | Path) -> Calibration:
     """Read one. Raises ``ConfigError`` for a file that cannot be read or says anything else, and ``GpuNotFoundError``."""
     found = read_mapping(path)
-    names = (*_WORDS, *(part.value for part in Part))
+    names = (*_WORDS, *(part.value for part in Part), _OWN)
     for name, value in found.items():
         if name not in names:
             msg = f"{path}: {name}: there is no such key; there are {', '.join(names)}"
@@ -26,9 +27,12 @@ def read_calibration(path: str | Path) -> Calibration:
         msg = f"{path}: gpu: missing: the card that a step was measured on"
         raise ConfigError(msg)
     factors = {part.value: float(str(found.get(part.value, 1.0))) for part in Part}
-    date, driver, torch = (str(found.get(each, "")) for each in _WORDS[1:])
+    date, driver, torch, setup = (str(found.get(each, "")) for each in _WORDS[1:])
+    own = float(str(found.get(_OWN, 1.0)))
     gpu = load_gpu(str(found["gpu"])).gpu_id
-    return Calibration(gpu=gpu, date=date, driver=driver, torch=torch, **factors)
+    return Calibration(
+        gpu=gpu, date=date, driver=driver, torch=torch, setup=setup, own=own, **factors
+    )
 
 
 def calibration_text(calibration: Calibration, *, date: str) -> str:
@@ -53,4 +57,10 @@ def calibration_text(calibration: Calibration, *, date: str) -> str:
         for part in Part
         if calibration.factor(part) != 1.0
     ]
+    if calibration.setup:
+        lines += [
+            "# The setup that was measured, and what it takes beside, which says nothing of others.",
+            f'setup: "{calibration.setup}"',
+            f"{_OWN}: {calibration.own:.6f}",
+        ]
     return "\n".join(lines) + "\n"

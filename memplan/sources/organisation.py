@@ -21,7 +21,8 @@ from memplan.text import shown
 
 VARIABLE = "MEMPLAN_CONFIG"
 DEFAULTS = (
-    "gpu", "gpu_memory", "cpu_memory", "network", "oversubscription", "host", "calibration", "jobs",
+    "gpu", "gpu_memory", "cpu_memory", "network", "oversubscription", "in_network_reduction", "host",
+    "calibration", "jobs",
 )  # fmt: skip
 """Options that may have a default: what the machines are. What is trained, and how, is said where it is asked."""
 MAX_NAME = 100

@@ -130,6 +130,27 @@ def test_a_narrow_upper_network_slows_what_crosses_it() -> None:
     assert there > 3 * here
 
 
+def test_switches_between_nodes_add_up_where_they_are_named() -> None:
+    """NCCL's author says 80 GB/s with four cards of 200 Gbit/s on eight A100, and 110 with eight, where NVLink decides (NCCL #320)."""
+    for cards, said in ((4, 80e9), (8, 110e9)):
+        rings, summed = (
+            network_of(
+                load_gpu("a100-80gb"), gpus_per_node=8, between_nodes=cards / 8 * 25e9, sums_between=each
+            )
+            for each in (False, True)
+        )  # fmt: skip
+        found = collective_seconds(ExchangeKind.ALL_REDUCE, N, Ranks(256), summed)
+        assert found == pytest.approx(N / said, rel=0.1)
+        assert found <= collective_seconds(ExchangeKind.ALL_REDUCE, N, Ranks(256), rings)
+        for kind, ranks in (
+            (ExchangeKind.ALL_GATHER, Ranks(256)),
+            (ExchangeKind.ALL_REDUCE, Ranks(8)),
+        ):
+            assert collective_seconds(kind, N, ranks, summed) == collective_seconds(
+                kind, N, ranks, rings
+            )
+
+
 def test_fifth_nvlink_has_latencies_of_its_own() -> None:
     """Small gathers of a B200's node take 87 microseconds, of an H100's 32."""
     small = {

@@ -13,7 +13,7 @@ from memplan.errors import ConfigError, InputError
 from memplan.estimator.calibration import Calibration, Part
 from memplan.estimator.job import Job
 from memplan.estimator.site import USUAL_SITE, Site
-from memplan.estimator.step_time import StepTime, calibrated, time_of
+from memplan.estimator.step_time import StepTime, calibrated, cases_for, time_of
 from memplan.hardware.network import network_of
 from memplan.sources.calibration_file import calibration_text, read_calibration
 from memplan.training.exchange import ExchangeKind
@@ -106,10 +106,13 @@ def test_a_measured_step_is_what_is_said_then(name: str, ratio: float) -> None:
 def test_what_a_measured_step_explains() -> None:
     """A short one the host, an offloaded one the CPUs, by what little is known of these; and other setups are as much slower there."""
     short = calibrated(job_of("one GPU, short"), 2 * time_of_setup("one GPU, short").expected_s)
-    assert short.host > 1.9
+    assert short.host > 1.8
+    assert 1.0 < short.own < 1.1
     assert 1.0 < short.compute < 1.02
     assert short.links == short.offload == 1.0
-    other = time_of_setup("accumulated", Site(calibration=short)).expected_s
+    told = time_of_setup("accumulated", Site(calibration=short)).expected_s
+    other = time_of_setup("accumulated", Site(calibration=replace(short, own=1.0))).expected_s
+    assert told == other  # what the measured setup takes beside says nothing of another
     assert other > 1.3 * time_of_setup("accumulated").expected_s
     the_rest = replace(short, host=1.0)
     by_factor = time_of_setup("accumulated", Site(host=short.host, calibration=the_rest)).expected_s
@@ -117,6 +120,21 @@ def test_what_a_measured_step_explains() -> None:
     name = "ZeRO-3, offloaded"
     away = calibrated(job_of(name), 1.5 * time_of_setup(name).expected_s)
     assert away.offload > away.compute > 1.0
+
+
+def test_more_nodes_are_more_crowded() -> None:
+    """At the high end, where the network is named: 64 nodes' links by more than 32's, 32's as two's; the expected step is not touched."""
+
+    def ends(num_gpus: int) -> tuple[float, float]:
+        setup = SETUPS["FSDP"] | {"num_gpus": num_gpus, "seq_len": 128}
+        model = memplan.load_model(CONFIG, "causal-lm")
+        job = Job.of(model, memplan.TrainingSetup(**setup), memplan.load_gpu("h100"))
+        links = cases_for(job, Site(between_nodes=50e9))
+        return links.expected.links, links.high.links
+
+    assert ends(16) == ends(256) == (1.0, 1.4)
+    assert ends(512) == (1.0, pytest.approx(1.6))
+    assert ends(2048) == (1.0, pytest.approx(2.0))
 
 
 def test_what_was_measured_elsewhere_is_refused() -> None:
@@ -130,7 +148,13 @@ def test_what_was_measured_elsewhere_is_refused() -> None:
 def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "machines.yaml"
     given = Calibration(
-        gpu="h100-sxm-80gb", compute=1.25, links=2.0, offload=0.8, date="2026-11-26"
+        gpu="h100-sxm-80gb",
+        compute=1.25,
+        links=2.0,
+        offload=0.8,
+        date="2026-11-26",
+        setup="0123456789abcdef",
+        own=1.03,
     )
     path.write_text(calibration_text(given, date=given.date))
     assert read_calibration(path) == given

@@ -108,3 +108,11 @@ def test_a_type_without_a_classifier() -> None:
 def test_refused(keys: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=f"config.json: {key}"):
         read({"model_type": "marian", **SMALL, **keys})
+
+
+@pytest.mark.parametrize("model_type", ["bart", "t5"])
+def test_classes_of_sequences_read_their_source_twice(model_type: str) -> None:
+    """Whatever length a target is given: there is none (``BartForSequenceClassification``)."""
+    model = read({"model_type": model_type, **SMALL}, Task.SEQUENCE_CLASSIFICATION)
+    tape = record_model(model, TapeOptions(seq_len=64, target_seq_len=16))
+    assert tape.segments[-1].input.numel == 64 * 64  # type: ignore[union-attr]

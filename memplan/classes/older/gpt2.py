@@ -5,13 +5,7 @@
 
 from collections.abc import Callable
 
-from memplan.classes.llama import (
-    MLP,
-    Decoder,
-    DecoderLayer,
-    HeadAttention,
-    LayerKind,
-)
+from memplan.classes.llama import MLP, Decoder, DecoderLayer, HeadAttention, LayerKind
 from memplan.dtypes import DType
 from memplan.families.llama import ACTIVATION_NAMES
 from memplan.graph.modules.attention import Attended, attention_function, matmul

@@ -148,7 +148,7 @@ def attention_masks(
         full = causal_pattern(t, length, length)
         t.hold(full)
     needed = eager or stack.window_block_masks or length >= min(windows, default=0)
-    if (windows or stack.spare_window_mask) and needed:
+    if windows and needed:
         own = stack.chunked_mask or stack.window_block_masks
         if own:
             sliding = packed_pattern(t, context.batch * length**2, window=True)

@@ -1,4 +1,4 @@
-"""Attention of encoders that compute their scores themselves: RemBERT, BigBird's full attention, MPNet.
+"""Attention of encoders that compute their scores themselves: BigBird's full attention, Funnel's, VisualBERT's, LXMERT's.
 
 They never call transformers' shared attention functions, so the choice of kernel does not reach them: all of
 them make s x s tensors.
@@ -6,15 +6,14 @@ them make s x s tensors.
 
 from memplan.graph.attention.eager import heads_product
 from memplan.graph.attention.head_layout import Shape, as_heads
-from memplan.graph.attention.projections import idle_projection, project
+from memplan.graph.attention.projections import project
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
+from memplan.model.attention import AttentionSpec
 from memplan.model.parameters import WeightRole
 
 
@@ -24,8 +23,6 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
     query, key, value = project(t, x, spec, context, shape)
     if spec.is_projected_first:
         query, key, value = _viewed(t, query, key, value, spec)
-    for name in spec.idle_projections:
-        idle_projection(t, f"self_attn.{name}", context.hidden_size)
     frame = [query, key, value]
     weights = _plain_scores(t, query, key, shape, context, frame)
     weights = dropout(t, weights, spec.dropout)
@@ -39,7 +36,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
         t.linger(weights)
         if spec.hands_on_weights:
             t.carry(weights)
-    if spec.output_apart and spec.form is AttentionForm.PLAIN_SCORES:
+    if spec.output_apart:
         t.touch(*frame)
         frame = [out]
         context.attention_frame = (out, x)
@@ -80,24 +77,9 @@ def _masked(t: Tape, scores: Tensor, context: StackContext) -> Tensor:
 def _plain_scores(
     t: Tape, query: Tensor, key: Tensor, shape: Shape, context: StackContext, frame: list[Tensor]
 ) -> Tensor:
-    """``RemBertSelfAttention`` and ``MPNetSelfAttention``: divided, a bias added in place.
-
-    The scores have a name until the function returns.
-    """
+    """Divided and masked; the scores have a name until the function returns."""
     product = heads_product(t, query, key, shape, shape.scores, shape.spec.head_dim)
     scores = t.scale(product, OperationKind.DIV)
-    if shape.spec.position_bias is PositionBias.STACK and context.bias is not None:
-        scores = _added_in_place(t, scores, context.bias)
     scores = _masked(t, scores, context)
     frame.append(scores)
     return softmax(t, scores)
-
-
-def _added_in_place(t: Tape, scores: Tensor, bias: Tensor) -> Tensor:
-    out = t.view(scores, scores.numel)
-    out.requires_grad = True
-    of_bias = Gradient.ALIAS if bias.dtype is scores.dtype else Gradient.FRESH
-    t.record(
-        OperationKind.ADD_IN_PLACE, (scores, bias), (out,), gradients=(Gradient.ALIAS, of_bias)
-    )
-    return out

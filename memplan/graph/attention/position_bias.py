@@ -14,7 +14,6 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.lookups import embedding
 from memplan.graph.segments import Gradient
-from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Tensor, allocated_bytes
@@ -50,15 +49,6 @@ def learned_bias(
     if held is not None:
         held += [distances, buckets]
     return bias
-
-
-def add_stack_bias(t: Tape, spec: AttentionSpec, context: StackContext) -> None:
-    """``MPNetEncoder.compute_position_bias``: looked up once, then written out for the batch."""
-    bias = learned_bias(t, spec, context.seq_len, context.seq_len, "encoder")
-    out = t.tensor(bias.numel * context.batch, bias.dtype)
-    t.record(OperationKind.CLONE, (bias,), (out,), gradients=(Gradient.FRESH,))
-    t.hold(out)
-    context.bias = out
 
 
 def bucket_temporaries(pairs: int, *, causal: bool, named: bool) -> tuple[int, ...]:

@@ -28,9 +28,7 @@ def project(
     kv_size = spec.num_kv_heads * spec.head_dim
     if spec.projection is Projection.SEPARATE:
         apart = not spec.is_projected_first
-        query = None
-        if not spec.query_projected_last:
-            query = _query(t, x, spec, hidden, viewed=turned and apart)
+        query = _query(t, x, spec, hidden, viewed=turned and apart)
         columns = shape is not None and keys_in_columns(spec, shape)
         role = WeightRole.QUERY_KEY
         key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=role)
@@ -42,8 +40,6 @@ def project(
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
         value = _column(t, x, "v_proj", hidden, width, bias=spec.value_bias)
         value = as_heads(t, value, spec.num_kv_heads) if split and apart else value
-        if query is None:
-            query = _query(t, x, spec, hidden, viewed=turned and apart)
         return query, key, value
     query, key, value = _fused_projection(t, x, spec, hidden)
     if spec.projection is Projection.FUSED_SPLIT and (split or turned):

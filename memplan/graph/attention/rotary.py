@@ -51,7 +51,7 @@ def rotate(
     else:
         halves = [(rotary(t, each, cos, sin), passing) for each, passing in cut]
         turned = [_joined(t, *each) for each in halves]
-    if form.upcast or form.full_tables:
+    if form.upcast:
         rotated = [t.cast(x, source.dtype) for x, source in zip(turned, sources, strict=True)]
         t.touch(*parts, *turned)
     else:

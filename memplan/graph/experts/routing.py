@@ -147,14 +147,7 @@ def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Te
     """Divide each token's weights by their sum: both are kept."""
     if kind is Normalization.NONE:
         return weights
-    if kind is Normalization.NORM:
-        total = t.tensor(tokens, weights.dtype)
-        t.record(
-            OperationKind.VECTOR_NORM, (weights,), (total,), saves=(weights, total),
-            gradients=(Gradient.FRESH,),
-        )  # fmt: skip
-    else:
-        total = summed_rows(t, weights, tokens)
+    total = summed_rows(t, weights, tokens)
     return divided(t, weights, total, in_place=kind is Normalization.IN_PLACE)
 
 

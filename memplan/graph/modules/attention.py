@@ -32,6 +32,12 @@ Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]
 """Queries, keys and values of (batch, heads, tokens, width), a mask, the dropout of the weights."""
 
 
+def in_heads(x: Handle, head_dim: int) -> Handle:
+    """``x.view(batch, tokens, -1, head_dim).transpose(1, 2)``: (batch, heads, tokens, width)."""
+    batch, length, _ = x.shape
+    return x.view(batch, length, -1, head_dim).transpose(1, 2)
+
+
 def attention_function(run: Run, eager: Attend | None = None, *, causal: bool = True) -> Attend:
     """The function that a class's attention calls: by the kernels, and over shared sequences.
 

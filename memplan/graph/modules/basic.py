@@ -45,7 +45,8 @@ class Linear(Module):
         if len(x.shape) == 2:
             return Handle(self.run, made, (made.numel // width, width), flat=True)
         batch = x.shape[0]
-        return Handle(self.run, made, (batch, made.numel // (batch * width), width), flat=True)
+        length = made.numel // (batch * width) if batch else x.shape[1]
+        return Handle(self.run, made, (batch, length, width), flat=True)
 
     def _own(self, x: Handle) -> Tensor:
         run, split = self.run, self.split
@@ -135,12 +136,15 @@ class Embedding(Module):
 
     tied = False
     """Another module reads its table too."""
+    turned = False
+    """What is found is turned: its gradient comes the other way round, and is copied first."""
 
     def forward(self, shape: Shape, ids: Handle | None = None) -> Handle:
         """Rows of the table, for ids of a shape; those of the batch itself take nothing here."""
         run, group = self.run, self.run.options.tensor_parallel
         table = self.table()
-        record = embedding_lookup(run, table, prod(shape), None if ids is None else ids.record)
+        given = None if ids is None else ids.record
+        record = embedding_lookup(run, table, prod(shape), given, turned=self.turned)
         if group is not None and table.ranks > 1:
             record = add_up(run, group, record)
             shape = shape[0], record.numel // (shape[0] * self.width)

@@ -3,6 +3,8 @@
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.errors import UnsupportedOperationError
+from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.experts.in_turn import add_rows as rows_added
 from memplan.graph.experts.routing import divided, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
@@ -396,6 +398,89 @@ def spread_copy(x: Handle, shape: Shape) -> Handle:
     made = empty(x.run, shape, x.dtype)
     x.run.record(OperationKind.BROADCAST, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     return x.leads_to(made, in_rows(x.shape))
+
+
+def picked(x: Handle, mask: Handle, rows: int) -> Handle:
+    """``x[mask]``: so many sequences, whose places are kept; the gradient is put into zeros."""
+    run, shape = x.run, (rows, *x.shape[1:])
+    places = made_from(OperationKind.NONZERO, (rows,), DType.INT64, mask)
+    made = empty(run, shape, x.dtype)
+    run.record(
+        OperationKind.INDEX, (x.record, places.record), (made.record,), saves=(places.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+        backward_scratch_bytes=x.record.storage.num_bytes if run.decomposed else 0,
+    )  # fmt: skip
+    return made
+
+
+def copy_at(x: Handle, part: Handle) -> Handle:
+    """``x[mask] = part``: in place."""
+    run, made = x.run, x.run.view(x.record, x.numel)
+    of_x = Gradient.FRESH if x.requires_grad else Gradient.NONE
+    run.record(
+        OperationKind.COPY_SLICE, (x.record, part.record), (made,), gradients=(of_x, Gradient.FRESH)
+    )
+    return x.leads_to(Handle(run, made, x.shape), in_rows(x.shape))
+
+
+def relative_position_bucket(distance: Handle) -> Handle:
+    """Distances both ways in buckets, near ones of their own (models/mpnet, ``relative_position_bucket``)."""
+    kinds = OperationKind
+    n = distance.apart(kinds.NEG)
+    ret = n.apart(kinds.LT, dtype=DType.BOOL).apart(kinds.TO, dtype=DType.INT64)
+    ret = ret.apart(kinds.MUL_SCALAR)
+    ret = ret.apart(kinds.ADD)
+    n = n.apart(kinds.ABS)
+    is_small = n.apart(kinds.LT, dtype=DType.BOOL)
+    large = n.apart(kinds.TO, dtype=DType.FP32).apart(kinds.DIV)
+    large = large.apart(kinds.LOG)
+    large = large.apart(kinds.DIV)
+    large = large.apart(kinds.MUL_SCALAR)
+    val_if_large = large.apart(kinds.TO, dtype=DType.INT64)
+    del large
+    val_if_large = val_if_large.apart(kinds.ADD)
+    val_if_large = val_if_large.apart(kinds.MINIMUM, val_if_large.apart(kinds.ONES))
+    ret += n.apart(kinds.WHERE, is_small, val_if_large)
+    return ret
+
+
+def unfold(x: Handle, kernel: int) -> Handle:
+    """``F.unfold`` along the tokens: each one's neighbours side by side."""
+    batch, channels, length, _ = x.shape
+    made = empty(x.run, (batch, channels * kernel, length), x.dtype)
+    x.run.record(OperationKind.IM2COL, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def grouped_product(x: Handle, module: Module, weight: Weight) -> Handle:
+    """``x @ weight``, of as many matrices as the weight has."""
+    groups, inner, width = weight.shape
+    rows = x.shape[1]
+    factor = x.run.cast_weight(module.parameter(weight))
+    made = batched_matmul(x.run, x.record, factor, groups * rows * width, inner)
+    return x.leads_to(Handle(x.run, made, (groups, rows, width)), in_rows(x.shape))
+
+
+def fourier_transform(x: Handle) -> Handle:
+    """``torch.fft.fftn(x, dim=(1, 2)).real``: a copy in complex numbers, two fp32 each, its transform, and a view of it.
+
+    Raises ``UnsupportedOperationError`` for 16-bit hidden states, which cuFFT does not know.
+    """
+    if x.dtype is not DType.FP32:
+        msg = (
+            "torch.fft knows no 16-bit numbers on GPUs: FNet trains in fp32 without autocast; choose "
+            "`precision=fp32`"
+        )
+        raise UnsupportedOperationError(msg)
+    run, shape = x.run, (*x.shape, 2)
+    # The gradient's real part is a view again, so that nothing is made for it.
+    given, made = empty(run, shape, DType.FP32), empty(run, shape, DType.FP32)
+    run.record(OperationKind.TO, (x.record,), (given.record,), gradients=(Gradient.ALIAS,))
+    run.record(OperationKind.FFT, (given.record,), (made.record,), gradients=(Gradient.FRESH,))
+    del given
+    real = run.view(made.record, x.numel)
+    run.record(OperationKind.VIEW, (made.record,), (real,), gradients=(Gradient.FRESH,))
+    return Handle(run, real, x.shape)
 
 
 def activated(x: Handle, kind: Activation) -> Handle:

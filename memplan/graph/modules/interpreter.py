@@ -20,7 +20,9 @@ def undisturbed() -> Iterator[None]:
     A profiler's thread that looks at this one's frames (``sys._current_frames``, as Dask's does) holds on to all
     that they name until it has looked, and tensors would live longer than their names.
     """
-    time.sleep(0)  # those that wait already have their turn, and wait anew
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.active_count() > 1:
+        time.sleep(0)  # those that wait already have their turn, and wait anew
     before = sys.getswitchinterval()
     sys.setswitchinterval(PATIENCE_S)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.pruning import prune
 from memplan.graph.segments import Segment
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
@@ -36,9 +37,12 @@ class LayerList(Module):
         make: Callable[[Any], Module],
         *,
         shared: bool = False,
+        streams: bool = False,
     ) -> None:
         self.shared = shared
         """Layers of a kind are one, which is called again (ALBERT)."""
+        self.streams = streams
+        """Each hands the next one more than hidden states, so that none stands for others."""
         self.segment_name = segment
         self.kinds: list[Any] = list(kinds)
         self.made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
@@ -88,8 +92,8 @@ class LayerList(Module):
             left = stretch.count
             first: Segment | None = None
             while left:
-                once = 1 if self.shared else left
-                yield Layer(self.made[stretch.kind], self.segment_name, stretch, once, first)
+                once = 1 if self.shared or self.streams else left
+                yield Layer(self, stretch, once, first)
                 segment = self.run.segment
                 if self.shared:
                     first = first or segment
@@ -99,6 +103,8 @@ class LayerList(Module):
                 assert made is not None
                 if given.storage is not made.storage and self.run.is_named(given.storage):
                     self.run.outlive(given.storage)
+        if self.streams:
+            prune(self.run.segment)  # nothing reads what the last one hands on
 
 
 def _cast(args: Any) -> Any:
@@ -118,10 +124,10 @@ class Layer:
     __slots__ = ("_again", "_left", "_module", "_name", "_stretch")
 
     def __init__(
-        self, module: Module, name: str, stretch: LayerRun, left: int, again: Segment | None
+        self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
-        self._module, self._name, self._stretch, self._left = module, name, stretch, left
-        self._again = again
+        self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
+        self._name, self._again = layers.segment_name, again
 
     @property
     def kind(self) -> Any:

@@ -77,6 +77,12 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
+def written_mask(run: Run, batch: int, length: int) -> Handle:
+    """A mask of all pairs of every sequence, as classes make it that attend in Python alone."""
+    pattern = made_by(run, OperationKind.BITWISE_AND, (batch, 1, length, length), DType.BOOL)
+    return pattern.apart(OperationKind.WHERE, dtype=run.compute)
+
+
 def causal_pattern(run: Run, length: int) -> Handle:
     """``kv <= q``: one matrix for the whole batch."""
     return made_by(run, OperationKind.LE, (length, length), DType.BOOL)

@@ -87,6 +87,16 @@ def apply_rotary(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables
     return turned_query, turned_key
 
 
+def apply_rotary_in_fp32(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+    """Of copies in fp32, cast back."""
+    dtype = query.dtype
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    q_embed = (query.float() * cos) + (rotate_half(query.float()) * sin)
+    k_embed = (key.float() * cos) + (rotate_half(key.float()) * sin)
+    return q_embed.to(dtype), k_embed.to(dtype)
+
+
 def apply_rotary_to_part(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
     """The same of the first columns of each head, joined with the rest (models/glm/modeling_glm.py)."""
     cos = cos.unsqueeze(1)

@@ -23,6 +23,7 @@ _JOBS = {
     "DPOLoss": "dpo", "RSOLoss": "dpo", "SimPOLoss": "simpo", "PPOLoss": "ppo",
     "GRPOSimpleLoss": "grpo", "GRPOLoss": "grpo", "GRPOCompletionLoss": "grpo",
 }  # fmt: skip
+_TRAINED = ("model.decoder_trainable", "model.encoder_trainable", "model.fusion_trainable")
 _CHUNKED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _DEGREES = {
     "tensor_parallel_dim": "tensor_parallel", "context_parallel_dim": "context_parallel",
@@ -86,6 +87,10 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
         found.quantization |= {"double_quant": True, "device_map": False}
+    for key in _TRAINED:
+        trained = keys.take(key)
+        if trained is not None:
+            found.left_out.append(f"{key} {trained} (what of it is trained)")
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")

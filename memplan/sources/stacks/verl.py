@@ -237,12 +237,21 @@ def _micro_batch(keys: Keys, found: Found, key: str, older: str) -> int | None:
     return own
 
 
+def _generated(keys: Keys, found: Found, shared_by: int) -> int:
+    """The same of all that one round of generation hands over, which is scored before the first step; 0: not said."""
+    return _shared(keys, found, "data.train_batch_size", shared_by)
+
+
 def _mini_batch(keys: Keys, found: Found, shared_by: int) -> int:
     """Sequences that a group of ranks, which share each of them, has in one mini-batch, which is one step."""
-    prompts = keys.count(f"{ACTOR}.ppo_mini_batch_size") or 1
+    return _shared(keys, found, f"{ACTOR}.ppo_mini_batch_size", shared_by)
+
+
+def _shared(keys: Keys, found: Found, key: str, shared_by: int) -> int:
+    prompts = keys.take(key)
     answers = 1 if keys.has("sft") else keys.count(f"{ROLLOUT}.n") or 1
     groups = max(1, _number(found, "num_gpus") // shared_by)
-    return prompts * answers // groups
+    return (prompts if isinstance(prompts, int) else 0) * answers // groups
 
 
 # -- engine and model ------------------------------------------------------------------------------
@@ -526,4 +535,5 @@ def _scored_at_once(keys: Keys, found: Found) -> int:
             own = max(1, -(-(tokens - micro + 1) // length)) if most is not None else micro
         sizes.append(own)
     given = [size for size in sizes if size is not None]
-    return max(given) if given else micro
+    all_of_them = _generated(keys, found, _number(found, "context_parallel"))
+    return max(1, min(max(given), all_of_them or max(given))) if given else micro

@@ -5,21 +5,11 @@
 
 from typing import ClassVar
 
-from memplan.classes.bert import LAYER_NORM, BertEmbeddings, BertHeads, read_spare
-from memplan.classes.encoders import (
-    Encoded,
-    EncodedStates,
-    Encoder,
-    EncoderLayer,
-    EncoderTask,
-    MaskedLM,
-    OutputMatrix,
-    PooledClassification,
-    QuestionAnswering,
-    Tasks,
-    TokenClassification,
-    first_token,
-)
+from memplan.classes.encoders.base import LAYER_NORM, Encoded, Encoder, EncoderLayer, first_token
+from memplan.classes.encoders.bert import BertModel
+from memplan.classes.encoders.layers import Heads
+from memplan.classes.encoders.tables import NarrowEmbeddings
+from memplan.classes.encoders.tasks import EncoderTask, LMHead, MaskedLM, Tasks
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
@@ -33,12 +23,7 @@ from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 
-class AlbertEmbeddings(BertEmbeddings):
-    def width(self, config: ConfigReader) -> int:
-        return config.integer("embedding_size")
-
-
-class AlbertAttention(BertHeads):
+class AlbertAttention(Heads):
     """Heads, the output, and the norm of the sum in one module."""
 
     def __init__(self, config: ConfigReader) -> None:
@@ -49,12 +34,9 @@ class AlbertAttention(BertHeads):
         self.LayerNorm = LayerNorm(hidden)
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
-        batch, length, _ = x.shape
-        query_layer = self.query(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key_layer = self.key(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value_layer = self.value(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        query_layer, key_layer, value_layer = self.heads(x)
         out, weights = self.attend(query_layer, key_layer, value_layer, mask)
-        out = out.reshape(batch, length, -1)
+        out = out.reshape(*x.shape[:2], -1)
         out = self.dense(out)
         out = self.output_dropout(out)
         out = self.LayerNorm(x + out)
@@ -139,51 +121,29 @@ class AlbertTransformer(Module):
         return x
 
 
-class AlbertMLMHead(Module):
+class AlbertMLMHead(LMHead):
     def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
         width = config.integer("embedding_size")
         self.LayerNorm = LayerNorm(width)
         self.bias = Weight(task.spec.num_outputs)
         self.dense = Linear(config.integer("hidden_size"), width, bias=True)
-        self.decoder = OutputMatrix(task.spec, width)
-        self.decoder.tie(task)
-        if task.spec.head.tied:
-            self.decoder.bias = self.bias
+        self.add_decoder(task, width)
         self.activation = ActivationModule(read_activation(config, "hidden_act"))
-
-    def forward(self, x: Handle) -> Handle:
-        read_spare(self, self.bias, self.decoder)
-        x = self.dense(x)
-        x = self.activation(x)
-        x = self.LayerNorm(x)
-        x = self.decoder(x)
-        prediction_scores = x
-        return prediction_scores
 
 
 class AlbertForMaskedLM(MaskedLM):
-    def add_head(self, config: ConfigReader) -> None:
-        self.predictions = AlbertMLMHead(config, self)
-
-    def scores(self, x: Handle) -> Handle:
-        return self.predictions(x)
+    named_head = "predictions", AlbertMLMHead
 
 
 class AlbertModel(Encoder):
     prefix = "albert"
     recomputes = False
     classifier_dropout_key = "classifier_dropout_prob"
-    tasks: ClassVar[Tasks] = {
-        Task.MASKED_LM: AlbertForMaskedLM,
-        Task.BASE: EncodedStates,
-        Task.SEQUENCE_CLASSIFICATION: PooledClassification,
-        Task.TOKEN_CLASSIFICATION: TokenClassification,
-        Task.QUESTION_ANSWERING: QuestionAnswering,
-    }
+    tasks: ClassVar[Tasks] = {**BertModel.tasks, Task.MASKED_LM: AlbertForMaskedLM}
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
         hidden = config.integer("hidden_size")
-        self.embeddings = AlbertEmbeddings(config)
+        self.embeddings = NarrowEmbeddings(config)
         self.encoder = AlbertTransformer(config)
         self.pooler: Linear | None = None
         if pooled:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.encoders import Encoder, EncoderLayer
+from memplan.classes.encoders.base import Encoder, EncoderLayer
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
@@ -18,7 +18,7 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
     task = reject_task(reader, request, *base.tasks)
-    tied = reader.flag("tie_word_embeddings", default=base.ties)
+    tied = reader.flag("tie_word_embeddings", default=base.ties) and base.ties_output
     model = ModelSpec(
         name=request.name,
         family=request.model_type,

@@ -5,29 +5,26 @@
 
 from typing import ClassVar
 
-from memplan.classes.bert import LAYER_NORM, token_rows
-from memplan.classes.encoders import (
-    Encoded,
+from memplan.classes.encoders.base import LAYER_NORM, Encoded, Encoder, EncoderLayer, first_token
+from memplan.classes.encoders.layers import Heads
+from memplan.classes.encoders.tables import token_rows
+from memplan.classes.encoders.tasks import (
     EncodedStates,
-    Encoder,
-    EncoderLayer,
     MaskedLM,
     OutputMatrix,
     QuestionAnswering,
     SequenceClassification,
     Tasks,
     TokenClassification,
-    first_token,
 )
 from memplan.families.llama import read_activation
 from memplan.graph.heads import span_loss
-from memplan.graph.modules.attention import Attended, attention_function, unwidened_attention
+from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import LayerSpec, NormPlacement
@@ -52,36 +49,19 @@ class Embeddings(Module):
         return embeddings
 
 
-class DistilBertSelfAttention(Module):
-    block = LayerBlock.ATTENTION
+class DistilBertSelfAttention(Heads):
+    names = "q_lin", "k_lin", "v_lin"
+    dropout_key = "attention_dropout"
 
     def __init__(self, config: ConfigReader) -> None:
-        dim, heads = config.integer("dim"), config.integer("n_heads")
-        self.num_heads = heads
-        self.head_dim = config.divide("dim", dim, "n_heads", heads)
-        role = WeightRole.QUERY_KEY
-        self.q_lin = Linear(dim, dim, bias=True, role=role)
-        self.k_lin = Linear(dim, dim, bias=True, role=role)
-        self.v_lin = Linear(dim, dim, bias=True)
-        self.out_lin = Linear(dim, dim, bias=True, role=WeightRole.ATTENTION_OUTPUT)
-        self.dropout = Dropout(config.number("attention_dropout"))
-
-    def facts(self) -> AttentionSpec:
-        """Of attention to all tokens."""
-        return AttentionSpec(
-            num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
-            query_bias=True, key_bias=True, value_bias=True, output_bias=True, causal=False,
-            dropout=self.dropout.probability,
-        )  # fmt: skip
+        super().__init__(config)
+        dim, role = config.integer("dim"), WeightRole.ATTENTION_OUTPUT
+        self.out_lin = Linear(dim, dim, bias=True, role=role)
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
-        batch, length, _ = x.shape
-        query_layer = self.q_lin(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        key_layer = self.k_lin(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        value_layer = self.v_lin(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-        attend = attention_function(self.run, unwidened_attention, causal=False)
-        out, weights = attend(query_layer, key_layer, value_layer, mask, self.dropout.probability)
-        out = out.reshape(batch, length, -1)
+        query_layer, key_layer, value_layer = self.heads(x)
+        out, weights = self.attend(query_layer, key_layer, value_layer, mask)
+        out = out.reshape(*x.shape[:2], -1)
         out = self.out_lin(out)
         return out, weights
 

@@ -1,131 +1,31 @@
-"""Encoders of text: what the base model returns, and what each task's class makes of it.
+"""What each task's class makes of what a base model returns.
 
 (transformers 5.23: the classes ``For...`` of models/bert/modeling_bert.py and of its kin)
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, ClassVar
 
 from memplan.classes.base import Base
+from memplan.classes.encoders.base import Encoded, Encoder, first_token
 from memplan.classes.heads import Task, finish
 from memplan.graph.heads import span_loss
 from memplan.graph.losses import copy_outputs
-from memplan.graph.modules.basic import Dropout, Embedding, Linear
+from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
+from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL
 from memplan.graph.tensors import Tensor
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
-from memplan.model.layers import LayerSpec
-from memplan.model.norms import NormSpec
+from memplan.model.networks import Activation
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
-
-class Encoded(NamedTuple):
-    """What a base model returns."""
-
-    last_hidden_state: Handle
-    pooler_output: Handle | None = None
-
-
 Tasks = Mapping[TaskKind, "type[EncoderTask]"]
 """The classes around a base model, the usual one first."""
-
-
-class EncoderLayer(Module):
-    """A layer that says what others read of it."""
-
-    def facts(self) -> LayerSpec:
-        """Its heads, widths, norms and dropouts."""
-        raise NotImplementedError
-
-
-class Encoder(Base):
-    """A base model whose tokens see one another."""
-
-    eager_only = False
-    """The class has no other attention than the one written out in Python."""
-    recomputes = True
-    """Its layers can be checkpointed."""
-    classifier_dropout_key = "classifier_dropout"
-    """What the config calls the dropout before classes."""
-    classifier_pooling = ""
-    """What its classifier of sequences makes of their tokens, where the config says it."""
-    is_declared_last = False
-    """Tasks' classes declare their heads before it."""
-    ties = True
-    """The output matrix is the token table where the config says nothing of it."""
-
-    def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
-        raise NotImplementedError
-
-    @property
-    def token_table(self) -> Embedding:
-        """The table that tokens are looked up in."""
-        found = next(each for _, each in self.modules() if isinstance(each, Embedding))
-        return found
-
-    @property
-    def layer_list(self) -> LayerList:
-        """Its layers."""
-        return next(each for _, each in self.modules() if isinstance(each, LayerList))
-
-    @property
-    def num_positions(self) -> int:
-        """Rows of its table of positions; 0 where it has none."""
-        names = dict(self.modules())
-        table = names.get("position_embeddings")
-        return table.weight.shape[0] if isinstance(table, Embedding) else 0
-
-    def hidden_size(self, config: ConfigReader) -> int:
-        """Width of what it returns."""
-        return config.integer("hidden_size")
-
-    def last_norm(self) -> NormSpec | None:
-        """The norm behind its layers, where it has one."""
-        return None
-
-    def context_length(self, config: ConfigReader) -> int:
-        """Positions that tokens can take."""
-        return config.integer("max_position_embeddings")
-
-
-def read_no_decoder(config: ConfigReader) -> None:
-    """Refuse the same class as a decoder."""
-    require_flag(config, "is_decoder", value=False, problem="only the encoder is supported")
-
-
-def require_flag(config: ConfigReader, key: str, *, value: bool, problem: str) -> None:
-    """Refuse a config whose flag is not the one that is supported."""
-    if config.flag(key, default=value) is not value:
-        error = config.fail(key, f"{problem}; set it to {str(value).lower()}")
-        raise error
-
-
-def first_token(x: Handle) -> Handle:
-    """``x[:, 0]``."""
-    run, (batch, _, width) = x.run, x.shape
-    made = run.slice(x.record, batch * width)
-    return x.leads_to(Handle(run, made, (batch, width), x.strides[::2]), in_rows(x.shape))
-
-
-def idle(module: Module) -> None:
-    """Declare what no loss reads: of it only autocast's copies are kept to the end of the forward pass."""
-    from memplan.graph.counted import idle_linear  # only for such parts
-
-    run = module.run
-    for each in (module, *(inner for _, inner in module.modules())):
-        found = [each.parameter(weight) for weight in each.weights.values()]
-        for parameter in found:
-            parameter.unused = True
-            run.cast_weight(parameter)
-        if isinstance(each, Linear):
-            idle_linear(run, found[0])
 
 
 class EncoderTask(Task):
@@ -171,6 +71,7 @@ class EncoderTask(Task):
         outputs = self.base(batch, length)
         if run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs.last_hidden_state)
+        self.encoder.declare_idle()
         run.leave(BASE_MODEL)
         finish(self, self.loss_of(outputs))
 
@@ -195,6 +96,7 @@ class EncodedStates(EncoderTask):
         outputs = self.base(batch, length)
         if self.run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs.last_hidden_state)
+        self.encoder.declare_idle()
         finish(self, self.loss_of(outputs))
 
     def loss_of(self, outputs: Encoded) -> Tensor:
@@ -215,12 +117,65 @@ class OutputMatrix(Linear):
             self.weight = task.encoder.token_table.weight
 
 
+class Transform(Module):
+    """A dense layer, an activation and a norm, as each class declares and calls them."""
+
+    activation_name, norm_name = "activation", "LayerNorm"
+
+    def forward(self, x: Handle) -> Handle:
+        x = self.children["dense"](x)
+        x = nonlinear(x, getattr(self, self.activation_name))
+        x = self.children[self.norm_name](x)
+        return x
+
+
+def nonlinear(x: Handle, activation: ActivationModule | Activation) -> Handle:
+    """Through an activation, which is a module or a function."""
+    if isinstance(activation, Activation):
+        return activated(x, activation)
+    made: Handle = activation(x)
+    return made
+
+
+class LMHead(Transform):
+    """The same, and the output matrix, whose bias the head may declare itself."""
+
+    def add_decoder(self, task: "EncoderTask", width: int, *, own_bias: bool = True) -> None:
+        """Declare the output matrix, tied where the config says so."""
+        self.decoder = OutputMatrix(task.spec, width)
+        self.decoder.tie(task)
+        if own_bias and task.spec.head.tied:
+            self.decoder.bias = self.weights["bias"]
+
+    def forward(self, x: Handle) -> Handle:
+        read_spare(self)
+        x = super().forward(x)
+        x = self.decoder(x)
+        return x
+
+
+def read_spare(module: Module) -> None:
+    """Declare a head's own bias, which nothing reads where its output matrix has another one."""
+    bias, decoder = module.weights.get("bias"), module.children["decoder"]
+    if bias is not None and decoder.weights.get("bias") is not bias:
+        module.parameter(bias).unused = True
+
+
 class MaskedLM(EncoderTask):
     """Logits of every token, and the loss on the masked ones."""
 
+    named_head: ClassVar[tuple[str, Callable[..., Any]]]
+    """What the class calls its head, and the head's own class."""
+
+    def add_head(self, config: ConfigReader) -> None:
+        """The head."""
+        name, made = self.named_head
+        setattr(self, name, made(config, self))
+
     def scores(self, x: Handle) -> Handle:
         """Logits of every token."""
-        raise NotImplementedError
+        made: Handle = self.children[self.named_head[0]](x)
+        return made
 
     def loss_of(self, outputs: Encoded) -> Tensor:
         """Cross entropy; the logits are given out beside it."""
@@ -248,6 +203,46 @@ class SequenceClassification(EncoderTask):
         return cross_entropy(self.run, logits.record)
 
 
+class ClassificationHead(Module):
+    """A dense layer on the first token and the classes, behind a dropout each."""
+
+    activation: ActivationModule | Activation = Activation.TANH
+
+    def __init__(self, config: ConfigReader, task: "EncoderTask") -> None:
+        hidden = task.spec.hidden_size
+        self.dense = Linear(hidden, hidden, bias=True)
+        self.add_activation(config)
+        self.dropout = Dropout(task.classifier_dropout(config))
+        self.out_proj = Linear(hidden, task.spec.num_labels, bias=True)
+
+    def add_activation(self, config: ConfigReader) -> None:
+        """Declare the activation, where it is a module."""
+
+    def forward(self, features: Handle) -> Handle:
+        x = first_token(features)
+        x = self.dropout(x)
+        x = self.dense(x)
+        x = nonlinear(x, self.activation)
+        x = self.dropout(x)
+        x = self.out_proj(x)
+        return x
+
+
+class HeadClassification(SequenceClassification):
+    """Of the first token, by a head of its own (``RobertaForSequenceClassification``)."""
+
+    head_class: Callable[[ConfigReader, EncoderTask], ClassificationHead] = ClassificationHead
+
+    def add_head(self, config: ConfigReader) -> None:
+        """The head."""
+        self.classifier = self.head_class(config, self)
+
+    def logits(self, outputs: Encoded) -> Handle:
+        """A row of logits for each sequence."""
+        sequence_output = outputs.last_hidden_state
+        return self.classifier(sequence_output)
+
+
 class PooledClassification(SequenceClassification):
     """Of what the pooler gives (``BertForSequenceClassification``)."""
 
@@ -264,6 +259,12 @@ class PooledClassification(SequenceClassification):
         assert pooled_output is not None
         pooled_output = self.dropout(pooled_output)
         return self.classifier(pooled_output)
+
+
+class PooledMultipleChoice(PooledClassification):
+    """One number for each choice, which is a sequence of its own."""
+
+    outputs = 1
 
 
 class TokenClassification(EncoderTask):

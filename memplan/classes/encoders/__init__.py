@@ -1,0 +1,1 @@
+"""Encoders of text: layers of BERT's kind that all share, and what sets each type apart."""
