@@ -36,7 +36,6 @@ def test_cuda_kernels(
         {"held": found.row("held_by_forward"), "peak": found.row("requested_peak")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("requested_peak"),
-        found=[found],
     )
 
 

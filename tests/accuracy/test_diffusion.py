@@ -112,5 +112,4 @@ def test_diffusion_transformers(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=tensors.points("peak"),
-        found=found.values(),
     )

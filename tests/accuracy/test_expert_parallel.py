@@ -110,5 +110,4 @@ def test_own_records(
             },
             update=pytestconfig.getoption("--update-accuracy"),
             points=comparison.points("peak"),
-            found=[comparison],
         )

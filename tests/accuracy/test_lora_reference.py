@@ -47,7 +47,6 @@ def test_fake_tensors(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("peak"),
-        found=[found],
     )
 
 
@@ -78,7 +77,6 @@ def test_cuda_kernels(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("requested_peak"),
-        found=[found],
     )
 
 

@@ -58,7 +58,6 @@ def test_steps(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("peak"),
-        found=[found],
     )
 
 
