@@ -41,7 +41,7 @@ CORE = ("graph", "memory", "training", "compute", "estimator", "families", "sear
 TESTS = (
     *(f"memplan/{each}" for each in CORE),
     "tests/memory", "tests/graph", "tests/training", "tests/compute", "tests/estimator", "tests/formulas",
-    "tests/families", "tests/search", "tests/accuracy", "tests/test_every_field.py",
+    "tests/families", "tests/search", "tests/accuracy", "tests/sources/test_requests.py", "tests/test_every_field.py",
 )  # fmt: skip
 """Tests and examples that look at it: most of those of the command line and of reports would only be slower."""
 PRELOADED = ("rich.console", "rich.table", "typer.main", "yaml")

@@ -32,6 +32,18 @@ def format_gib(num_bytes: int, *, digits: int = 2) -> str:
     return f"{num_bytes / GIB:,.{digits}f} GiB"
 
 
+def size_text(num_bytes: int) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size_text(3 * 2**30), size_text(1536), size_text(12)
+    ('3.00 GiB', '1.50 KiB', '12 B')
+    """
+    for limit, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:,.2f} {unit}"
+    return f"{num_bytes} B"
+
+
 def format_count(count: int) -> str:
     """Render a number of parameters the way people say it.
 

@@ -31,7 +31,11 @@ FORMULAS = Option(
     help_text="Set memplan beside published formulas instead, each with what it leaves out.",
 )  # fmt: skip
 PARAMS = Option(
-    flag="--params", kind=str | None, metavar="N", panel=GIVEN_PANEL, help_text="Parameters: 10B."
+    flag="--params",
+    kind=str | None,
+    metavar="N",
+    panel=GIVEN_PANEL,
+    help_text="Of no MODEL, but so many parameters: 10B; ZeRO stages down, checkpointing across.",
 )
 SIZES = tuple(
     Option(flag=flag, kind=int | None, metavar="N", minimum=1, panel=GIVEN_PANEL, help_text=told)
@@ -103,7 +107,7 @@ FORMULAS_USE = frozenset({
 })  # fmt: skip
 """What the table of formulas makes use of."""
 TABLE_USES = frozenset({
-    "params", "hidden_size", "layers", "heads", "gpus", "batch_size", "seq_len", "precision", "format",
+    "params", "formulas", "hidden_size", "layers", "heads", "gpus", "batch_size", "seq_len", "precision", "format",
 })  # fmt: skip
 """What the table for given sizes makes use of."""
 

@@ -52,7 +52,7 @@ _SETUP = {
     "--zero STAGES": "DeepSpeed's ZeRO stages: 3, or 1-3",
     "--batch-size N": "sequences of one micro-batch on one GPU",
     "--seq-len N": "tokens of a sequence: 4096 or 4k",
-    "--checkpointing WHAT": "none, full, selective, or a share of the layers",
+    "--checkpointing WHAT": "none, full, selective, or layers: 0.5, 8, 0-7,12",
     "--lora [RANK]": "train LoRA adapters of this rank (16), the model frozen",
 }
 

@@ -11,7 +11,7 @@ from memplan.report.explained.explanation import Explanation, states_line
 from memplan.report.explained.nodes import LayerKind, Node
 from memplan.report.narrow import print_table
 from memplan.report.timeline import timeline_lines
-from memplan.units import GIB, KIB, MIB
+from memplan.units import size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -180,15 +180,3 @@ def kind_table(kind: LayerKind) -> "Table":
         share = f"{num_bytes / kind.kept_bytes:.1%} of the layer's"
         table.add_row(size_text(num_bytes), f"{name}, together", share, "", style="bold")
     return table
-
-
-def size_text(num_bytes: int) -> str:
-    """Bytes in the unit that suits them.
-
-    >>> size_text(3 * 2**30), size_text(1536), size_text(12)
-    ('3.00 GiB', '1.50 KiB', '12 B')
-    """
-    for limit, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if num_bytes >= limit:
-            return f"{num_bytes / limit:,.2f} {unit}"
-    return f"{num_bytes} B"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.report.explain import size_text
 from memplan.report.narrow import print_table
 from memplan.report.teaching import USUAL, Lesson, Sizes, Taught, teach
+from memplan.units import size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,7 +52,9 @@ def print_operators(console: "Console", sizes: Sizes = USUAL) -> None:
     table.add_column("what", overflow="fold")
     for row in operator_rows(sizes):
         kept = int(str(row["bytes"]))
-        table.add_row(str(row["variant"]), size_text(kept) if kept else "-", str(row["keeps"]))
+        name, words = str(row["operation"]), str(row["variant"])
+        told = words if name in words else f"{name}: {words}"
+        table.add_row(told, size_text(kept) if kept else "-", str(row["keeps"]))
     print_table(console, table)
     console.print(Text("One of them in full: memplan explain --operation NAME.", style="dim"))
 

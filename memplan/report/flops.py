@@ -228,14 +228,20 @@ def print_flops(
 
     params = total_parameters(record_model(model, TapeOptions()))
     head = f" ({model.task.value}), {format_count(params)} parameters"
-    each = flops.model / flops.num_tokens / GIGA
-    console.print(f"{flops.total / TERA:,.2f} TFLOP a micro-batch, {each:,.2f} GFLOP a token")
+    console.print(f"{flops.total / TERA:,.2f} TFLOP a micro-batch, {_a_token(flops)}")
     console.print(Text.assemble((model.name, "bold"), head))
     print_assumptions(console, model.assumptions, flops_assumptions(model, setup, flops))
     print_table(console, component_table(flops))
     print_table(console, method_table(flops, methods))
     for line in flops_footnotes(model, setup, flops):
         console.print(Text(line, style="dim"))
+
+
+def _a_token(flops: StepFlops) -> str:
+    each = f"{flops.total / flops.num_tokens / GIGA:,.2f} GFLOP a token"
+    if not flops.recomputation:
+        return each
+    return f"{each} ({flops.model / flops.num_tokens / GIGA:,.2f} without what is recomputed)"
 
 
 def component_table(flops: StepFlops) -> "Table":

@@ -18,7 +18,6 @@ from memplan.fast_dataclass import dataclass
 from memplan.report.answer import needed_text
 from memplan.report.changes import advice_text, setup_label
 from memplan.report.estimate import footnotes
-from memplan.report.explain import size_text
 from memplan.report.explained.explanation import Explanation, explain_estimate
 from memplan.report.explained.nodes import LayerKind, Node
 from memplan.report.flops import TERA, flops_footnotes
@@ -33,7 +32,7 @@ from memplan.report.pictures.steps import step_picture
 from memplan.report.step_layout import gib
 from memplan.search.advice import advise
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
-from memplan.units import GIB, format_count
+from memplan.units import GIB, format_count, size_text
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 """Micro-batches of the heat map."""

@@ -249,8 +249,8 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     _lesson(
         "convolution", "torch.nn.Conv1d, 3 wide, as many channels out as in", _convolution,
-        "dW needs the input and dx the weight: both are kept, the weight's bytes are there anyway. A bias "
-        "needs nothing.",
+        "dW needs the input and dx the weight: both are kept (_saved_input, _saved_weight), the weight's bytes "
+        "are there anyway. A bias needs nothing.",
     ),
     _lesson(
         "embedding", "rows of a table", lambda t, z: embedding(

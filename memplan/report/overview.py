@@ -144,8 +144,10 @@ def sum_lines(found: Estimate, names: int) -> list[str]:
         low = "kept between steps" if found.gpu.manager.rules.compiles else "allocated at once"
         ends = f"{low}, to what CUDA's allocator reserves, its context and NCCL"
         return [f"{'needs':<{names}} {needed_text(found.total_bytes)} GiB: {ends}"]
-    beside = "CUDA context, NCCL" if found.nccl_bytes.high else "CUDA context"
-    total = f"{plain_gib(found.required_bytes)} + {needed_text(found.overhead_bytes)} ({beside})"
+    beside = f"{needed_text(found.context_bytes)} CUDA context"
+    if found.nccl_bytes.high:
+        beside += f" + {needed_text(found.nccl_bytes)} NCCL"
+    total = f"{plain_gib(found.required_bytes)} + {beside}"
     return [f"{'needs':<{names}} {needed_text(found.total_bytes)} GiB = {total}"]
 
 

@@ -6,9 +6,9 @@ from memplan.estimator import Estimate
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.parting import Level, LoneBlocks, Parting, SizeClass
 from memplan.report.changes import setup_label
-from memplan.report.explain import size_text
 from memplan.report.narrow import print_table
 from memplan.report.rows import Row
+from memplan.units import size_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ from memplan.memory.step import StepWalk
 from memplan.training.kernels import (
     Kernels,
 )
-from memplan.units import GIB
+from memplan.units import GIB, size_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class Sizes:
         if self.of_shape:
             sizes = " x ".join(map(str, self.of_shape))
             size = allocated_bytes(self.hidden_numel, self.dtype)
-            return f"tensors of {sizes} in {self.dtype.label}: {size / GIB:,.2f} GiB"
+            return f"tensors of {sizes} in {self.dtype.label}: {size_text(size)}"
         sequences = f"{self.batch} sequences of " if self.batch > 1 else ""
         return (
             f"{sequences}{self.tokens:,} tokens, hidden size {self.hidden:,}, feed-forward {self.width:,}, "

@@ -18,7 +18,7 @@ def test_an_articles_table(run: Run) -> None:
     told = run(*ARTICLE)
     assert told.exit_code == 0, told.stderr
     assert "ZeRO-0  160.00 (149.01)   203.49 (189.51)" in told.stdout
-    rows = json.loads(run(*ARTICLE, "--format", "json").stdout)["rows"]
+    rows = json.loads(run(*ARTICLE, "--formulas", "--format", "json").stdout)["rows"]
     assert [(row["zero_stage"], row["checkpointing"]) for row in rows] == [
         (stage, kept) for stage in range(4) for kept in ("none", "full")
     ]

@@ -27,6 +27,7 @@ def test_checkpointing_by_number_list_and_share(run: Run, asked: str, said: str,
     rows = json.loads(run("flops", "gpt2", "--checkpointing", asked, "--format", "json").stdout)
     (total,) = (row for row in rows["rows"] if row["name"] == "total")
     (logits,) = (row for row in rows["rows"] if row["name"] == "logits")
+    assert f"{total['flops'] / 1024 / 10**9:.2f} GFLOP a token" in told.stdout
     layer = (total["forward_flops"] - logits["forward_flops"]) // 12
     if asked != "selective":
         assert total["recomputation_flops"] == layers * layer

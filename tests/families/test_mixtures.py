@@ -392,4 +392,10 @@ def test_router_loss_keeps_a_softmax_of_every_router() -> None:
         head = tape.segments[-1]
         return sum(each.num_bytes for operation in head.operations for each in operation.saved)
 
+    def made(tape: Tape) -> int:
+        head = tape.segments[-1]
+        outputs = (each for operation in head.operations for each in operation.outputs)
+        return sum(each.storage.num_bytes for each in outputs)
+
     assert kept(with_loss) - kept(plain) == 3 * 128 * 16 * 4
+    assert made(with_loss) - made(plain) == 2 * 3 * 128 * 16 * 4  # the logits, and their softmax

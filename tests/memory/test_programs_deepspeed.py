@@ -9,7 +9,7 @@ import pytest
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.job import rounded
-from memplan.memory.ledger import Block, Ledger
+from memplan.memory.ledger import EMPTY_CACHE, Block, Ledger
 from memplan.memory.programs.deepspeed import deepspeed_program
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.programs.zero12 import REDUCE_STREAM, ShardedStatesProgram
@@ -100,6 +100,8 @@ def test_flattening_without_room_goes_by_the_cpu(stage: int, offload: str) -> No
     ]
     loads = [played(program)[0] for program in programs]
     assert loads[0] == loads[2] > loads[1] == loads[3]
+    flushes = [program.ledger.events.count(EMPTY_CACHE) for program in programs]
+    assert flushes[1] == flushes[0] + 1  # what the weights leave goes back to the driver
     trained = [_sizes_after_loading(program) for program in programs]
     assert trained[0] == trained[1] != trained[2] == trained[3]
 

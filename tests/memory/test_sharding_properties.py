@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import RankAccount
+from memplan.memory.fsdp1.units import own_states
+from memplan.memory.fsdp1.wrapping import wrap
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import account_of
+from tests.memory.deepspeed.small_model import given_for
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -37,6 +41,23 @@ def account(**fields: Any) -> RankAccount:
 
 def options_for(engine: str, sync: bool) -> dict[str, object]:
     return {"sync_each_batch": sync} if engine != "ddp" else {}
+
+
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("num_gpus", [3, 8])
+def test_ranks_of_fsdp1_share_the_states_out(num_gpus: int, original: bool) -> None:
+    """Every trained element has its moments on one rank: each rank's pieces are rounded up, and nothing else."""
+    options = {"use_orig_params": original}
+    wrapped = wrap(
+        given_for(SMALL, engine="fsdp1", zero_stage=None, num_gpus=num_gpus, engine_options=options)
+    )
+    kinds = own_states(wrapped.units, wrapped.formats)
+    units = list(wrapped.units.all())
+    exact = sum(4 * each.numel * unit.num_copies for unit in units for each in unit.parameters)
+    together = sum(len(each.places) * each.state_bytes for each in kinds)
+    pieces = sum(len(each.places) * each.num_trained for each in kinds)
+    assert [place for each in kinds for place in each.places] == list(range(num_gpus))
+    assert exact <= together < exact + ALLOCATION_ROUNDING * pieces
 
 
 @given(fields=SETUPS, sync=st.booleans())

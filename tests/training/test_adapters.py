@@ -11,6 +11,7 @@ from memplan.training.adapters import AdapterDtype, Lora, read_adapter
 def test_kinds_and_fields() -> None:
     lora = read_adapter({"lora": {"rank": 16, "targets": ["q_proj"], "dtype": "bf16"}})
     assert lora == Lora(rank=16, targets=("q_proj",), dtype=AdapterDtype.BF16)
+    assert str(lora) == "LoRA rank 16 on q_proj; bf16"
     assert read_adapter({"lora": 16}) == Lora(rank=16)
     assert read_adapter("none") is None
 

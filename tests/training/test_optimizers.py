@@ -110,6 +110,10 @@ P = 8192 * 2048
         pytest.param(Optimizer.ADALOMO, {"exp_avg_sq_row": 4 * 8192, "exp_avg_sq_col": 4 * 2048}),
         pytest.param(Optimizer.SCHEDULE_FREE_SGD, {"z": 2 * P}),
         pytest.param(Optimizer.ADAM_MINI, {"m": 2 * P, "vmean": 2 * 8192}),
+        pytest.param(  # optimi's: a 16-bit weight has what rounding took away
+            Optimizer.STABLE_ADAMW,
+            {"exp_avg": 2 * P, "exp_avg_sq": 2 * P, "eps_sq": 2, "kahan_comp": 2 * P, "mean_square": 4},
+        ),
     ],
     ids=lambda value: value.value if isinstance(value, Optimizer) else "",
 )  # fmt: skip

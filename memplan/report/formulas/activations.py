@@ -58,7 +58,7 @@ def _part_rows(case: Case, shape: FormulaShape) -> list[MethodRow]:
     masked = masked_scores_bytes(
         num_heads=shape.num_heads, seq_len=case.seq_len, batch_size=case.batch_size
     )
-    source = "arXiv:2205.05198, section 4.1, with p bytes a number"
+    source = "arXiv:2205.05198, section 4.1, with p bytes a number; without p: dropout masks"
     return [
         *(
             _layer_row(
