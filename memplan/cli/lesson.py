@@ -8,7 +8,7 @@ from memplan.options.shared import OutputFormat
 
 if TYPE_CHECKING:
     from memplan.dtypes import DType
-    from memplan.report.lessons import Sizes
+    from memplan.report.teaching import Sizes
 
 
 def show_lesson(ctx: Context) -> None:
@@ -94,8 +94,8 @@ def _lesson_sizes(ctx: Context) -> "Sizes":
 
     from memplan.cli.unused import given_options, refuse
     from memplan.options.largest import without_max
-    from memplan.report.lessons import USUAL, Sizes
     from memplan.report.shape import formula_shape
+    from memplan.report.teaching import USUAL, Sizes
     from memplan.sources.models import load_model
 
     asked = without_max(ctx.params)

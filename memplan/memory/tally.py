@@ -364,6 +364,8 @@ class TallyPlayback:
         self.engine: Engine = proxy(engine)
         """It has the playback: neither may keep the other."""
         self.uses = repeated_uses(passes)
+        self.workspaces = {True: 0, False: 0}
+        """Counted apart from what a run holds."""
         self.at = self.spots.between
         """Where the present micro-batch is when a pass is over."""
         self.parked: dict[int, Spot] = {}

@@ -106,6 +106,10 @@ TOLD = {
         ("max", "max-batch", "max-batch-size", "find-batch-size", "auto-find-batch-size"),
         "the first line says the largest micro-batch; `memplan plan MODEL --maximize seq-len` finds another largest",
     ),
+    **dict.fromkeys(
+        ("disk", "checkpoint-size", "storage"),
+        "a job's request says what its checkpoints take on disk: --emit slurm",
+    ),
     "output": "a page is written with --report, and estimate and plan write a setup with --emit",
     "phase": "--component NAME says what each phase has of one, --full lists all of them",
     "versus": 'two setups are compared by `memplan compare MODEL --vs "--zero 3"`',

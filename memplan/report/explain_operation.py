@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.report.lessons import USUAL, Lesson, Sizes, Taught, teach
 from memplan.report.narrow import print_table
+from memplan.report.teaching import USUAL, Lesson, Sizes, Taught, teach
 from memplan.units import size_text
 
 if TYPE_CHECKING:

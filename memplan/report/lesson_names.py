@@ -1,7 +1,8 @@
 """The lesson of a name: one that is written, or a row of the table of operators."""
 
 from memplan.errors import UsageError, did_you_mean
-from memplan.report.lessons import LESSONS, Lesson
+from memplan.report.lessons import LESSONS
+from memplan.report.teaching import Lesson
 
 
 def find_lesson(name: str) -> Lesson:

@@ -17,8 +17,9 @@ from memplan.graph.tensors import Tensor
 from memplan.graph.traced.operators import OPERATORS
 from memplan.graph.traced.values import Values
 from memplan.model.traced import Format, Program, Size, Step, StepKind, TracedModule, Value
-from memplan.report.lessons import LESSONS, Lesson, Sizes, Taught, Variant, hidden_states, teach
-from memplan.report.lessons import given as given_before
+from memplan.report.lessons import LESSONS
+from memplan.report.teaching import Lesson, Sizes, Taught, Variant, hidden_states, teach
+from memplan.report.teaching import given as given_before
 
 _MASKS = {"masked_fill": 1, "where": 0}
 """Which of a function's tensors is a mask."""

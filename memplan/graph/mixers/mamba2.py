@@ -98,10 +98,9 @@ def mamba2_mixer(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContext) ->
     )  # fmt: skip
     out = _scan(t, (parts[0], parts[1], parts[2]), step, rate, spec, sizes)
     gated = _gated(t, out, gate, spec)
-    t.touch(out)
-    narrow = t.cast(gated, x.dtype if t.autocast is None else t.autocast)
+    narrow = t.cast(gated, given.dtype)
     result = linear(t, narrow, "mamba.out_proj", inner, context.hidden_size, bias=spec.output_bias)
-    t.touch(projected, rate, states, gated, x, given)
+    t.touch(projected, rate, states, gated, out, x, given)
     return result
 
 
@@ -130,13 +129,16 @@ def _scan(
     share.by_column = False  # of a head all that is summed up lies together
     residual = t.mul(share, skipped)
     entering = t.mul(hidden, t.cast(step, DType.FP32))
-    decay = t.mul(rate, t.cast(step, DType.FP32))
     t.touch(hidden)
-    padded = [_pad(t, each, sizes) for each in (entering, decay, keys, queries)]
+    decay = t.mul(rate, t.cast(step, DType.FP32))
+    padded = []
+    for each in (entering, decay, keys, queries):
+        whole = _pad(t, each, sizes)
+        padded.append(whole if each is decay else _in_chunks(t, whole, sizes))
     t.touch(entering, decay, keys, queries)
-    hidden, keys, queries = (_in_chunks(t, padded[each], sizes) for each in (0, 2, 3))
-    total = _running_sum(t, padded[1], turned=True)
-    pairwise = t.elementwise(OperationKind.EXP, _segment_sum(t, padded[1], sizes.chunk))
+    hidden, fading, keys, queries = padded
+    total = _running_sum(t, fading, turned=True)
+    pairwise = t.elementwise(OperationKind.EXP, _segment_sum(t, fading, sizes.chunk))
     out, frame = _chunked(t, hidden, keys, queries, total, pairwise, sizes)
     summed = t.add(out, residual)
     t.touch(out)

@@ -233,10 +233,16 @@ def expanded(x: Handle, shape: Shape) -> Handle:
 
 
 def part_of(stack: Handle, count: int) -> Handle:
-    """``stack[number]``, one of so many: its gradient is a tensor of zeros as large as all."""
+    """``stack[number]``, one of so many: its gradient is a tensor of zeros as large as all.
+
+    Where the parts have no dimension of their own it goes through a view, and sums take no place in it.
+    """
     *rows, width = stack.shape
     shape = prod(rows) // count, width
-    return Handle(stack.run, stack.run.slice(stack.record, prod(shape)), shape)
+    made = stack.run.view(stack.record, prod(shape))
+    gradient = Gradient.VIEW if len(rows) == 1 else Gradient.FRESH
+    stack.run.record(OperationKind.SLICE, (stack.record,), (made,), gradients=(gradient,))
+    return Handle(stack.run, made, shape)
 
 
 def product(x: Handle, factor: Handle, bias: Handle | None = None) -> Handle:

@@ -58,6 +58,8 @@ class Unit:
     """The gradient of the unit's last parameter: a loop variable holds it until the reduction is
     over. 0 for layers, whose last parameters are norms or biases."""
     reduce_input_bytes: int = 0
+    reduce_table_bytes: int = 0
+    """What tells the kernel that fills that which gradient is whose: a number for each of its blocks."""
     reduce_output_bytes: int = 0
     gradient_shard_bytes: int = 0
     """The shards' gradients: views of one tensor."""
@@ -317,8 +319,30 @@ def _measure_gradients(unit: Unit, formats: UnitFormats) -> None:
     unit.whole_gradient_bytes = sum(allocated_bytes(each.numel, reduce) for each in trained)
     reduced = sum(shard_numel(each, unit.degree) for each in trained)
     unit.reduce_input_bytes = allocated_bytes(reduced * unit.degree, reduce)
+    unit.reduce_table_bytes = _reduce_table_bytes(trained, unit.degree, formats)
     unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
+
+
+BYTES_OF_A_BLOCK = 16 * 128
+"""What a block of ``_chunk_cat``'s kernel writes: 16 bytes by each of its 128 threads."""
+NUMBERS_OF_A_GRADIENT, NUMBERS_BESIDE, NUMBER_BYTES = 6, 2, 8
+"""Addresses, sizes and places of each gradient in its table; two of them are sums, with one more."""
+
+
+def _reduce_table_bytes(trained: list[Parameter], degree: int, formats: UnitFormats) -> int:
+    """The table of ``_chunk_cat``, which no other pair of formats has a kernel of its own for.
+
+    (torch 2.13, aten/src/ATen/native/cuda/TensorShape.cu, ``get_chunk_cat_metadata``, ``pack_vecs``)
+    """
+    given, reduce = formats.compute_of(trained[0]), formats.reduce_of(trained[0])
+    if given is not reduce and (given, reduce) != (DType.BF16, DType.FP32):
+        return 0
+    num_blocks = sum(
+        ceil_div(shard_numel(each, degree) * reduce.num_bytes, BYTES_OF_A_BLOCK) for each in trained
+    )
+    numbers = num_blocks + NUMBERS_OF_A_GRADIENT * len(trained) + NUMBERS_BESIDE
+    return round_up(numbers * NUMBER_BYTES, ALLOCATION_ROUNDING)
 
 
 def _find_last_gradient(unit: Unit, formats: UnitFormats) -> None:

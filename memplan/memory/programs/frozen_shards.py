@@ -41,12 +41,8 @@ class FrozenShardsProgram(ShardedParametersProgram):
                 self.shares_coordinator, self.keeps_small = False, other.keeps_small
 
     def begin_pass(self) -> None:
-        """The coordinator starts anew, with the order of modules that a first pass would record."""
-        if self.shares_coordinator:
-            self.coordinator.restart()
-        elif self.gathers:
-            if not self.coordinator.recorded:
-                self.coordinator.recorded = list(self._order_of_modules())
+        """The coordinator starts anew; the first pass records the order of modules."""
+        if self.gathers:
             self.coordinator.restart()
 
     def end_pass(self) -> None:

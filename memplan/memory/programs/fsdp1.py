@@ -88,7 +88,6 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         """Among the ranks over which the parameters are spread."""
         self.keeps_whole = wrapped.keeps_whole
         self.sharded = wrapped.formats.degree > 1
-        self.root = self._single(wrapped.units.root)
         self.ranks = Ranks(wrapped.formats.degree)
         """Over which the parameters are spread."""
         self.begun = False
@@ -301,13 +300,9 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     # -- backward --------------------------------------------------------------------------------
 
-    def begin_backward(self) -> None:
-        """The root's hook comes first."""
-        if self.root is not None:
-            self._pre_backward(self.root)
-
     def before_backward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs."""
+        self.reach_model(segment)
         if segment.output is not None and segment.output.requires_grad:
             for use in self._uses_in(segment, repetition):
                 self._pre_backward(use)

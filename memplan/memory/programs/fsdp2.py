@@ -86,7 +86,6 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         super().__init__(given, ledger, units, UnitUse, workspace_bytes=workspace_bytes)
         self.place = rank // given.setup.tensor_parallel % self.formats.degree
         """Among the ranks over which the parameters are spread."""
-        self.root = self._single(self.units.root)
         self.tail = self._single(self.units.tail)
         self.embedding = self._single(self.units.embedding)
         self.in_tail = False
@@ -411,11 +410,6 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     # -- backward --------------------------------------------------------------------------------
 
-    def begin_backward(self) -> None:
-        """The root's hook comes first."""
-        if self.root is not None:
-            self._pre_backward(self.root)
-
     def _pre_backward(self, use: UnitUse) -> None:
         """Gather unless it was prefetched, and prefetch the unit whose forward pass came before."""
         if not use.gathered:
@@ -441,6 +435,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
     def before_backward(self, segment: Segment, repetition: int) -> None:
         """Gather what the segment needs."""
+        self.reach_model(segment)
         uses = self._uses_in(segment, repetition)
         if uses:
             if segment.output is not None and segment.output.requires_grad:
@@ -548,6 +543,9 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.reduce_inputs.append(
             ledger.allocate(unit.reduce_input_bytes, 0, _BUFFERS, "gradients to reduce")
         )
+        if self.given.setup.kernel_scratch and unit.reduce_table_bytes:
+            name = "where gradients lie that are copied together"
+            ledger.use(unit.reduce_table_bytes, kind=ComponentKind.KERNEL_SCRATCH, name=name)
         for block in reversed(blocks):
             ledger.free(block)
         self._keep_shards(use)

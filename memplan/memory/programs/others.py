@@ -7,17 +7,21 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.beside import Beside, Share, SideModel, When
 from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.other_program import OtherProgram
-from memplan.memory.programs.program import RankProgram
+from memplan.memory.programs.program import Program, RankProgram
 from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine
 
 
 def _other_program(side: SideModel, ledger: Ledger, trained: RankProgram) -> OtherProgram:
     if side.evaluation is None:
-        return OtherProgram(side, ledger)
-    from memplan.memory.programs.evaluation import EvaluationProgram  # only where there is one
+        other = OtherProgram(side, ledger)
+    else:
+        from memplan.memory.programs.evaluation import EvaluationProgram  # only where there is one
 
-    return EvaluationProgram(side, side.evaluation, ledger, trained)
+        other = EvaluationProgram(side, side.evaluation, ledger, trained)
+    if isinstance(trained, Program):
+        other.program.playback.workspaces = trained.playback.workspaces
+    return other
 
 
 def shards_frozen_models(engine: Engine, stage: ZeroStage | None, num_ranks: int) -> bool:

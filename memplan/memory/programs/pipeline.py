@@ -10,7 +10,6 @@ from memplan.fast_dataclass import replace
 from memplan.graph.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.ledger import Ledger, Part
-from memplan.memory.playback import Playback
 from memplan.memory.programs.chunk_offload import LEAST_BYTES, ChunkOffload, chunk_sizes
 from memplan.memory.programs.pipeline_plan import plan_of, shape_of
 from memplan.memory.programs.pipeline_ranks import place_of
@@ -59,9 +58,7 @@ class PipelineProgram:
         self.num_steps = first.num_steps
         for program in self.programs.values():
             program.share(first)
-            # A process has one workspace for each of its threads, whatever stage asks first.
-            if isinstance(program.playback, Playback) and isinstance(first.playback, Playback):
-                program.playback.workspaces = first.playback.workspaces
+            program.playback.workspaces = first.playback.workspaces
 
     def _offload(self) -> ChunkOffload | None:
         sizes = chunk_sizes(self.given, self.programs)

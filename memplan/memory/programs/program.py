@@ -48,6 +48,10 @@ Of an OPT with five, four had 0.56 % too little."""
 class Player(Protocol):
     """Who writes the model's own blocks into a ledger, pass by pass."""
 
+    workspaces: dict[bool, int]
+    """What cuBLAS has yet to ask for, in the forward pass's thread and in the other: a process's programs
+    share it."""
+
     def need_workspace(self, *, forward: bool) -> None:
         """A product of matrices is next, in the thread of the one pass or of the other."""
 

@@ -83,6 +83,9 @@ class ShardedProgram(Program, Generic[UseT]):
         super().__init__(given, ledger, workspace_bytes=workspace_bytes)
         self.units = units
         self.singles = {id(unit): make_use(unit, 0) for unit in units.single()}
+        self.root = self._single(units.root)
+        self.root_waits = False
+        """Its hook has not come by in this backward pass."""
         self.layers = {
             index: [make_use(unit, copy) for copy in range(unit.num_copies)]
             for index, unit in units.layers.items()
@@ -122,6 +125,27 @@ class ShardedProgram(Program, Generic[UseT]):
     def _layer_uses(self) -> Iterator[UseT]:
         for uses in (*self.layers.values(), *self.beside.values()):
             yield from uses
+
+    def begin_backward(self) -> None:
+        """The root's hook comes first, where the model itself returns the loss."""
+        self.root_waits = self.root is not None
+        if self.given.tape.returned_at is None:
+            self._reach_root()
+
+    def reach_model(self, segment: Segment) -> None:
+        """Else with the gradient of what it returned, behind those of a trainer's own loss."""
+        returned_at = self.given.tape.returned_at
+        if self.root_waits and (returned_at is None or segment.index < returned_at):
+            self._reach_root()
+
+    def _reach_root(self) -> None:
+        if self.root is not None:
+            self._pre_backward(self.root)
+        self.root_waits = False
+
+    def _pre_backward(self, use: UseT) -> None:
+        """The backward pass of a unit begins."""
+        raise NotImplementedError
 
     def _uses(self) -> Iterator[UseT]:
         yield from self.singles.values()
