@@ -81,7 +81,7 @@ def overrides_of(
                 break  # another run, as of a branch that is not chosen
             is_module = is_run = True
             found.pop("program", None)
-        elif word.endswith(".py"):
+        elif word.endswith(".py") and "=" not in word:
             is_run, found["program"] = True, word
         flag = _FLAG.fullmatch(word)
         if awaits or (flag is not None and flag[1] == "config-name"):

@@ -357,7 +357,7 @@ COMMON=(
     data.max_prompt_length=${length} data.max_response_length=1024
 )
 NCCL_DEBUG=INFO LEVEL=1 python3 -m verl.trainer.main_ppo --config-name='own_trainer' "${COMMON[@]}" \\
-    algorithm.adv_estimator=grpo trainer.nnodes=2 \\
+    algorithm.adv_estimator=grpo trainer.nnodes=2 custom_reward_function.path=recipe/reward.py \\
     # trainer.n_gpus_per_node=2 \\
     +actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$both $@
 python3 -m verl.trainer.main_ppo trainer.nnodes=4 trainer.n_gpus_per_node=1
@@ -453,6 +453,15 @@ def test_verl_fills_a_micro_batch_with_no_more_than_the_mini_batch() -> None:
     assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
     assert setup.job is not None
     assert setup.job.scoring_batch_size == 16  # of all that was generated
+
+
+def test_verl_trains_an_adapter_that_it_loads() -> None:
+    """Its rank stands in its own file (verl, workers/fsdp_workers.py, ``lora_adapter_path``)."""
+    model = {"path": "gpt2", "lora_adapter_path": "an/adapter"}
+    found = read({**VERL, "actor_rollout_ref": {"model": model, "actor": {"strategy": "fsdp2"}}})
+    assert found.setup.adapter is not None
+    assert found.setup.adapter.rank == 16
+    assert any("lora_adapter_path" in note for note in found.notes)
 
 
 def test_verl_says_where_it_would_stop() -> None:

@@ -330,8 +330,18 @@ def _read_optimizer(keys: Keys, found: Found, given: Mapping[str, object]) -> No
     add_named_optimizer(keys, key, found, given)
 
 
+UNREAD_RANK = 16
+"""Of an adapter that is loaded and whose rank no file here says: TRL's default (trl/trainer/model_config.py, ``lora_r``)."""
+
+
 def _read_adapter(keys: Keys, found: Found) -> None:
     rank = keys.take(f"{MODEL}.lora_rank")
+    path = keys.text(f"{MODEL}.lora_adapter_path")
+    if path is not None and not rank:
+        rank = UNREAD_RANK
+        found.notes.append(
+            f"{MODEL}.lora_adapter_path: what its adapter_config.json says is not read: rank {rank} is counted"
+        )
     alpha, targets = keys.number(f"{MODEL}.lora_alpha"), keys.modules(f"{MODEL}.target_modules")
     excluded = keys.modules(f"{MODEL}.exclude_modules")
     if isinstance(rank, int) and rank > 0:
