@@ -143,9 +143,11 @@ class ModelSpec(Displayed, HashedOnce):
     def module_names(self) -> Mapping[str, Any]:
         """What transformers' class calls its modules, by the tape's segments (``sources.module_names``).
 
+        A type that is written as its class names its modules itself: of that, nothing is here.
+
         >>> import memplan
-        >>> memplan.load_model("t5-small").module_names["encoder.layers"]["self_attn.q_proj"]
-        'layer.0.SelfAttention.q'
+        >>> memplan.load_model("whisper-tiny").module_names["encoder.layers"]["self_attn.o_proj"]
+        'self_attn.out_proj'
         """
         names: Mapping[str, Any] = provided("module_names", self)
         return names
