@@ -20,6 +20,11 @@ POINTS_FILE = FIGURES_FILE.with_name("accuracy_points.json")
 PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
+OFF_FILE = FIGURES_FILE.with_name("bytes_off.json")
+"""Of each figure of each set of records, how many are met to the byte and by how many bytes the others are missed
+together. Bars have room in which a slip would pass; this has none: ``make accuracy`` rewrites it, and what moved is
+seen."""
+
 WRONG_FILE = FIGURES_FILE.with_name("accuracy_verdicts.json")
 OUTCOMES_FILE = FIGURES_FILE.parents[2] / "memplan" / "data" / "outcomes.json"
 """How runs ended by what was said of them and by kind of job, which ``memplan admit`` tells: in the package."""
@@ -151,12 +156,35 @@ def points_of(pairs: Iterable[tuple[int, int]]) -> Points:
 
 
 def remember(
-    section: str, rows: dict[str, dict[str, Any]], *, update: bool, points: Points | None = None
+    section: str,
+    rows: dict[str, dict[str, Any]],
+    *,
+    update: bool,
+    points: Points | None = None,
+    found: Iterable[Comparison] = (),
 ) -> None:
-    """Check a section of the figures against those committed, or rewrite it; ``points`` of its peak."""
+    """Check a section of the figures against those committed, or rewrite it: the ``points`` of its peak, and the
+    bytes by which what was ``found`` is off.
+    """
     _keep(FIGURES_FILE, section, rows, update=update)
+    compared = list(found)
+    if compared:
+        remember_off(section, *compared, update=update)
     if points is not None:
         _keep(POINTS_FILE, section, points, update=update)
+
+
+def remember_off(section: str, *found: Comparison, update: bool) -> None:
+    """The same of every figure: how many records are met to the byte, and how far off the others are together."""
+    off: dict[str, list[int]] = {}
+    for each in found:
+        for name, pairs in each.compared.items():
+            off.setdefault(name, []).extend(round(abs(value - true)) for true, value in pairs)
+    rows = [
+        {"figure": name, "records": len(each), "exact": each.count(0), "off_bytes": sum(each)}
+        for name, each in sorted(off.items())
+    ]
+    _keep(OFF_FILE, section, rows, update=update)
 
 
 def remember_published(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:
@@ -188,7 +216,7 @@ def _keep(file: Path, section: str, found: Any, *, update: bool) -> None:
         return
     kept = json.loads(file.read_text(encoding="utf-8"))
     assert kept.get(section) == found, (
-        "the README's accuracy table is out of date: run `make accuracy`"
+        f"{file.name}, from which the accuracy page is made, is out of date: run `make accuracy`"
     )
 
 

@@ -49,4 +49,5 @@ def test_runs_that_offload(
         {name: comparison.row(name) for name in BARS},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("requested_peak"),
+        found=[comparison],
     )

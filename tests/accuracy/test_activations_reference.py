@@ -8,7 +8,7 @@ import pytest
 from memplan.api import estimate
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.comparison import Comparison, read_records, remember
+from tests.accuracy.comparison import Comparison, read_records, remember, remember_off
 
 pytestmark = pytest.mark.long
 
@@ -87,19 +87,22 @@ def test_activations(
         {name: comparison.row(name) for name in ("bytes_before", "activations", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("peak"),
+        found=[comparison],
     )
 
 
-def test_representative_records(checkout: Path) -> None:
+def test_representative_records(checkout: Path, pytestconfig: pytest.Config) -> None:
     comparison = compare(checkout / "tests" / "data" / "activations.jsonl")
     assert not comparison.refused
     assert comparison.num_records >= 40
     for name in BARS:
         bar = 0.0003 if name == "activations" else 0.001
         assert comparison.worst(name)[0] <= bar, comparison.worst(name)
+    update = pytestconfig.getoption("--update-accuracy")
+    remember_off("one GPU, own file", comparison, update=update)
 
 
-def test_the_long_tail(checkout: Path) -> None:
+def test_the_long_tail(checkout: Path, pytestconfig: pytest.Config) -> None:
     """Token mixers and classes that ``activations.jsonl`` has no records of."""
     comparison = compare(checkout / "tests" / "data" / "long_tail.jsonl")
     assert not comparison.refused
@@ -110,3 +113,4 @@ def test_the_long_tail(checkout: Path) -> None:
     # A slip in one class takes one of these away.
     exact = {name: comparison.num_within(name, 0.0001) for name in BARS}
     assert all(exact[name] >= least for name, least in LONG_TAIL_EXACT.items()), exact
+    remember_off("the long tail", comparison, update=pytestconfig.getoption("--update-accuracy"))

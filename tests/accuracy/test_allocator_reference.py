@@ -80,6 +80,7 @@ def test_requested_peak(
         {f"peak, {NAMES[name]}": each.row("requested_peak") for name, each in found.items()},
         update=pytestconfig.getoption("--update-accuracy"),
         points=[point for each in found.values() for point in each.points("requested_peak")],
+        found=found.values(),
     )
 
 

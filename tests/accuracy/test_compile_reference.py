@@ -36,6 +36,7 @@ def test_cuda_kernels(
         {"held": found.row("held_by_forward"), "peak": found.row("requested_peak")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("requested_peak"),
+        found=[found],
     )
 
 

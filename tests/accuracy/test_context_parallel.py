@@ -29,4 +29,5 @@ def test_own_records(
             {figure: comparison.row(figure) for figure in ("activations", "peak")},
             update=pytestconfig.getoption("--update-accuracy"),
             points=comparison.points("peak"),
+            found=[comparison],
         )

@@ -38,6 +38,7 @@ def test_ddp(
         {name: comparison.row(name) for name in ("before", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("peak"),
+        found=[comparison],
     )
 
 

@@ -60,6 +60,7 @@ def test_deepspeed(
         {name: comparison.row(name) for name in ("before", "peak_init", "peak", "cpu_after_step")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("peak"),
+        found=[comparison],
     )
 
 

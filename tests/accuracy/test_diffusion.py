@@ -112,4 +112,5 @@ def test_diffusion_transformers(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=tensors.points("peak"),
+        found=found.values(),
     )

@@ -110,4 +110,5 @@ def test_own_records(
             },
             update=pytestconfig.getoption("--update-accuracy"),
             points=comparison.points("peak"),
+            found=[comparison],
         )

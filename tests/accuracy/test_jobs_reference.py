@@ -40,6 +40,7 @@ def test_jobs(
         {name: found.row(name) for name in ("requested_peak", "reserved_peak")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("requested_peak"),
+        found=[found],
     )
 
 

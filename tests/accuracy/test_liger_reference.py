@@ -111,6 +111,7 @@ def test_liger(
         {name: comparison.row(name) for name in names},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("requested_peak"),
+        found=[comparison],
     )
 
 

@@ -47,6 +47,7 @@ def test_fake_tensors(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("peak"),
+        found=[found],
     )
 
 
@@ -77,6 +78,7 @@ def test_cuda_kernels(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("requested_peak"),
+        found=[found],
     )
 
 

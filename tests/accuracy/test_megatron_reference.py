@@ -46,6 +46,7 @@ def test_every_record(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("peak"),
+        found=[comparison],
     )
 
 

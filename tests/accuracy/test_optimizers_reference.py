@@ -58,6 +58,7 @@ def test_steps(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("peak"),
+        found=[found],
     )
 
 

@@ -72,6 +72,7 @@ def test_every_rank(
         {figure: comparison.row(figure) for figure in ("bytes_before", "peak_fwd_bwd")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("peak_fwd_bwd"),
+        found=[comparison],
     )
 
 

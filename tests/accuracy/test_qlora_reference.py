@@ -49,6 +49,7 @@ def test_fake_tensors(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("peak"),
+        found=[found],
     )
 
 
@@ -80,6 +81,7 @@ def test_cuda_kernels(
         },
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("requested_peak"),
+        found=[found],
     )
 
 

@@ -46,6 +46,7 @@ def test_every_record(
         {figure: comparison.row(figure) for figure in ("bytes_before", "activations", "peak")},
         update=pytestconfig.getoption("--update-accuracy"),
         points=comparison.points("peak"),
+        found=[comparison],
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from memplan.api import estimate
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.comparison import Comparison, read_records
+from tests.accuracy.comparison import Comparison, read_records, remember_off
 from tests.accuracy.test_activations_reference import PRECISIONS
 
 FIGURES = ("bytes_before", "activations", "peak_backward", "peak_step", "peak")
@@ -50,7 +50,9 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", NUM_EXACT)
-def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_towers(
+    name: str, checkout: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
+) -> None:
     comparison = Comparison()
     for record in read_records(checkout / "tests" / "data" / f"{name}.jsonl"):
         comparison.add(record, record["truth"], predict)
@@ -61,3 +63,4 @@ def test_towers(name: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -
     for figure, num_exact in zip(FIGURES, NUM_EXACT[name], strict=True):
         assert comparison.worst(figure)[0] <= 0.01, (figure, comparison.worst(figure))
         assert comparison.num_within(figure, EXACT) >= num_exact, figure
+    remember_off(name, comparison, update=pytestconfig.getoption("--update-accuracy"))

@@ -155,6 +155,7 @@ def test_runs(
         runs.rows(),
         update=pytestconfig.getoption("--update-accuracy"),
         points=[point for each in runs.by_kind.values() for point in each.points("requested_peak")],
+        found=runs.by_kind.values(),
     )
 
 

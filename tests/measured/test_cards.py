@@ -183,6 +183,7 @@ def test_figures(
         {name: found.row(name, num_apart=num_apart) for name in BARS if "peak_" not in name},
         update=pytestconfig.getoption("--update-accuracy"),
         points=found.points("max_memory_allocated"),
+        found=[found],
     )
 
 
