@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from memplan.cli import INTERRUPTED, plain, terminal
+from memplan.cli import INTERRUPTED, terminal
 from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
 from memplan.cli.terminal import abandon, fail, prepare_streams
 from memplan.errors import ExitCode, MemplanError
@@ -45,9 +45,13 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     """What is typed as it should be is read without Typer; all else is Typer's, which says what is wrong with it."""
     try:
-        read = None if COMPLETION_VARIABLE in os.environ else plain.read(arguments)
-        if read is not None:
-            return read.run()
+        is_command = bool(arguments) and arguments[0] in COMMANDS
+        if is_command and COMPLETION_VARIABLE not in os.environ:
+            from memplan.cli import plain  # of `memplan --help` nothing of it is asked
+
+            read = plain.read(arguments)
+            if read is not None:
+                return read.run()
         from memplan.cli.typer_app import answer
 
         return answer(arguments)
