@@ -132,7 +132,8 @@ def test_a_narrow_upper_network_slows_what_crosses_it() -> None:
 
 def test_switches_between_nodes_add_up_where_they_are_named() -> None:
     """NCCL's author says 80 GB/s with four cards of 200 Gbit/s on eight A100, and 110 with eight, where NVLink decides (NCCL #320)."""
-    for cards, said in ((4, 80e9), (8, 110e9)):
+    # With eight cards NVLink decides, of which ``ACHIEVED`` is reached here: 9 % above his figure.
+    for cards, said, off in ((4, 80e9, 0.003), (8, 110e9, 0.1)):
         rings, summed = (
             network_of(
                 load_gpu("a100-80gb"), gpus_per_node=8, between_nodes=cards / 8 * 25e9, sums_between=each
@@ -140,7 +141,7 @@ def test_switches_between_nodes_add_up_where_they_are_named() -> None:
             for each in (False, True)
         )  # fmt: skip
         found = collective_seconds(ExchangeKind.ALL_REDUCE, N, Ranks(256), summed)
-        assert found == pytest.approx(N / said, rel=0.1)
+        assert found == pytest.approx(N / said, rel=off)
         assert found <= collective_seconds(ExchangeKind.ALL_REDUCE, N, Ranks(256), rings)
         for kind, ranks in (
             (ExchangeKind.ALL_GATHER, Ranks(256)),
