@@ -28,6 +28,9 @@ class Base(Module):
     tied_by_default = True
     """Its matrix of logits is the token table where the config is silent."""
 
+    ties = True
+    """Its matrix of logits can be the token table."""
+
     has_two_stacks = False
     """It is an encoder and a decoder."""
 

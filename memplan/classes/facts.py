@@ -21,6 +21,7 @@ from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, StackSpec
+from memplan.model.mixers import NOTHING, MixerSpec, TokenMixer
 from memplan.model.norms import NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -43,6 +44,7 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
     return replace(
         model,
         eager_attention_only=base.eager_only,
+        head=model.head if base.ties else replace(model.head, tied=False),
         recomputes=base.checkpoints,
         transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
         blueprint=blueprint_from(reader, request.model_type),
@@ -82,24 +84,27 @@ def _runs(base: Decoder) -> Iterator[LayerRun]:
     for kind, group in groupby(base.layer_list.kinds):
         layer = base.layer_list.made[kind]
         assert isinstance(layer, DecoderLayer)
-        made = _layer(layer, base)
-        attention = made.attention
-        if isinstance(attention, AttentionSpec):
-            rotary = _rotary(base, kind.window) if kind.turned else None
-            attention = replace(attention, sliding_window=kind.window, rotary=rotary)
-        yield LayerRun(count=len(list(group)), layer=replace(made, attention=attention))
+        rotary = _rotary(base, kind.window) if kind.turned else None
+        yield LayerRun(count=len(list(group)), layer=_layer(layer, base, kind.window, rotary))
 
 
-def _layer(layer: DecoderLayer, base: Decoder) -> LayerSpec:
-    attention = next(each for _, each in layer.modules() if isinstance(each, SelfAttention))
+def _layer(
+    layer: DecoderLayer, base: Decoder, window: Window, rotary: RotarySpec | None
+) -> LayerSpec:
     own = (each for each in layer.children.values() if isinstance(each, Norm))
     norms = chain(own, (each for _, each in layer.modules() if isinstance(each, Norm)))
+    mixers = [each for _, each in layer.modules() if isinstance(each, SelfAttention)]
+    scores = [
+        replace(_attention(each, base), sliding_window=window, rotary=rotary)
+        for each in mixers
+        if isinstance(each, HeadAttention)
+    ]
+    others = [each.facts() for each in mixers if not isinstance(each, HeadAttention)]
+    found: TokenMixer = next(iter((*others, *scores)), NOTHING)
+    if isinstance(found, MixerSpec) and scores:
+        found = replace(found, scores=scores[0])  # both stand in the layer
     return LayerSpec(
-        attention=(
-            _attention(attention, base)
-            if isinstance(attention, HeadAttention)
-            else attention.facts()
-        ),
+        attention=found,
         feed_forward=layer.network_facts(),
         norm=_norm(next(norms)),
         placement=layer.placement,

@@ -29,8 +29,7 @@ from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from memplan.model.attention import AttentionSpec
-    from memplan.model.latent import LatentAttentionSpec
+    from memplan.model.mixers import CountedSpec, TokenMixer
     from memplan.model.mixtures import MixtureSpec
 
 Heads = tuple[Handle, Handle, Handle]
@@ -51,6 +50,8 @@ class LayerKind(NamedTuple):
     """Its network is a mixture of experts."""
     heads: int = 0
     """Its own number of query heads; 0: the config's."""
+    attends: bool = True
+    """Attention mixes its tokens, and nothing in its place."""
 
 
 class SelfAttention(Module):
@@ -61,7 +62,7 @@ class SelfAttention(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         raise NotImplementedError
 
-    def facts(self) -> "AttentionSpec | LatentAttentionSpec":
+    def facts(self) -> "TokenMixer":
         """What others read of it."""
         raise NotImplementedError
 
@@ -281,10 +282,12 @@ class DecoderLayer(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         raise NotImplementedError
 
-    def network_facts(self) -> "FeedForwardSpec | MixtureSpec":
+    def network_facts(self) -> "FeedForwardSpec | MixtureSpec | CountedSpec":
         """What others read of its network."""
-        found = (each for each in self.children.values() if isinstance(each, Network))
-        return next(found).facts()
+        from memplan.model.mixers import NOTHING
+
+        found = next((each for each in self.children.values() if isinstance(each, Network)), None)
+        return NOTHING if found is None else found.facts()
 
 
 class LlamaDecoderLayer(DecoderLayer):
@@ -404,6 +407,9 @@ class LlamaModel(Decoder):
         final = self.norm_class(hidden)
         final.segment = "decoder.norm", ModelPart.NORM
         setattr(self, self.last, final)
+        self.add_rotary(config)
+
+    def add_rotary(self, config: ConfigReader) -> None:
         self.rotary_emb = self.rotary_class(self.rotary_width(config))
 
     def rotary_width(self, config: ConfigReader) -> int:

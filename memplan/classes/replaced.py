@@ -19,6 +19,7 @@ from memplan.training.kernels import (
     FeedForwardKernel,
     Kernels,
     NormKernel,
+    ScanKernel,
 )
 from memplan.units import ceil_div
 
@@ -82,6 +83,10 @@ def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
     """
     if spread or kernels.experts is ExpertKernel.MODULES:
         _replace_experts(model, spread=spread)
+    if kernels.scan is ScanKernel.PACKAGE:
+        from memplan.classes.recurrent.kernels import replace_scans  # only where installed
+
+        replace_scans(model)
     fused_norms = kernels.norm is not NormKernel.EAGER
     fused_networks = kernels.feed_forward is FeedForwardKernel.FUSED
     for _, module in list(model.modules()):

@@ -1,30 +1,23 @@
 """Decoders with recurrent layers and a shape of their own: RWKV, RecurrentGemma, Zamba."""
 
 from dataclasses import replace
-from itertools import count
 
 from memplan.families.hybrids import (
-    LEGACY_KINDS,
     Hybrid,
     plain_attention,
     read_hybrid,
-    single,
 )
 from memplan.families.llama import Variation, read_activation
 from memplan.families.request import ReadRequest
-from memplan.families.state_space import expanded, time_step_rank
-from memplan.model.attention import AttentionSpec, RotarySpec
+from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.layers import LayerSpec, SharedBlockSpec
+from memplan.model.layers import LayerSpec
 from memplan.model.mixers import (
     ChannelMixingSpec,
     GatedRecurrenceSpec,
-    Mamba2Spec,
-    MambaHeadsSpec,
-    MambaSpec,
     TimeMixingSpec,
 )
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
 
@@ -106,158 +99,6 @@ def _griffin_mixer(reader: ConfigReader, kind: str) -> AttentionSpec | GatedRecu
     )
 
 
-# -- Zamba ---------------------------------------------------------------------------------------
-
-
-def _hybrid_kinds(names: list[str]) -> list[str]:
-    """``linear_attention``, or ``hybrid`` with how many of these came before.
-
-    >>> _hybrid_kinds(["hybrid", "linear_attention", "hybrid"])
-    ['hybrid 0', 'linear_attention', 'hybrid 1']
-    """
-    turns = count()
-    return [f"hybrid {next(turns)}" if name == "hybrid" else name for name in names]
-
-
-def _named_kinds(reader: ConfigReader) -> list[str]:
-    found = [LEGACY_KINDS.get(each, each) for each in reader.texts("layers_block_type")]
-    for each in found:
-        reader.choice("layers_block_type", each, ("hybrid", "linear_attention"))
-    return found
-
-
-def _zamba_kinds(reader: ConfigReader) -> list[str]:
-    names = _named_kinds(reader)
-    if not names:
-        period = reader.integer("attn_layer_period")
-        offset = reader.integer("attn_layer_offset", minimum=0)
-        names = ["linear_attention", "linear_attention", "hybrid"] + [
-            "hybrid" if number % period == offset else "linear_attention"
-            for number in range(reader.layers("num_hidden_layers") - 3)
-        ]
-    return _hybrid_kinds(names)
-
-
-def _zamba_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    mixer = _zamba_mixer(reader)
-    if kind == "linear_attention":
-        return single(mixer)
-    hidden_size = reader.integer("hidden_size")
-    num_heads = reader.integer("num_attention_heads")
-    head_dim = reader.integer("attention_head_dim", default=2 * hidden_size // num_heads)
-    width = reader.integer("attention_hidden_size", default=2 * hidden_size)
-    if width != 2 * hidden_size:
-        problem = f"{width} is not twice the hidden_size ({hidden_size})"
-        key = "attention_hidden_size"
-        raise reader.fail(key, problem)
-    block = SharedBlockSpec(
-        scores=_block_scores(reader, head_dim),
-        network=FeedForwardSpec(
-            intermediate_size=reader.integer("intermediate_size"),
-            activation=read_activation(reader, "hidden_act"),
-            gated=True,
-        ),
-        number=0,
-        turn=int(kind.split()[1]),
-    )
-    return replace(single(mixer), shared_block=block)
-
-
-def _zamba_mixer(reader: ConfigReader) -> MambaHeadsSpec:
-    hidden_size = reader.integer("hidden_size")
-    inner = expanded(reader, "mamba_expand", hidden_size)
-    num_heads = reader.integer("n_mamba_heads")
-    head = MambaSpec(
-        inner=reader.divide("mamba_expand", inner, "n_mamba_heads", num_heads),
-        state=reader.integer("mamba_d_state"),
-        rank=time_step_rank(reader, "mamba_dt_rank", hidden_size),
-        kernel=reader.integer("mamba_d_conv"),
-        activation=read_activation(reader, "hidden_mamba_act"),
-        bias=reader.flag("mamba_proj_bias"),
-        convolution_bias=reader.flag("mamba_conv_bias"),
-    )
-    return MambaHeadsSpec(head=head, num_heads=num_heads)
-
-
-def _block_scores(reader: ConfigReader, head_dim: int) -> AttentionSpec:
-    num_heads = reader.integer("num_attention_heads")
-    num_kv_heads = reader.integer("num_key_value_heads", default=num_heads)
-    reader.divide("num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
-    return AttentionSpec(
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dropout=reader.number("attention_dropout"),
-    )
-
-
-_ZAMBA2_NAMES = (
-    *("linear_attention",),
-    *(*("linear_attention",) * 5, "hybrid") * 7,
-    *(*("linear_attention",) * 4, "hybrid"),
-    *(*("linear_attention",) * 3, "hybrid"),
-    *("linear_attention",) * 2,
-)
-"""What ``Zamba2Config`` fills in, whatever the number of layers."""
-
-
-def _zamba2_names(reader: ConfigReader) -> list[str]:
-    return _named_kinds(reader) or list(_ZAMBA2_NAMES)
-
-
-def _zamba2_kinds(reader: ConfigReader) -> list[str]:
-    return _hybrid_kinds(_zamba2_names(reader))
-
-
-def _zamba2_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    hidden_size = reader.integer("hidden_size")
-    bias = reader.flag("add_bias_linear")
-    mixer = Mamba2Spec(
-        inner=expanded(reader, "mamba_expand", hidden_size),
-        heads=reader.integer("n_mamba_heads"),
-        groups=reader.integer("mamba_ngroups"),
-        state=reader.integer("mamba_d_state"),
-        kernel=reader.integer("mamba_d_conv"),
-        chunk=reader.integer("chunk_size"),
-        activation=Activation.SILU,
-        bias=bias,
-        output_bias=bias,
-        convolution_bias=True,
-    )
-    if kind == "linear_attention":
-        return single(mixer)
-    turn = int(kind.split()[1])
-    return replace(single(mixer), shared_block=_zamba2_block(reader, turn))
-
-
-def _zamba2_block(reader: ConfigReader, turn: int) -> SharedBlockSpec:
-    """One of the shared blocks, which hybrid layers run in turns."""
-    hidden_size = reader.integer("hidden_size")
-    num_heads = reader.integer("num_attention_heads")
-    head_dim = reader.divide("hidden_size", 2 * hidden_size, "num_attention_heads", num_heads)
-    scores = _block_scores(reader, head_dim)
-    adapts = reader.flag("use_shared_attention_adapter")
-    if adapts and scores.num_kv_heads != scores.num_heads:
-        problem = "the adapters of keys are as wide as queries"
-        key = "num_key_value_heads"
-        raise reader.fail(key, problem)
-    rotary = RotarySpec(dim=head_dim) if reader.flag("use_mem_rope") else None
-    return SharedBlockSpec(
-        scores=replace(scores, rotary=rotary),
-        network=FeedForwardSpec(
-            intermediate_size=reader.integer("intermediate_size", default=4 * hidden_size),
-            activation=read_activation(reader, "hidden_act"),
-            gated=True,
-            fused_gate_up=True,
-            bias=reader.flag("add_bias_linear"),
-        ),
-        number=turn % reader.integer("num_mem_blocks"),
-        turn=turn,
-        adapter_rank=reader.integer("adapter_rank"),
-        adapts_attention=adapts,
-    )
-
-
 RECURRENT: dict[str, Hybrid] = {
     "rwkv": Hybrid(
         kinds=_rwkv_kinds,
@@ -271,15 +112,5 @@ RECURRENT: dict[str, Hybrid] = {
         unscaled_held=True,
         softcap_key="logits_soft_cap",
         final_norm=GEMMA_NORM,
-    ),
-    "zamba": Hybrid(
-        kinds=_zamba_kinds,
-        layer=_zamba_layer,
-        embedding_copied=True,
-    ),
-    "zamba2": Hybrid(
-        kinds=_zamba2_kinds,
-        layer=_zamba2_layer,
-        embedding_copied=True,
     ),
 }

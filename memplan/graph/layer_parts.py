@@ -86,7 +86,6 @@ class Writer(NamedTuple):
 
 LAYERS: Mapping[str, Writer] = {
     "StreamsSpec": Writer("hyper_connections", "streams_layer"),
-    "SharedBlockSpec": Writer("shared_block", "block_layer"),
     "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
 }
 """Layers that are written down whole, by the class of the spec that makes them so."""
@@ -94,7 +93,7 @@ LAYERS: Mapping[str, Writer] = {
 
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    forms = (layer.streams, layer.shared_block, layer.attention)
+    forms = (layer.streams, layer.attention)
     for spec in forms:
         writer = LAYERS.get(type(spec).__name__)
         if writer is not None:
@@ -116,13 +115,9 @@ MIXERS: Mapping[str, Writer] = {
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
-    "SideBySideSpec": Writer("mixers.side_by_side", "side_by_side"),
     "ShortConvolutionSpec": Writer("mixers.convolution", "short_convolution", LayerBlock.MIXER),
     "TimeMixingSpec": Writer("mixers.rwkv", "time_mixing", LayerBlock.MIXER),
     "GatedRecurrenceSpec": Writer("mixers.gated_recurrence", "recurrent_block", LayerBlock.MIXER),
-    "MambaSpec": Writer("mixers.mamba", "mamba_mixer", LayerBlock.MIXER),
-    "MambaHeadsSpec": Writer("mixers.mamba_heads", "mamba_heads", LayerBlock.MIXER),
-    "Mamba2Spec": Writer("mixers.mamba2", "mamba2_mixer", LayerBlock.MIXER),
     "CountedSpec": Writer("counted", "counted_part", LayerBlock.MIXER),
 }
 """What mixes tokens, by the class of its spec: a new kind is a row. Layers of ``MemoryAttentionSpec`` are

@@ -1,6 +1,5 @@
 """Whole layers: what mixes the tokens, a feed-forward network, and norms where the class has them."""
 
-from memplan.dtypes import DType
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
@@ -25,9 +24,6 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
         return post_norm_layer(t, x, layer, context)
     if placement is NormPlacement.SANDWICH:
         return sandwich_layer(t, x, layer, context)
-    if placement in (NormPlacement.SINGLE, NormPlacement.NONE):
-        write = single_part_layer if placement is NormPlacement.SINGLE else unnormed_layer
-        return write(t, x, layer, context)
     if placement is NormPlacement.CROSSING:
         from memplan.graph.crossing import crossing_layer  # only for Llama 3.2 Vision
 
@@ -181,31 +177,3 @@ def parallel_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     t.touch(attended, fed)
     t.touch(normed)
     return out
-
-
-def single_part_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
-    """A norm, the layer's only part, the sum (Mamba, Nemotron-H)."""
-    from memplan.model.mixers import NOTHING  # only for hybrids
-
-    given = t.cast(x, t.compute) if layer.residual_upcast else x
-    normed = norm(t, given, layer.norm, "norm", context.hidden_size)
-    if layer.residual_upcast:
-        x = t.cast(x, DType.FP32)
-    if layer.feed_forward == NOTHING:
-        return add_residual(t, x, mix_tokens(t, normed, layer.attention, context), layer)
-    return add_residual(t, x, feed_forward_of(t, normed, layer, context), layer)
-
-
-def unnormed_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
-    """Parts that count norms of their own, each with its sum."""
-    from memplan.model.mixers import NOTHING  # only for hybrids
-
-    for part in (layer.attention, layer.feed_forward):
-        if part == NOTHING:
-            continue
-        if part is layer.attention:
-            added = mix_tokens(t, x, layer.attention, context)
-        else:
-            added = feed_forward_of(t, x, layer, context)
-        x = add_residual(t, x, added, layer)
-    return x

@@ -124,12 +124,8 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         from memplan.graph.hyper_connections import expand_streams  # only for DeepSeek-V4
 
         x = expand_streams(t, x, stack.streams)
-    copied = None
-    if stack.embedding is not None and stack.embedding.copied:
-        copied = t.contiguous(x)
-        t.hold(copied)
     share_tensors(t, model, stack, context)
-    context.vectors, context.embeddings = held, copied
+    context.vectors = held
     if memory is not None:
         from memplan.graph.crossing import share_memory  # only for Llama 3.2 Vision
         from memplan.graph.towers.media import tiles_of

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass, field
 
 if TYPE_CHECKING:
-    from memplan.graph.segments import Segment
     from memplan.graph.tape import Tape
     from memplan.graph.tensors import Tensor
     from memplan.model.attention import AttentionSpec
@@ -53,10 +52,6 @@ class StackContext:
     """What the layer's network is going to be added to."""
     beside: Tensor | None = None
     """The stream that runs beside the hidden states, from layer to layer (LiLT)."""
-    embeddings: Tensor | None = None
-    """A copy of them, which layers read beside the states (Zamba)."""
-    blocks: dict[int, Segment] = field(default_factory=dict)
-    """Which layer owns the weights of each block that several run."""
     vectors: Tensor | None = None
     """The vectors that each layer has of its own for each token (Gemma 4)."""
     attention_frame: tuple[Tensor, ...] = ()

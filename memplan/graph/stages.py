@@ -50,7 +50,7 @@ def check_stages(model: ModelSpec) -> None:
 
 def _reads_earlier_layer(layer: LayerSpec) -> bool:
     attention = layer.attention
-    if layer.cross_attention is not None or layer.shared_block is not None:
+    if layer.cross_attention is not None or getattr(attention, "shares", False):
         return True
     if isinstance(attention, SharedKeysSpec):
         return attention.source is not KeySource.OWN

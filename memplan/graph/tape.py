@@ -125,10 +125,11 @@ class Tape(Weights):
         )
         return out
 
-    def mul(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply two tensors, the smaller one broadcast; each is kept for the other's gradient."""
+    def mul(self, left: Tensor, right: Tensor, *, numel: int = 0) -> Tensor:
+        """Multiply two tensors, the smaller one broadcast, or both to ``numel`` elements; each is kept for
+        the other's gradient."""
         dtype = left.dtype if left.dtype is right.dtype else DType.FP32
-        out = self.tensor(max(left.numel, right.numel), dtype)
+        out = self.tensor(numel or max(left.numel, right.numel), dtype)
         saves = []
         if left.requires_grad:
             saves.append(right)

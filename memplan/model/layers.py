@@ -60,23 +60,6 @@ class OwnVectorSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedBlockSpec:
-    """Zamba's block of attention and network, whose weights several layers share: it reads the states
-    beside the embeddings, and is projected and added to what the layer's own mixer is given."""
-
-    scores: AttentionSpec
-    network: FeedForwardSpec
-    number: int
-    """Which of the blocks it is."""
-    turn: int
-    """How many layers with a block came before."""
-    adapter_rank: int = 0
-    """Of an adapter that the layer has of its own, beside gate and up; 0: there is none."""
-    adapts_attention: bool = False
-    """Queries, keys and values have one each too."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer of a stack."""
 
@@ -112,8 +95,6 @@ class LayerSpec:
     """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
-    residual_upcast: bool = False
-    """The stream is held in fp32, and the norm is given a copy in its weight's format (Mamba)."""
     residual_weighted: bool = False
     """So is the stream itself, by another one (MiniMax)."""
     dropout_inside: bool = False
@@ -122,8 +103,6 @@ class LayerSpec:
     """The residual is the norm's output, not its input (an option of BLOOM)."""
     streams: StreamsSpec | None = None
     """Each part stands between a sum and a mixture of residual streams (DeepSeek-V4)."""
-    shared_block: SharedBlockSpec | None = None
-    """What stands before its mixer is a block that other layers run too (Zamba)."""
     own_vector: OwnVectorSpec | None = None
     """The layer has a vector of its own for each token, which enters last (Gemma 4)."""
     buffer_scaled: bool = False
@@ -257,8 +236,6 @@ class EmbeddingSpec:
     """Inputs of a linear layer for image patches, which a batch of text leaves unused (Fuyu)."""
     layer_vectors: LayerVectorsSpec | None = None
     """Each layer has a vector of its own for each token (Gemma 4)."""
-    copied: bool = False
-    """Layers read a copy of the embeddings too (Zamba)."""
     unscaled_held: bool = False
     """The class keeps a name for the embeddings as they were before (AFMoE, RecurrentGemma)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -40,6 +39,18 @@ class CountedSpec:
 
 NOTHING = CountedSpec()
 """A part that the layer does not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixerSpec:
+    """What stands in attention's place and is written as a class."""
+
+    scans: bool = False
+    """Whether its kernel is a choice of its own."""
+    shares: bool = False
+    """Layers run the weights of an earlier one."""
+    scores: AttentionSpec | None = None
+    """The attention beside it, where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,53 +107,6 @@ class ChannelDecaySpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MambaSpec:
-    """Mamba's first mixer: a scan over the tokens, with decays of its own for each channel."""
-
-    inner: int
-    state: int
-    rank: int
-    """Width that time steps are projected from."""
-    kernel: int
-    """Of the convolution that everything but the gate passes."""
-    activation: Activation
-    """Behind the convolution."""
-    bias: bool
-    convolution_bias: bool
-    norm: NormSpec | None = None
-    """On the parameters of the scan (Falcon-Mamba, Jamba)."""
-
-    @property
-    def is_one_function(self) -> bool:
-        """Whether the package has one function for all of the mixer: not with norms that own weights."""
-        return self.norm is None or not self.norm.weight
-
-    @property
-    def scans(self) -> bool:
-        """Whether its kernel is a choice of its own."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MambaHeadsSpec:
-    """Mamba's first mixer in heads, each with parameters and a scan of its own (Zamba)."""
-
-    head: MambaSpec
-    """One of them."""
-    num_heads: int
-
-    @property
-    def inner(self) -> int:
-        """Width of all heads together."""
-        return self.num_heads * self.head.inner
-
-    @property
-    def scans(self) -> bool:
-        """Whether its kernel is a choice of its own."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TimeMixingSpec:
     """RWKV's: a running average of all earlier values, by keys that fade."""
 
@@ -178,69 +142,12 @@ class MemoryAttentionSpec:
     norm: NormSpec
 
 
-class GatedNorm(Enum):
-    """How a gate and a norm follow each other behind Mamba's second scan."""
-
-    FIRST = "first"
-    """The gate, then the norm."""
-    LAST = "last"
-    """The norm, then the gate (an option of Falcon-H1)."""
-    NONE = "none"
-    """The gate alone (another one)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2Spec:
-    """Mamba's second mixer: a scan in chunks, with one decay for each head."""
-
-    inner: int
-    """Width of all heads together."""
-    heads: int
-    groups: int
-    """Of heads that share keys and queries, and of what a norm normalizes at once."""
-    state: int
-    kernel: int
-    """Of the convolution that everything but gate and step passes."""
-    chunk: int
-    """Tokens that are paired as attention pairs them."""
-    activation: Activation
-    """Behind the convolution."""
-    bias: bool
-    output_bias: bool
-    convolution_bias: bool
-    gate: GatedNorm = GatedNorm.FIRST
-    scaled: bool = False
-    """Constants multiply what is projected, before and after (Falcon-H1)."""
-
-    @property
-    def scans(self) -> bool:
-        """Whether its kernel is a choice of its own."""
-        return True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideBySideSpec:
-    """Attention and a mixer on one input, each multiplied by a constant and added (Falcon-H1)."""
-
-    mixer: Mamba2Spec
-    scores: AttentionSpec
-    """The attention."""
-
-    @property
-    def scans(self) -> bool:
-        """Whether its kernel is a choice of its own."""
-        return True
-
-
 OtherMixer = (
-    ShortConvolutionSpec
+    MixerSpec
+    | ShortConvolutionSpec
     | LightningSpec
     | DeltaRuleSpec
     | ChannelDecaySpec
-    | MambaSpec
-    | MambaHeadsSpec
-    | Mamba2Spec
-    | SideBySideSpec
     | TimeMixingSpec
     | GatedRecurrenceSpec
     | SlidingChunksSpec
@@ -258,7 +165,7 @@ OtherMixer = (
 
 
 WITH_SCORES = (
-    SideBySideSpec,
+    MixerSpec,
     SharedKeysSpec,
     CompressedAttentionSpec,
 )

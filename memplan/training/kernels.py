@@ -205,7 +205,8 @@ def is_replacing(kernels: Kernels) -> bool:
         kernels.norm,
         kernels.feed_forward,
         kernels.mlp_tiles,
-    ) != (own.norm, own.feed_forward, own.mlp_tiles)
+        kernels.scan,
+    ) != (own.norm, own.feed_forward, own.mlp_tiles, own.scan)
 
 
 KERNEL_PRESETS: dict[KernelPreset, Kernels] = {

@@ -47,6 +47,7 @@ class Experts(Module):
     count_keys: Sequence[str] = EXPERT_KEYS
     as_modules = True
     """Before transformers 5 each was a module."""
+    is_gated = True
     in_turn = False
     """Its class runs one after another, whatever implementation is chosen."""
 
@@ -56,9 +57,18 @@ class Experts(Module):
         self.num_active = config.integer("num_experts_per_tok")
         self.hidden_dim = config.integer("hidden_size")
         self.intermediate_dim = config.integer(self.width_key)
+        self.add_stacks(config)
+
+    def add_stacks(self, config: ConfigReader) -> None:
+        """Both matrices of all experts."""
         self.gate_up_proj = Weight(self.num_experts, 2 * self.intermediate_dim, self.hidden_dim)
         self.down_proj = Weight(self.num_experts, self.hidden_dim, self.intermediate_dim)
         self.act_fn = ActivationModule(read_activation(config, "hidden_act"))
+
+    @property
+    def first(self) -> Weight:
+        """The stack that reads the tokens."""
+        return self.gate_up_proj
 
     def forward(self, hidden_states: Handle, top_k_index: Handle, top_k_weights: Handle) -> Handle:
         """As the chosen implementation runs them."""
@@ -69,13 +79,12 @@ class Experts(Module):
         group = self.run.options.tensor_parallel
         degree = 1 if group is None else group.degree
         shape = list(weight.shape)
-        if weight is self.gate_up_proj:
+        if weight is self.first:
             shape[1] //= degree
         elif weight is self.down_proj:
             shape[2] //= degree
-        share = ExpertShare(
-            self.num_experts, self.num_active, 2 if weight is self.gate_up_proj else 1
-        )
+        joined = 2 if self.is_gated and weight is self.first else 1
+        share = ExpertShare(self.num_experts, self.num_active, joined)
         made = self.run.parameter(name, *shape, module=self.within, experts=share)
         if group is not None:
             made.ranks, made.is_distributed = degree, True
@@ -138,6 +147,29 @@ def rows_of(mask: Handle, pairs: int, count: int) -> tuple[Handle, Handle]:
     return places, tokens
 
 
+class PlainExperts(Experts):
+    """Experts without a gate, where ``moe_latent_size`` says so of narrower tokens."""
+
+    is_gated = as_modules = False
+
+    def add_stacks(self, config: ConfigReader) -> None:
+        """Both matrices of all experts."""
+        width = config.optional_integer("moe_latent_size") or self.hidden_dim
+        self.up_proj = Weight(self.num_experts, self.intermediate_dim, width)
+        self.down_proj = Weight(self.num_experts, width, self.intermediate_dim)
+        self.act_fn = ActivationModule(read_activation(config, "mlp_hidden_act"))
+
+    @property
+    def first(self) -> Weight:
+        """The stack that reads the tokens."""
+        return self.up_proj
+
+    def apply_gate(self, gate_up_out: Handle) -> Handle:
+        """The activation alone."""
+        made: Handle = self.act_fn(gate_up_out)
+        return made
+
+
 class NarrowExperts(Experts):
     """Experts whose width the config calls that of the network."""
 
@@ -186,7 +218,7 @@ def grouped_mm_experts_forward(
     histc_input = expert_ids_g.apart(OperationKind.TO, dtype=DType.INT32)
     tokens_per_expert = counted(histc_input, OperationKind.HISTC, self.num_experts)
     offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
-    selected_weights = stack_of(self, self.gate_up_proj)
+    selected_weights = stack_of(self, self.first)
     selected_biases = self.biases("gate_up_proj_bias", expert_ids_g)
     proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
     proj_out = self.apply_gate(proj_out)

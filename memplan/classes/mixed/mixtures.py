@@ -59,7 +59,7 @@ class MixtureBlock(Network):
 
     def facts(self) -> MixtureSpec:
         """Its router, its routed experts and the one that every token passes."""
-        router, experts, shared = self.one_of(Router), self.one_of(Experts), self.one_of(GatedMLP)
+        router, experts, shared = self.one_of(Router), self.one_of(Experts), self.one_of(MLP)
         assert router is not None
         assert experts is not None
         inner, activation = experts.intermediate_dim, experts.activation_kind
@@ -69,7 +69,7 @@ class MixtureBlock(Network):
             expert=FeedForwardSpec(
                 intermediate_size=inner,
                 activation=activation,
-                gated=True,
+                gated=experts.is_gated,
                 bias="gate_up_proj_bias" in experts.weights,
             ),
             router=RouterSpec(score=router.score, correction=router.is_corrected),
@@ -350,7 +350,7 @@ class GraniteMoeDecoderLayer(GraniteDecoderLayer):
 
 
 class GraniteMoeModel(MixtureModel):
-    layer_class = GraniteMoeDecoderLayer
+    layer_class: type[LlamaDecoderLayer] = GraniteMoeDecoderLayer
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
@@ -360,7 +360,7 @@ class GraniteMoeModel(MixtureModel):
         if received is None:
             embeds = embeds * 12.0
         x = embeds
-        tables = self.rotary_emb(x, positions)
+        tables = self.tables(x, positions)[None]
         for layer in self.layer_list:
             x = layer(x, tables, masks[layer.kind.window])
         x = self.norm(x)

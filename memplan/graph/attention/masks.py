@@ -90,9 +90,7 @@ def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
 
 def attentions(stack: StackSpec) -> list[AttentionSpec]:
     """What the scores of each run that has some are made of."""
-    blocks = [run.layer.shared_block for run in stack.runs]
     found = [run.layer.attention for run in stack.runs]
-    found += [each.scores for each in blocks if each is not None]
     plain = [spec for spec in found if isinstance(spec, AttentionSpec)]
     if len(plain) == len(found):
         return plain
@@ -100,11 +98,12 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     from memplan.model.mixers import WITH_SCORES
 
     with_scores = (LatentAttentionSpec, *WITH_SCORES)
-    return [
+    scores = [
         spec if isinstance(spec, AttentionSpec) else spec.scores
         for spec in found
         if isinstance(spec, (AttentionSpec, *with_scores))
     ]
+    return [each for each in scores if each is not None]
 
 
 def spare_mask(t: Tape, context: StackContext) -> Tensor:

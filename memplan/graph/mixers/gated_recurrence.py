@@ -7,7 +7,7 @@ then, but of a checkpointed layer it is the second run's, which nothing else wou
 
 from memplan.dtypes import DType
 from memplan.graph.mixers.convolution import turned
-from memplan.graph.mixers.iteration import Turns
+from memplan.graph.modules.iteration import Turns
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written

@@ -6,7 +6,7 @@ turn keeps some fifteen small tensors.
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.mixers.iteration import Turn, Turns
+from memplan.graph.modules.iteration import Turn, Turns
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written

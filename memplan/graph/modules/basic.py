@@ -1,5 +1,6 @@
 """Modules of ``torch.nn`` on handles."""
 
+from itertools import islice
 from math import prod
 
 from memplan.dtypes import DType
@@ -61,8 +62,12 @@ class Linear(Module):
         )  # fmt: skip
         if group is not None and group.sequence:
             note_parts_of_sums(run, before)
-        if len(run.segment.parameters) > before:
-            self.declared(self.weight, run.segment.parameters[before])
+        made_here = run.segment.parameters[before:]
+        if made_here:
+            self.declared(self.weight, made_here[0])
+        if "bias" in self.weights:
+            found = (each for each in made_here if each.name.endswith(".bias"))
+            run.parameters.update((self.weights["bias"], each) for each in islice(found, 1))
         return made
 
     def _tied(self, x: Handle) -> Tensor:

@@ -93,7 +93,7 @@ class Handle:
         source, shape = self, self.shape
         if other is not None and other.shape != shape:
             shape = broadcast(shape, other.shape)
-            source = self if self.shape == shape else other
+            source = self if self.shape == shape or other.shape != shape else other
         strides = dense_strides(shape, source.strides)
         made = Handle(self.run, record, shape, strides, flat=self.flat)
         if self.node is not None:
@@ -139,7 +139,8 @@ class Handle:
 
     def __mul__(self, other: "Handle | Number") -> "Handle":
         if isinstance(other, Handle):
-            return self.like(self.run.mul(self.record, other.record), other)
+            numel = prod(broadcast(self.shape, other.shape))
+            return self.like(self.run.mul(self.record, other.record, numel=numel), other)
         return self.like(self.run.scale(self.record))
 
     def __radd__(self, other: Number) -> "Handle":

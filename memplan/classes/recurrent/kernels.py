@@ -7,18 +7,20 @@ ops/triton/ssd_combined.py, ``MambaSplitConv1dScanCombinedFn``; ops/selective_sc
 ``MambaInnerFn``).
 """
 
+from memplan.classes.recurrent.convolution import CausalConv1d
+from memplan.classes.recurrent.mamba import MambaMixer, hold_ones
+from memplan.classes.recurrent.mamba2 import Mamba2Mixer
+from memplan.classes.recurrent.mamba2 import Sizes as MixerSizes
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.mixers.rates import decay_rate
+from memplan.graph.modules.basic import Linear
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.module import Module, become
 from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operations.products import linear
 from memplan.graph.segments import Gradient
-from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
 from memplan.graph.temporaries import Temporaries
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.model.mixers import GatedNorm, Mamba2Spec, MambaSpec
-from memplan.model.parameters import WeightRole
+from memplan.model.networks import Activation
 from memplan.units import ceil_div
 
 STRIDE = 8
@@ -36,7 +38,7 @@ MOST_WARPS = 8
 class Sizes:
     """Bytes of what a scan makes."""
 
-    spec: Mamba2Spec
+    spec: MixerSizes
     batch: int
     tokens: int
     """Of one sequence."""
@@ -90,67 +92,65 @@ class Sizes:
         return ceil_div(self.multiprocessors * ceil_div(NORM_WARPS, warps), self.spec.groups)
 
 
-def mamba2_in_kernels(t: Tape, x: Tensor, spec: Mamba2Spec, context: StackContext) -> Tensor:
+def replace_scans(model: Module) -> None:
+    """Put the packages' functions in the place of transformers'.
+
+    A mixer is one function, but where norms of its own stand between convolution and scan.
+    """
+    for _, module in list(model.modules()):
+        if isinstance(module, Mamba2Mixer):
+            become(module, SplitMamba2Mixer)
+        elif isinstance(module, MambaMixer) and module.is_one_function:
+            become(module, InnerMambaMixer)
+        elif isinstance(module, MambaMixer):
+            object.__setattr__(module, "scan", selective_scan_fn)
+            become(module.conv1d, KernelConv1d)
+
+
+class SplitMamba2Mixer(Mamba2Mixer):
     """``mamba_split_conv1d_scan_combined`` behind the input projection."""
-    given = x
-    if spec.scaled:
-        x = t.scale(x)
-    channels = spec.inner + 2 * spec.groups * spec.state
-    width = spec.inner + channels + spec.heads
-    projected = linear(t, x, "mamba.in_proj", context.hidden_size, width, bias=spec.bias)
-    t.touch(x, given)
-    if spec.scaled:
-        plain = projected
-        projected = t.mul(projected, t.buffer(width, t.options.weights))
-        t.touch(plain)
-    rate = decay_rate(t, spec.heads)
-    sizes = Sizes(spec, context.batch, context.seq_len, projected.dtype, t.num_multiprocessors)
-    inputs: list[Tensor] = [
-        projected,
-        *_convolution(t, channels, spec.kernel, spec.convolution_bias),
-    ]
-    inputs += [t.parameter("mamba.dt_bias", spec.heads), rate, t.parameter("mamba.D", spec.heads)]
-    made = [t.tensor(context.batch * context.seq_len * spec.inner, projected.dtype)]
-    if spec.gate is not GatedNorm.NONE:
-        inputs.append(t.parameter("mamba.norm.weight", spec.inner, role=WeightRole.NORM))
-        made.append(t.tensor(context.batch * context.seq_len * spec.groups, DType.FP32))
-    outputs, kept = _output_projection(t, spec.inner, context.hidden_size, spec.output_bias)
-    out = t.tensor(context.batch * context.seq_len * context.hidden_size, projected.dtype)
-    inputs += outputs
-    t.record(
-        OperationKind.STATE_SPACE_SCAN, inputs, (*made, *kept, out),
-        saves=(*inputs[:-len(outputs)], *made, *(kept or outputs)),
-        gradients=(Gradient.FRESH,) * len(inputs), in_python=True,
-        forward_scratch_bytes=_forward(sizes, width), backward_scratch_bytes=_backward(sizes, width),
-        flops=_scan_flops(spec, context) + 2 * made[0].numel * context.hidden_size,
-    )  # fmt: skip
-    t.touch(projected, rate, given)
-    return out
+
+    def forward(self, x: Handle) -> Handle:
+        run, (batch, length, hidden), spec = self.run, x.shape, self.sizes
+        x = self.projected(x)
+        width = x.shape[-1]
+        rate = -self.operand(self.A_log).float().unary(OperationKind.EXP)
+        sizes = Sizes(spec, batch, length, x.dtype, run.num_multiprocessors)
+        inputs: list[Tensor] = [x.record, *weights_of(self.conv1d), self.parameter(self.dt_bias)]
+        inputs += [rate.record, self.parameter(self.D)]
+        made = [run.tensor(batch * length * spec.inner, x.dtype)]
+        if self.norm is not None:
+            inputs.append(self.norm.parameter(self.norm.weight))
+            made.append(run.tensor(batch * length * spec.groups, DType.FP32))
+        outputs, kept = output_projection(self.out_proj)
+        out = empty(run, (batch, length, hidden), x.dtype)
+        inputs += outputs
+        run.record(
+            OperationKind.STATE_SPACE_SCAN, inputs, (*made, *kept, out.record),
+            saves=(*inputs[:-len(outputs)], *made, *(kept or outputs)),
+            gradients=(Gradient.FRESH,) * len(inputs), in_python=True,
+            forward_scratch_bytes=_forward(sizes, width),
+            backward_scratch_bytes=_backward(sizes, width),
+            flops=scan_flops(spec, batch * length) + 2 * made[0].numel * hidden,
+        )  # fmt: skip
+        return out
 
 
-def _scan_flops(spec: Mamba2Spec, context: StackContext) -> int:
+def scan_flops(spec: MixerSizes, tokens: int) -> int:
     """Pairs of each chunk, and every token into and out of the states."""
-    tokens = context.batch * context.seq_len
     scores = 2 * tokens * spec.chunk * (spec.groups * spec.state + spec.inner)
     return scores + 4 * tokens * spec.inner * spec.state
 
 
-def _convolution(t: Tape, channels: int, kernel: int, bias: bool) -> list[Parameter]:
-    weights = [t.parameter("mamba.conv1d.weight", channels, 1, kernel)]
-    if bias:
-        weights.append(t.parameter("mamba.conv1d.bias", channels))
-    return weights
+def weights_of(module: Module) -> list[Parameter]:
+    """All that it owns."""
+    return [module.parameter(each) for each in module.weights.values()]
 
 
-def _output_projection(
-    t: Tape, inner: int, hidden: int, bias: bool
-) -> tuple[list[Parameter], list[Tensor]]:
+def output_projection(module: Linear) -> tuple[list[Parameter], list[Tensor]]:
     """The weights, and their copies in autocast's dtype, which no cache holds."""
-    weights = [t.matrix("mamba.out_proj.weight", hidden, inner)]
-    if bias:
-        weights.append(t.parameter("mamba.out_proj.bias", hidden))
-    dtype = t.autocast
-    copies = [] if dtype is None else [t.tensor(each.numel, dtype) for each in weights]
+    weights, dtype = weights_of(module), module.run.autocast
+    copies = [] if dtype is None else [module.run.tensor(each.numel, dtype) for each in weights]
     return weights, copies
 
 
@@ -214,79 +214,68 @@ def _backward(sizes: Sizes, width: int) -> tuple[int, ...]:
     return made.blocks
 
 
-def mamba_in_kernels(t: Tape, x: Tensor, spec: MambaSpec, context: StackContext) -> Tensor:
+class InnerMambaMixer(MambaMixer):
     """``mamba_inner_fn`` behind the input projection, whose result it copies channel by channel."""
-    inner, hidden, tokens = spec.inner, context.hidden_size, context.batch * context.seq_len
-    projected = linear(t, x, "mamba.in_proj", hidden, 2 * inner, bias=spec.bias)
-    rate = decay_rate(t, inner, spec.state)
-    dtype = projected.dtype
-    inputs: list[Tensor] = [projected, *_convolution(t, inner, spec.kernel, spec.convolution_bias)]
-    weights = [
-        t.matrix("mamba.x_proj.weight", spec.rank + 2 * spec.state, inner),
-        t.matrix("mamba.dt_proj.weight", inner, spec.rank),
-    ]
-    copies = [] if t.autocast is None else [t.tensor(each.numel, t.autocast) for each in weights]
-    outputs, more = _output_projection(t, inner, hidden, spec.bias)
-    channels = [
-        t.cast(t.parameter("mamba.D", inner), DType.FP32),
-        t.cast(t.parameter("mamba.dt_proj.bias", inner, role=WeightRole.OTHER), DType.FP32),
-    ]
-    states = context.batch * inner * ceil_div(context.seq_len, SCAN_CHUNK) * 2 * spec.state
-    kept = [
-        t.tensor(2 * tokens * inner, dtype),
-        t.tensor(tokens * (spec.rank + 2 * spec.state), dtype),
-        t.tensor(tokens * spec.state, dtype),
-        t.tensor(tokens * spec.state, dtype),
-        t.tensor(states, DType.FP32),
-        t.tensor(tokens * inner, dtype),
-        *copies, *more,
-    ]  # fmt: skip
-    out = t.tensor(tokens * hidden, dtype)
-    saved = [*inputs[1:], *(copies or weights), *(more or outputs), rate, *channels]
-    inputs += [*weights, *outputs, rate, *channels]
-    wide = allocated_bytes(tokens * inner, dtype)
-    for width in () if spec.norm is None or spec.norm.weight else (inner, spec.state, spec.state):
-        t.buffer(width, t.options.weights)
-    t.record(
-        OperationKind.STATE_SPACE_SCAN, inputs, (*kept, out), saves=(*saved, *kept),
-        gradients=(Gradient.FRESH,) * len(inputs), in_python=True,
-        forward_scratch_bytes=_inner_forward(wide), backward_scratch_bytes=_inner_backward(wide),
-        flops=2 * tokens * inner * (2 * spec.rank + 5 * spec.state + hidden),
-    )  # fmt: skip
-    t.touch(projected, x)
-    return out
+
+    def forward(self, x: Handle) -> Handle:
+        run, (batch, length, hidden), inner = self.run, x.shape, self.inner
+        projected, tokens = self.in_proj(x), batch * length
+        rate = -self.operand(self.A_log).float().unary(OperationKind.EXP)
+        dtype, state, rank = projected.dtype, self.state, self.rank
+        convolution = weights_of(self.conv1d)
+        weights = [each.parameter(each.weight) for each in (self.x_proj, self.dt_proj)]
+        copies = (
+            [] if run.autocast is None else [run.tensor(w.numel, run.autocast) for w in weights]
+        )
+        outputs, more = output_projection(self.out_proj)
+        skip = self.operand(self.D).float()
+        bias = self.dt_proj.operand(self.dt_proj.bias).float()
+        states = batch * inner * ceil_div(length, SCAN_CHUNK) * 2 * state
+        sizes = 2 * inner, rank + 2 * state, state, state
+        kept = [run.tensor(tokens * each, dtype) for each in sizes]
+        kept += [run.tensor(states, DType.FP32), run.tensor(tokens * inner, dtype), *copies, *more]
+        out = empty(run, x.shape, dtype)
+        fixed = [rate.record, skip.record, bias.record]
+        saved = [*convolution, *(copies or weights), *(more or outputs), *fixed, *kept]
+        inputs = [projected.record, *convolution, *weights, *outputs, *fixed]
+        wide = allocated_bytes(tokens * inner, dtype)
+        hold_ones(self)
+        run.record(
+            OperationKind.STATE_SPACE_SCAN, inputs, (*kept, out.record), saves=saved,
+            gradients=(Gradient.FRESH,) * len(inputs), in_python=True,
+            forward_scratch_bytes=_inner_forward(wide), backward_scratch_bytes=_inner_backward(wide),
+            flops=2 * tokens * inner * (2 * rank + 5 * state + hidden),
+        )  # fmt: skip
+        return out
 
 
-def convolved_in_kernel(t: Tape, x: Tensor, spec: MambaSpec) -> Tensor:
+class KernelConv1d(CausalConv1d):
     """``causal_conv1d_fn`` with its activation: keeps what it is given."""
-    weights = _convolution(t, spec.inner, spec.kernel, spec.convolution_bias)
-    out = t.tensor(x.numel, x.dtype)
-    t.record(
-        OperationKind.CONVOLUTION, (x, *weights), (out,), saves=(x, *weights),
-        gradients=(Gradient.FRESH,) * (1 + len(weights)), in_python=True,
-        flops=2 * x.numel * spec.kernel,
-    )  # fmt: skip
-    return out
+
+    def forward(self, x: Handle, activation: Activation | None = None) -> Handle:  # noqa: ARG002
+        run, weights, made = self.run, weights_of(self), empty(self.run, x.shape, x.dtype)
+        run.record(
+            OperationKind.CONVOLUTION, (x.record, *weights), (made.record,),
+            saves=(x.record, *weights), gradients=(Gradient.FRESH,) * (1 + len(weights)),
+            in_python=True, flops=2 * x.numel * self.kernel,
+        )  # fmt: skip
+        return made
 
 
-def scanned_in_kernel(
-    t: Tape, given: tuple[Tensor, ...], spec: MambaSpec, context: StackContext, *, in_rows: bool
-) -> Tensor:
+def selective_scan_fn(*given: Handle) -> Handle:
     """``selective_scan_fn``: keeps all it is given, in rows of tokens, and what it gives."""
     states, step, rate, keys, queries, skip, gate, bias = given
-    if not in_rows:
-        keys, queries = t.contiguous(keys), t.contiguous(queries)
-    gate = t.contiguous(gate)
-    kept = context.batch * spec.inner * ceil_div(context.seq_len, SCAN_CHUNK) * 2 * spec.state
-    out, gated = t.tensor(states.numel, states.dtype), t.tensor(states.numel, states.dtype)
-    held = t.tensor(kept, DType.FP32)
-    inputs = (states, step, rate, keys, queries, skip, gate, bias)
-    t.record(
-        OperationKind.STATE_SPACE_SCAN, inputs, (gated, out, held), saves=(*inputs, out, held),
-        gradients=(Gradient.FRESH,) * len(inputs), in_python=True,
-        flops=2 * states.numel * 3 * spec.state,
+    run, (batch, inner, length), state = states.run, states.shape, rate.shape[-1]
+    keys, queries, gate = keys.contiguous(), queries.contiguous(), gate.contiguous()
+    kept = batch * inner * ceil_div(length, SCAN_CHUNK) * 2 * state
+    out, gated = empty(run, states.shape, states.dtype), empty(run, states.shape, states.dtype)
+    held = run.tensor(kept, DType.FP32)
+    inputs = [each.record for each in (states, step, rate, keys, queries, skip, gate, bias)]
+    run.record(
+        OperationKind.STATE_SPACE_SCAN, inputs, (gated.record, out.record, held),
+        saves=(*inputs, out.record, held), gradients=(Gradient.FRESH,) * len(inputs), in_python=True,
+        flops=2 * states.numel * 3 * state,
     )  # fmt: skip
-    t.touch(*given)
     return gated
 
 

@@ -1,0 +1,1 @@
+"""Decoders whose tokens are mixed by states, short convolutions or linear attention."""

@@ -1,0 +1,56 @@
+"""Products over some of several dimensions, as ``torch.einsum`` makes batched ones of them.
+
+Each operand is turned until its batch dimensions come first, and copied where they do not lie together
+in memory then; what comes out is turned back
+(torch 2.13, aten/src/ATen/native/Linear.cpp, ``einsum``, ``sumproduct_pair``).
+"""
+
+from math import prod
+
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.layouts import in_rows
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Gradient
+
+
+def einsum(equation: str, one: Handle, two: Handle) -> Handle:
+    """``torch.einsum(equation, one, two)``: autocast casts both before anything is copied."""
+    given, result = equation.split("->")
+    first, second = given.split(",")
+    run = one.run
+    if run.autocast is not None:
+        one, two = one.to(run.autocast), two.to(run.autocast)
+    sizes = dict(zip(first + second, one.shape + two.shape, strict=True))
+    batch = [each for each in result if each in first and each in second]
+    summed = [each for each in first if each in second and each not in result]
+    rows = [each for each in result if each not in second]
+    columns = [each for each in result if each not in first]
+    left, right = (one, first), (two, second)
+    if rows and columns and result.index(rows[-1]) > result.index(columns[0]):
+        left, right, rows, columns = right, left, columns, rows
+    made = multiplied(
+        grouped(*left, (batch, rows, summed)), grouped(*right, (batch, summed, columns))
+    )
+    order = [*batch, *rows, *columns]
+    made = made.view(*(sizes[each] for each in order))
+    return made.permute(*(order.index(each) for each in result))
+
+
+def grouped(x: Handle, names: str, groups: tuple[list[str], ...]) -> Handle:
+    """A tensor whose dimensions are merged into three."""
+    turned = x.permute(*(names.index(each) for group in groups for each in group))
+    sizes = dict(zip(names, x.shape, strict=True))
+    return turned.view(*(prod(sizes[each] for each in group) for group in groups))
+
+
+def multiplied(left: Handle, right: Handle) -> Handle:
+    """``torch.bmm`` of what autocast has cast."""
+    made = empty(left.run, (*left.shape[:2], right.shape[-1]), left.dtype)
+    saves = [right.record] * left.requires_grad + [left.record] * right.requires_grad
+    left.run.record(
+        OperationKind.MATMUL, (left.record, right.record), (made.record,), saves=saves,
+        gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * made.numel * left.shape[-1],
+    )  # fmt: skip
+    for each in (left, right):
+        each.leads_to(made, in_rows(each.shape))
+    return made
