@@ -94,7 +94,7 @@ def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
             become(module, FusedRMSNorm)
         for own, replaced in NETWORKS.items():
             if fused_networks and isinstance(module, own):
-                become(module, _with(replaced, type(module)))
+                become(module, with_methods(replaced, type(module)))
     if kernels.mlp_tiles != WHOLE:
         for layer in _layers(model):
             for name, each in list(layer.children.items()):
@@ -122,6 +122,6 @@ NETWORKS: dict[type[Module], type[Module]] = {GatedMLP: FusedGate, GateUpMLP: Fu
 """What stands in the place of a network's own steps."""
 
 
-def _with(replaced: type[Module], own: type[Module]) -> type[Module]:
+def with_methods(replaced: type[Module], own: type[Module]) -> type[Module]:
     """A class with some methods of another's in the place of its own."""
     return type(own.__name__, (replaced, own), {})

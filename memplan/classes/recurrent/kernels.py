@@ -11,6 +11,7 @@ from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.mamba import MambaMixer, hold_ones
 from memplan.classes.recurrent.mamba2 import Mamba2Mixer
 from memplan.classes.recurrent.mamba2 import Sizes as MixerSizes
+from memplan.classes.replaced import with_methods
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.basic import Linear
@@ -99,9 +100,9 @@ def replace_scans(model: Module) -> None:
     """
     for _, module in list(model.modules()):
         if isinstance(module, Mamba2Mixer):
-            become(module, SplitMamba2Mixer)
+            become(module, with_methods(SplitMamba2Mixer, type(module)))
         elif isinstance(module, MambaMixer) and module.is_one_function:
-            become(module, InnerMambaMixer)
+            become(module, with_methods(InnerMambaMixer, type(module)))
         elif isinstance(module, MambaMixer):
             object.__setattr__(module, "scan", selective_scan_fn)
             become(module.conv1d, KernelConv1d)
