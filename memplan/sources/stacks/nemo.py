@@ -21,6 +21,7 @@ from memplan.sources.stacks.models import (
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import EVERY_LINEAR, lora
 from memplan.training.setup_derived import GPUS_PER_NODE
+from memplan.units import ceil_div
 
 NAME = "NeMo AutoModel"
 
@@ -313,7 +314,14 @@ def _read_length(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     for name in _LENGTHS:
         value = keys.take(name)
         length = length or (value if isinstance(value, int) and value > 0 else None)
+    if keys.has(
+        "dataset.max_sentence_len"
+    ):  # and a mark of its end (``components/datasets/llm/mock.py``)
+        length = (keys.count("dataset.max_sentence_len") or 0) + 1
     padded = keys.count("packed_sequence.collate_max_length")
+    multiple = keys.count("dataloader.collate_fn.pad_seq_len_divisible") or 1
+    if packed is None and length is not None:
+        length = ceil_div(length, multiple) * multiple
     if packed is not None:
         found.fields["packing"] = "documents"
         length = padded or packed
