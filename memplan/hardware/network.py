@@ -158,11 +158,9 @@ def network_of(
     pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
     link = gpu.link if gpu is not None else None
     is_fifth = _has_fifth_nvlink(gpu)
-    reached = FIFTH_NVLINK if is_fifth else ACHIEVED
-    within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
     pinned = 1 if is_pinned else PAGEABLE_SHARE
     return Network(
-        within_node=within,
+        within_node=_within_node(gpu, pcie),
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
         to_host=_host_share(gpu, gpus_per_node) * pcie * pinned,
         to_host_alone=HOST_ACHIEVED * pcie * pinned,
@@ -176,6 +174,12 @@ def network_of(
         sums_between=sums_between,
         is_switched=link is not None,
     )
+
+
+def _within_node(gpu: GpuSpec | None, pcie: float) -> float:
+    if gpu is None or gpu.link is None:
+        return THROUGH_HOST * pcie
+    return (FIFTH_NVLINK if _has_fifth_nvlink(gpu) else ACHIEVED) * gpu.link.bytes_per_s
 
 
 def _has_fifth_nvlink(gpu: GpuSpec | None) -> bool:
