@@ -57,10 +57,9 @@ def load_model(
     >>> load_model("t5-3b").num_layers
     48
     """
+    changes = {"task": task, "family": family, "num_labels": num_labels}
     if isinstance(model, ModelSpec):
-        _check_complete(
-            "a ModelSpec", task=task, family=family, num_labels=num_labels, revision=revision
-        )
+        _check_complete("a ModelSpec", **changes, revision=revision)
         return model
     asked = _Asked(
         task=_to_task(task),
@@ -71,7 +70,7 @@ def load_model(
     found = find_config(model, revision=revision, token=token)
     traced = _traced(found)
     if traced is not None:
-        _check_complete("a traced module", task=task, family=family, num_labels=num_labels)
+        _check_complete("a traced module", **changes)
         return traced
     return _read_or_guess(found, asked, allow_guess=allow_guess)
 

@@ -39,8 +39,8 @@ MAX_RECORDED_EVENTS = 1_000_000
 def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measurement]:
     """Train on this machine's card; every rank's measurement, on every rank.
 
-    With ``snapshot`` the allocator's history is written there too. Running out of memory is a measurement. Raises a
-    ``MemplanError`` for what cannot be run.
+    With ``snapshot`` the allocator's history is written there too. Running out of memory is a measurement.
+    Raises a ``MemplanError`` for what cannot be run.
     """
     transformers.logging.set_verbosity_error()
     run = replace(run, num_steps=run.num_steps or STEPS_ON_CARD)
@@ -71,8 +71,11 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
         death=death,
         step_seconds=tuple(round(each, 6) for each in meter.step_seconds),
     )
-    if death is not None:  # the others wait for this one in vain
-        return [found]
+    return [found] if death is not None else _of_all_ranks(found, is_alone=is_alone)
+
+
+def _of_all_ranks(found: Measurement, *, is_alone: bool) -> list[Measurement]:
+    """Every rank's; a rank that died asks for none, and the others wait for it in vain."""
     try:
         return processes.gathered(found, is_alone=is_alone)
     finally:
@@ -81,14 +84,13 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
 
 def _train_or_die(run: Run, meter: CardMeter, *, is_alone: bool) -> tuple[int, Death | None]:
     """The number of parameters (0: it died before they were counted), and how it ended where it had no memory."""
+    num_params, death = 0, None
     try:
         num_params = _train(run, meter, is_alone=is_alone, has_gpu=True)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        num_params, death = 0, Death(part=meter.part, message=_first_line(error))
-    else:
-        death = None
+        death = Death(part=meter.part, message=_first_line(error))
     meter.note()
     return num_params, death
 
