@@ -21,6 +21,7 @@ from memplan.memory.engine_options import FP8_ALL_GATHER
 from memplan.sources.deepspeed_keys import is_comment
 from memplan.text import shown
 from memplan.training.compilation import Compilation
+from memplan.training.kernels import ATTENTION_NAMES
 
 _IGNORED = frozenset({
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank",
@@ -478,12 +479,10 @@ class _Reader:
 
     def _read_ulysses_attention(self, named: object) -> None:
         """The model's own: DeepSpeed puts itself around the kernel of this name alone (``register_with_transformers``)."""
-        from memplan.sources.trainer.values import ATTENTIONS
-
         key = "parallelism_config.sp_attn_implementation"
-        kernel = ATTENTIONS.get(str(named))
+        kernel = ATTENTION_NAMES.get(str(named))
         if kernel in (None, "eager"):
-            self._refuse(key, f"{named!r:.40} is none of {', '.join(list(ATTENTIONS)[1:])}")
+            self._refuse(key, f"{named!r:.40} is none of {', '.join(list(ATTENTION_NAMES)[1:])}")
         self._set("attention", kernel, key)
 
     def _read_compilation(self) -> None:

@@ -13,7 +13,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.wording import adapter_dtype, lora
 from memplan.sources.trainer.keys import trainer_names, trl_config
 from memplan.sources.trainer.launch import Loading
-from memplan.sources.trainer.values import ATTENTIONS
+from memplan.training.kernels import ATTENTION_NAMES
 
 NAME = "transformers and TRL"
 
@@ -75,7 +75,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if trainer is not None:
         # TRL 1.10, trainer/utils.py, ``create_model_from_path``: "auto", but for several GPUs and DeepSpeed.
         found.device_map = DeviceMap.ALONE
-    kernel = keys.choice("attn_implementation", ATTENTIONS)
+    kernel = keys.choice("attn_implementation", ATTENTION_NAMES)
     if kernel is not None:
         found.fields["attention"] = kernel
     quantized = _read_quantization(keys, found)

@@ -14,8 +14,7 @@ from memplan.sources.trainer.keys import (
     trl_job,
     trl_remarks,
 )
-from memplan.sources.trainer.values import ATTENTIONS
-from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.kernels import ATTENTION_NAMES, AttentionKernel, Packing
 from memplan.units import ceil_div
 
 _LOADED_IN = ("load_in_4bit", "load_in_8bit")
@@ -140,9 +139,9 @@ class TrlFlags(Flags):
         self._read_quantization(found, options)
         named = options.get("attn_implementation")
         if named is not None:
-            kernel = ATTENTIONS.get(str(named))
+            kernel = ATTENTION_NAMES.get(str(named))
             if kernel is None:
-                known = ", ".join(ATTENTIONS)
+                known = ", ".join(ATTENTION_NAMES)
                 advice = f"{named!r} is not modelled; there are {known}"
                 self.refuse("model_init_kwargs.attn_implementation", advice)
             found["attention"] = AttentionKernel(kernel)

@@ -7,13 +7,6 @@ from typing import NoReturn
 
 from memplan.errors import ConfigError
 
-ATTENTIONS = {
-    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
-    "kernels-community/flash-attn": "flash", "kernels-community/flash-attn2": "flash",
-    "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
-}  # fmt: skip
-"""``attn_implementation`` in memplan's words."""
-
 
 class ArgumentValues:
     """What a file says; the readers raise ``ConfigError`` for values of another kind."""
