@@ -31,6 +31,10 @@ class Base(Module):
     ties = True
     """Its matrix of logits can be the token table."""
 
+    def ties_head(self, config: ConfigReader, tied: bool) -> bool:  # noqa: ARG002
+        """Whether it is, of a config that says so by the usual key."""
+        return self.ties and tied
+
     has_two_stacks = False
     """It is an encoder and a decoder."""
 

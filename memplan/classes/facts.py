@@ -44,7 +44,7 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
     return replace(
         model,
         eager_attention_only=base.eager_only,
-        head=model.head if base.ties else replace(model.head, tied=False),
+        head=replace(model.head, tied=base.ties_head(reader, model.head.tied)),
         recomputes=base.checkpoints,
         transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
         blueprint=blueprint_from(reader, request.model_type),

@@ -92,6 +92,7 @@ def test_every_type_is_counted() -> None:
     rooms = (
         "memplan.classes.mixed",
         "memplan.classes.older",
+        "memplan.classes.recurrent",
     )  # counted in test_mixtures, test_gpt, test_hybrids
     decoders = {
         name

@@ -18,13 +18,13 @@ from memplan.units import ceil_div
 def padded(x: Handle, length: int, dim: int = 1) -> Handle:
     """``F.pad(x, ...)`` to so many of a dimension: a copy, made even where nothing is missing.
 
-    It lies with its channels last where what is given does (ATen/native/PadNd.cpp,
-    ``suggest_memory_format``).
+    It lies with its channels last where what is given does, and a copy of all of it as that
+    (ATen/native/PadNd.cpp, ``suggest_memory_format``, ``clone``).
     """
     shape = list(x.shape)
     shape[dim] = length
     run, made = x.run, empty(x.run, tuple(shape), x.dtype)
-    if channels_last(x):
+    if channels_last(x) or made.shape == x.shape:
         made.strides = dense_strides(made.shape, x.strides)
     run.record(OperationKind.PAD, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     given = x.shape

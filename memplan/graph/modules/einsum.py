@@ -43,14 +43,29 @@ def grouped(x: Handle, names: str, groups: tuple[list[str], ...]) -> Handle:
     return turned.view(*(prod(sizes[each] for each in group) for group in groups))
 
 
-def multiplied(left: Handle, right: Handle) -> Handle:
+def multiplied(left: Handle, right: Handle, *, gradient: Gradient = Gradient.VIEW) -> Handle:
     """``torch.bmm`` of what autocast has cast."""
     made = empty(left.run, (*left.shape[:2], right.shape[-1]), left.dtype)
     saves = [right.record] * left.requires_grad + [left.record] * right.requires_grad
     left.run.record(
         OperationKind.MATMUL, (left.record, right.record), (made.record,), saves=saves,
-        gradients=(Gradient.VIEW, Gradient.VIEW), flops=2 * made.numel * left.shape[-1],
+        gradients=(gradient, gradient), flops=2 * made.numel * left.shape[-1],
     )  # fmt: skip
     for each in (left, right):
         each.leads_to(made, in_rows(each.shape))
     return made
+
+
+def matmul(left: Handle, right: Handle) -> Handle:
+    """``left @ right`` of as many matrices: autocast's casts, what ``reshape`` has to copy, the product."""
+    run, batch = left.run, left.shape[:-2]
+    shape = *batch, left.shape[-2], right.shape[-1]
+    if run.autocast is not None:
+        right = right.to(run.autocast)
+        left = left.to(run.autocast)
+    made = multiplied(
+        left.reshape(prod(batch), *left.shape[-2:]),
+        right.reshape(prod(batch), *right.shape[-2:]),
+        gradient=Gradient.FRESH,
+    )
+    return made.view(*shape)

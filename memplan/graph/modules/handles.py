@@ -264,13 +264,23 @@ class Handle:
 
     def permute(self, *dims: int) -> "Handle":
         """Dimensions change places: no operation."""
+        dims = tuple(each % len(dims) for each in dims)
         shape = tuple(self.shape[each] for each in dims)
         strides = tuple(self.strides[each] for each in dims)
+        back = tuple(dims.index(each) for each in range(len(dims)))
+        if self.flat and len(shape) == LEAST_SPLIT - 1 and self.requires_grad:
+            return self._turned(shape, strides, lambda lies: tuple(lies[each] for each in back))
         made = Handle(self.run, self.record, shape, strides)
         if self.node is None:
             return made
-        back = tuple(dims.index(each) for each in range(len(dims)))
         return self.leads_to(made, lambda lies: tuple(lies[each] for each in back))
+
+    def _turned(self, shape: Shape, strides: Shape, rule: Rule) -> "Handle":
+        """What a linear layer made, turned before any view: its rows' gradient is copied if it comes so."""
+        run, record = self.run, self.run.view(self.record, self.numel)
+        run.record(OperationKind.VIEW, (self.record,), (record,), gradients=(Gradient.SEEN,))
+        settles = Settled(run.segment.operations[-1], Gradient.SEEN)
+        return self.leads_to(Handle(run, record, shape, strides), rule, settles)
 
     def transpose(self, one: int, other: int) -> "Handle":
         """Two dimensions change places."""
