@@ -111,6 +111,7 @@ CLASSES = {
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
     "step3p5": "mixed.step.Step3p7TextModel",
+    "switch_transformers": "translating.switch.SwitchTransformersModel",
     "t5": "translating.t5.T5Model",
     "umt5": "translating.t5.UMT5Model",
     "vaultgemma": "gemma.VaultGemmaModel",

@@ -102,7 +102,7 @@ FAMILY_MODULES: dict[str, str] = {
     "mimo_v2_flash": "written_once",
     "deepseek_v32": "latents",
     "longt5": "longt5",
-    "switch_transformers": "switch",
+    "switch_transformers": "written_once",
     "led": "long_documents",
     "pegasus_x": "long_documents",
     "bigbird_pegasus": "long_documents",

@@ -133,7 +133,6 @@ NETWORKS: Mapping[str, Writer] = {
     "MixtureSpec": Writer("experts.mixture", "mixture"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
-    "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
     "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
     "CountedSpec": Writer("counted", "counted_part"),
 }

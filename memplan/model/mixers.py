@@ -19,7 +19,6 @@ from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import (
     BesideDenseSpec,
-    CapacityMixtureSpec,
     EveryTokenSpec,
 )
 from memplan.model.shared_keys import SharedKeysSpec
@@ -265,9 +264,7 @@ WITH_SCORES = (
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = (
-    ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CapacityMixtureSpec | CountedSpec
-)
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 
