@@ -66,6 +66,7 @@ CLASSES = {
     "layoutlm": "encoders.bert_kin.LayoutLMModel",
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
+    "longt5": "translating.longt5.LongT5Model",
     "luke": "encoders.luke.LukeModel",
     "m2m_100": "translating.bart.M2M100Model",
     "marian": "translating.bart.MarianModel",

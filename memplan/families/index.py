@@ -101,7 +101,7 @@ FAMILY_MODULES: dict[str, str] = {
     "gpt_oss": "written_once",
     "mimo_v2_flash": "written_once",
     "deepseek_v32": "latents",
-    "longt5": "longt5",
+    "longt5": "written_once",
     "switch_transformers": "written_once",
     "led": "long_documents",
     "pegasus_x": "long_documents",

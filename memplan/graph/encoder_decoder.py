@@ -18,7 +18,6 @@ from memplan.graph.attention.head_layout import (
 )
 from memplan.graph.attention.masks import attention_masks, spare_mask
 from memplan.graph.attention.paths import attend
-from memplan.graph.attention.position_bias import learned_bias, zero_bias
 from memplan.graph.counted import record_tables
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.layers import add_residual
@@ -47,7 +46,6 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
-    PositionBias,
     QueryScaling,
 )
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
@@ -99,7 +97,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
 
 
 def enter_model(t: Tape, model: ModelSpec) -> None:
-    """The task's class and the base model in it, unless it is made of the stacks themselves (T5)."""
+    """The task's class and the base model in it."""
     t.enter(WHOLE_MODEL)
     if has_base_model(model):
         t.enter(BASE_MODEL)
@@ -107,7 +105,7 @@ def enter_model(t: Tape, model: ModelSpec) -> None:
 
 def has_base_model(model: ModelSpec) -> bool:
     """Whether the task's class holds its stacks in a module of their own."""
-    return model.task is not Task.BASE and not model.stacks[0].runs[0].layer.own_modules
+    return model.task is not Task.BASE
 
 
 def begin_embedding(t: Tape, stack: StackSpec) -> None:
@@ -268,8 +266,6 @@ def finish(
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=freeze.norm or whole)
         x = given_back(t, stack, x, context, length)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
-        is_module = stack.runs[0].layer.dropout_modules
-        x = dropout(t, x, stack.final_dropout, module="dropout" if is_module else "")
         t.leave(stack.name)
         t.end(x)
     gone = {storage for segment in t.segments[first:] for storage in segment.releases}
@@ -287,21 +283,13 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     own = whole_layer(t, x, spec, context)
     if own is not None:
         return own
-    each = spec.half_clamp is HalfClamp.SUBLAYERS
     x = attention_sublayer(t, x, spec, context, cross=False)
-    x = clamped(t, x) if each else x
-    attended = x
     if spec.cross_attention is not None:
         weights: list[Tensor] = []
-        if not spec.names_parts and not spec.returns_weights:
+        if not spec.names_parts:
             weights, t.segment.lingering = t.segment.lingering, []
         x = attention_sublayer(t, x, spec, context, cross=True, named_weights=weights)
-        if spec.returns_weights:
-            t.carry(*t.segment.lingering)
-        x = clamped(t, x) if each else x
     x = feed_forward_sublayer(t, x, spec, context)
-    if spec.returns_weights:
-        t.touch(attended)  # the tuple that self-attention returned has a name
     return x if spec.half_clamp is HalfClamp.NEVER else clamped(t, x)
 
 
@@ -327,52 +315,37 @@ def attention_sublayer(
     cross: bool,
     named_weights: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Attention with its norm before (T5, mBART) or after (BART) the residual sum.
+    """Attention with its norm before (mBART) or after (BART) the residual sum.
 
     One name takes both attentions' weights: ``named_weights``, of the first one, go when the second
-    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``), or where each part is a
-    module when that returns (models/t5, ``T5Block.forward``).
+    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``).
     """
     name = "cross_attn_layer_norm" if cross else "self_attn_layer_norm"
     before = spec.placement is NormPlacement.PRE
-    if spec.own_modules:
-        t.enter(name)
     normed = norm(t, x, spec.norm, name, context.hidden_size) if before else x
     attended = attention(t, normed, spec, context, cross=cross)
     t.touch(normed)
-    if not spec.own_modules:
-        t.touch(*named_weights)
-    dropped = dropout(t, attended, spec.dropout, module=_dropout_name(spec))
+    t.touch(*named_weights)
+    dropped = dropout(t, attended, spec.dropout)
     if spec.names_parts:
         t.touch(*context.attention_frame)
         context.attention_frame = ()
         t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
-    if spec.own_modules:
-        t.touch(normed, attended)
-        t.leave(name)
-        t.touch(x, *named_weights)
-    else:
-        t.touch(x)
+    t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, name, context)
 
 
 def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     """The feed-forward network with its norm before or after the residual sum."""
     before = spec.placement is NormPlacement.PRE
-    if spec.own_modules:
-        t.enter("feed_forward")
     normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
     fed = feed_forward_of(t, normed, spec, context)
-    dropped = dropout(t, fed, spec.dropout, module=_dropout_name(spec))
+    dropped = dropout(t, fed, spec.dropout)
     if spec.names_parts:
         t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
-    if spec.own_modules:
-        t.touch(fed)
-        t.leave("feed_forward")
-    else:
-        t.touch(x)
+    t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, "final_layer_norm", context)
 
 
@@ -383,10 +356,6 @@ def _norm_behind(
     out = norm(t, summed, spec.norm, name, context.hidden_size)
     t.touch(x)
     return out
-
-
-def _dropout_name(spec: LayerSpec) -> str:
-    return "dropout" if spec.dropout_modules else ""
 
 
 def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool) -> Tensor:
@@ -417,9 +386,8 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     value = product(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
     if written_out:
         value = as_heads(t, value, kind.num_heads)
-    bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
     mask = None if cross else context.mask
-    held: tuple[Tensor, ...] = (query, key, value, *(() if bias is None else (bias,)))
+    held: tuple[Tensor, ...] = (query, key, value)
     if kind.form in FOLDED_FORMS:
         from memplan.graph.attention.folded import folded_attention  # only for LED
 
@@ -430,7 +398,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         out, kept = contracted_attention(t, query, key, value, shape)
         context.attention_frame = held = (*held, *kept)
     else:
-        out = attend(t, query, key, value, shape, mask, bias)
+        out = attend(t, query, key, value, shape, mask)
     last = WeightRole.ATTENTION_OUTPUT
     out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias, role=last)
     t.block = LayerBlock.NETWORK
@@ -471,30 +439,6 @@ def _products(t: Tape, spec: AttentionSpec, context: StackContext, *, cross: boo
 FOLDED_FORMS = frozenset(
     {AttentionForm.FOLDED, AttentionForm.FOLDED_VIEWS, AttentionForm.FOLDED_COPIES}
 )
-
-
-def position_bias(
-    t: Tape, spec: AttentionSpec, context: StackContext, keys: int, dtype: DType, *, cross: bool
-) -> Tensor | None:
-    """The bias of this layer, or the one that the stack's first layer made."""
-    kind = spec.position_bias
-    if kind is PositionBias.NONE:
-        return None
-    if kind in _EARLIER:
-        return context.cross_bias if cross else context.bias
-    if kind is PositionBias.FIRST_LEARNED:
-        bias = learned_bias(t, spec, context.seq_len, keys, "self_attn")
-    else:
-        bias = zero_bias(t, spec, context.seq_len, keys, dtype)
-    t.hold(bias)
-    if cross:
-        context.cross_bias = bias
-    else:
-        context.bias = bias
-    return bias
-
-
-_EARLIER = frozenset({PositionBias.EARLIER_LEARNED, PositionBias.EARLIER_ZEROS})
 
 
 def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:

@@ -112,7 +112,6 @@ MIXERS: Mapping[str, Writer] = {
     "RelativeSpec": Writer("attention.relative", "relative_attention"),
     "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
-    "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),

@@ -38,9 +38,7 @@ class StackContext:
     memory_cut: bool = False
     """It is a part of what the encoder gave, which had padded its sequences."""
     bias: Tensor | None = None
-    """The position bias of self-attention that the first layer made (T5)."""
-    cross_bias: Tensor | None = None
-    """That of cross attention."""
+    """What all layers add to their scores (CPM-Ant), or its table of positions (XLNet)."""
     stream_mask: Tensor | None = None
     """That of streams behind the tokens, whose own is ``mask`` (ProphetNet)."""
     stream_buckets: tuple[Tensor, Tensor] | None = None

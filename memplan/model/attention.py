@@ -56,20 +56,6 @@ class RotarySpec:
     """Every layer makes the tables for itself (RecurrentGemma)."""
 
 
-class PositionBias(Enum):
-    """What is added to the scores for the distance between two positions (T5)."""
-
-    NONE = "none"
-    FIRST_LEARNED = "first_learned"
-    """Looked up in a table of the layer's own, for the layers that follow too (T5)."""
-    EARLIER_LEARNED = "earlier_learned"
-    """What the stack's first layer looked up."""
-    FIRST_ZEROS = "first_zeros"
-    """Zeros that the layer makes for those that follow too; under checkpointing they need a gradient (T5)."""
-    EARLIER_ZEROS = "earlier_zeros"
-    """What the stack's first layer made."""
-
-
 class AttentionForm(Enum):
     """Who computes the scores: transformers' shared functions, or the class in steps of its own."""
 
@@ -189,9 +175,6 @@ class AttentionSpec:
     sliding_window: int | None = None
     softcap: bool = False
     """Scores pass through a tanh (Gemma 2): only eager attention can do that."""
-    position_bias: PositionBias = PositionBias.NONE
-    relative_bias_buckets: int = 0
-    """Rows of the table of a learned position bias (T5)."""
     dropout: float = 0.0
     """Probability on the attention weights."""
     fp32_softmax: bool = True
@@ -211,18 +194,6 @@ class AttentionSpec:
         """Whether all three are projected before any is seen as heads, as where whole rows of queries
         and keys are normed at once (OLMo 2)."""
         return self.query_key_norm_at_once and not self.query_key_norm_per_head
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocalBlocksSpec:
-    """LongT5's attention: blocks of tokens to themselves and their neighbours."""
-
-    scores: AttentionSpec
-    """Heads, dropout and the bias of distances."""
-    radius: int
-    """Neighbours on either side; a block is one longer."""
-    global_block_size: int = 0
-    """Tokens of a block whose summary all tokens see (transient-global); 0: there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,6 @@ from memplan.model.attention import (
     BlockSparseSpec,
     FutureTokensSpec,
     GlobalTokensSpec,
-    LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
 )
@@ -243,7 +242,6 @@ OtherMixer = (
     | TimeMixingSpec
     | GatedRecurrenceSpec
     | SlidingChunksSpec
-    | LocalBlocksSpec
     | BlockSparseSpec
     | RelativeSpec
     | FutureTokensSpec

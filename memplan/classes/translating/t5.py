@@ -177,19 +177,23 @@ class T5Attention(Module):
         )  # fmt: skip
 
     def compute_bias(self, query_length: int, key_length: int) -> Handle:
-        run, shape = self.run, (query_length, key_length)
-        relative_position = made_by(run, OperationKind.SUB, shape, DType.INT64)
-        relative_position_bucket = empty(run, shape, DType.INT64)
-        run.record(
-            OperationKind.RELATIVE_POSITION_BUCKET, (relative_position.record,),
-            (relative_position_bucket.record,),
-            forward_scratch_bytes=bucket_temporaries(
-                relative_position.numel, causal=self.causal, named=self.names_logarithms
-            ),
-        )  # fmt: skip
+        shape = query_length, key_length
+        relative_position = made_by(self.run, OperationKind.SUB, shape, DType.INT64)
+        relative_position_bucket = self.bucket(relative_position)
         values = self.relative_attention_bias(shape, relative_position_bucket)
         values = values.permute(2, 0, 1).unsqueeze(0)
         return values
+
+    def bucket(self, relative_position: Handle) -> Handle:
+        """``_relative_position_bucket``."""
+        run, made = self.run, empty(self.run, relative_position.shape, DType.INT64)
+        run.record(
+            OperationKind.RELATIVE_POSITION_BUCKET, (relative_position.record,), (made.record,),
+            forward_scratch_bytes=bucket_temporaries(
+                made.numel, causal=self.causal, named=self.names_logarithms
+            ),
+        )  # fmt: skip
+        return made
 
     def position_bias(self, query: Handle, key_length: int) -> Handle:
         """That of this layer."""
@@ -354,7 +358,7 @@ class BlockParts(StackLayer):
 
 
 class T5Block(BlockParts):
-    hands_on = True
+    hands_on = 2
 
     def forward(
         self,
