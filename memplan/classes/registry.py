@@ -39,6 +39,7 @@ CLASSES = {
     "exaone4": "llama_kin.Exaone4Model",
     "falcon": "older.falcon.FalconModel",
     "fnet": "encoders.fnet.FNetModel",
+    "fsmt": "translating.fsmt.FSMTModel",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",

@@ -106,7 +106,7 @@ FAMILY_MODULES: dict[str, str] = {
     "led": "long_documents",
     "pegasus_x": "long_documents",
     "bigbird_pegasus": "long_documents",
-    "fsmt": "fsmt",
+    "fsmt": "written_once",
     "prophetnet": "prophetnet",
     "big_bird": "big_bird",
     "longformer": "longformer",

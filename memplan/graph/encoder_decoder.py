@@ -89,8 +89,7 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
         t.leave(encoder.name)
     ids = t.tensor(options.batch_size * target, DType.INT64)
     t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
-    own = own_vocabulary(t, decoder, table.shape[1]) or stack_table(t, decoder, table)
-    x = record_stack(t, model, decoder, context, own, ids)
+    x = record_stack(t, model, decoder, context, stack_table(t, decoder, table), ids)
     head(t, model, x, table)
     t.release(memory)
     return t
@@ -116,21 +115,10 @@ def begin_embedding(t: Tape, stack: StackSpec) -> None:
 
 
 def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
-    """Begin with the table that both stacks look their tokens up in, or the first one of two."""
+    """Begin with the table that both stacks look their tokens up in."""
     begin_embedding(t, stack)
     width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
-    own = own_vocabulary(t, stack, width)
-    if own is not None:
-        return own
     return t.parameter("shared.weight", model.vocab_size, width, role=WeightRole.TABLE)
-
-
-def own_vocabulary(t: Tape, stack: StackSpec, width: int) -> Parameter | None:
-    """The table of a stack that has a vocabulary of its own."""
-    rows = 0 if stack.embedding is None else stack.embedding.num_rows
-    if not rows:
-        return None
-    return t.parameter("embed_tokens.weight", rows, width, role=WeightRole.TABLE)
 
 
 def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
@@ -370,7 +358,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     matched = WeightRole.QUERY_KEY
-    product = _products(t, kind, context, cross=cross)
+    product = _products(t, context, cross=cross)
     of_queries = linear if cross else product
     query = of_queries(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
     contracted = kind.form is AttentionForm.CONTRACTED
@@ -388,7 +376,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         value = as_heads(t, value, kind.num_heads)
     mask = None if cross else context.mask
     held: tuple[Tensor, ...] = (query, key, value)
-    if kind.form in FOLDED_FORMS:
+    if kind.form is AttentionForm.FOLDED:
         from memplan.graph.attention.folded import folded_attention  # only for LED
 
         out, held = folded_attention(t, query, key, value, shape, mask)
@@ -423,22 +411,16 @@ class Product(Protocol):
         """Write it down."""
 
 
-def _products(t: Tape, spec: AttentionSpec, context: StackContext, *, cross: bool) -> Product:
+def _products(t: Tape, context: StackContext, *, cross: bool) -> Product:
     """How queries, keys and values are projected.
 
     Keys and values of a part of what the encoder gave copy it, unless autocast does.
     """
-    copies = not cross and spec.form is AttentionForm.FOLDED_COPIES
-    if copies or (cross and context.memory_cut and t.autocast is None):
-        from memplan.graph.attention.turned import turned_linear  # only for LED, FSMT and the like
+    if cross and context.memory_cut and t.autocast is None:
+        from memplan.graph.attention.turned import turned_linear  # only for LED and the like
 
         return turned_linear
     return linear
-
-
-FOLDED_FORMS = frozenset(
-    {AttentionForm.FOLDED, AttentionForm.FOLDED_VIEWS, AttentionForm.FOLDED_COPIES}
-)
 
 
 def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
@@ -455,8 +437,6 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     if own is not None:
         loss = own
     elif model.task is Task.SEQ2SEQ_LM:
-        if decoder.tokens_first and t.options.batch_size > 1:
-            x = t.scale(x, OperationKind.CLONE)
         scaled = t.scale(x) if model.head.scaled else x
         logits = output_matrix(t, model, replace(model.head, scaled=False), scaled, table)
         if model.head.logits_bias:

@@ -69,12 +69,8 @@ class AttentionForm(Enum):
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
-    FOLDED_VIEWS = "folded_views"
-    """The same where tokens come before sequences, so that heads are views (FSMT)."""
     CONTRACTED = "contracted"
     """Two ``einsum``, the softmax in the scores' own dtype; queries are scaled at once (ProphetNet)."""
-    FOLDED_COPIES = "folded_copies"
-    """FSMT's first layer, whose input is turned: each projection copies it."""
 
 
 class QueryScaling(Enum):

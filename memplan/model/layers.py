@@ -215,8 +215,6 @@ class EmbeddingSpec:
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None
     """Trained prompts stand before the tokens (CPM-Ant)."""
-    num_rows: int = 0
-    """Rows of the stack's own token table, where both have a vocabulary each (FSMT)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
