@@ -93,6 +93,7 @@ CLASSES = {
     "openai_privacy_filter": "mixed.privacy_filter.FilterModel",
     "opt": "older.opt.OPTModel",
     "pegasus": "translating.pegasus.PegasusModel",
+    "pegasus_x": "translating.pegasus_x.PegasusXModel",
     "persimmon": "gpt_neox.PersimmonModel",
     "phi": "gpt_neox.PhiModel",
     "phi3": "glm.Phi3Model",

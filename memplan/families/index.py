@@ -104,7 +104,7 @@ FAMILY_MODULES: dict[str, str] = {
     "longt5": "written_once",
     "switch_transformers": "written_once",
     "led": "long_documents",
-    "pegasus_x": "long_documents",
+    "pegasus_x": "written_once",
     "bigbird_pegasus": "long_documents",
     "fsmt": "written_once",
     "prophetnet": "prophetnet",

@@ -29,10 +29,9 @@ from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
-from memplan.graph.pruning import prune
-from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.stack_forms import begun, embedded, given_back, own_loss, settled, share
+from memplan.graph.stack_forms import embedded, own_loss, settled, share
 from memplan.graph.stacks import (
     BASE_MODEL,
     WHOLE_MODEL,
@@ -147,27 +146,20 @@ def record_stack(
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
     share(t, stack, context)
-    length = context.seq_len
-    x = begun(t, stack, x, context)
     t.end(x)
     for run in split_runs(t, stack):
-        # Layers beside which a stream runs are written down one by one.
-        repeats = (run.count,) if context.beside is None else (1,) * run.count
-        for repeat in repeats:
-            t.begin(
-                f"{stack.name}.layers",
-                part=ModelPart.LAYERS,
-                repeat=repeat,
-                checkpointed=run.checkpointed,
-                frozen=run.frozen,
-                x=x,
-            )
-            t.segment.layer = run.layer
-            x = layer(t, x, run.layer, context)
-            t.end(x)
-    if context.beside is not None:
-        prune(t.segment)
-    return finish(t, stack, x, context, first, length)
+        t.begin(
+            f"{stack.name}.layers",
+            part=ModelPart.LAYERS,
+            repeat=run.count,
+            checkpointed=run.checkpointed,
+            frozen=run.frozen,
+            x=x,
+        )
+        t.segment.layer = run.layer
+        x = layer(t, x, run.layer, context)
+        t.end(x)
+    return finish(t, stack, x, context, first)
 
 
 def embed(
@@ -195,7 +187,7 @@ def embed(
 
         x = joined_embeddings(t, model, counted_parts(model), x, model.join)[0]
     context.mask, _ = attention_masks(t, model, stack, context)
-    if spec.num_positions or spec.computed_positions:
+    if spec.num_positions:
         x = t.add(x, positions(t, spec, context))
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "layernorm_embedding", context.hidden_size)
@@ -226,33 +218,20 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     rows = context.seq_len * (context.batch if spec.batched_positions else 1)
     numbers = t.tensor(rows, DType.INT64)
     t.record(OperationKind.ARANGE, (), (numbers,))
-    if spec.computed_positions:
-        found = t.tensor(rows * context.hidden_size, t.compute)
-        half = allocated_bytes(rows * context.hidden_size // 2, t.compute)
-        t.record(
-            OperationKind.SIN, (numbers,), (found,), forward_scratch_bytes=(RESULT, half, half)
-        )
-    else:
-        table = t.parameter(
-            "embed_positions.weight",
-            spec.num_positions,
-            context.hidden_size,
-            role=WeightRole.TABLE,
-        )
-        found = embedding_lookup(t, table, rows, numbers)
+    table = t.parameter(
+        "embed_positions.weight", spec.num_positions, context.hidden_size, role=WeightRole.TABLE
+    )
+    found = embedding_lookup(t, table, rows, numbers)
     t.hold(found)
     return found
 
 
-def finish(
-    t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int, length: int
-) -> Tensor:
+def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int) -> Tensor:
     """The final norm and dropout; then what the stack's variables held is let go."""
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
     if stack.final_norm is not None:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=freeze.norm or whole)
-        x = given_back(t, stack, x, context, length)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
         t.leave(stack.name)
         t.end(x)

@@ -87,14 +87,13 @@ class Writer(NamedTuple):
 LAYERS: Mapping[str, Writer] = {
     "StreamsSpec": Writer("hyper_connections", "streams_layer"),
     "SharedBlockSpec": Writer("shared_block", "block_layer"),
-    "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
 }
 """Layers that are written down whole, by the class of the spec that makes them so."""
 
 
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    forms = (layer.streams, layer.shared_block, layer.attention)
+    forms = (layer.streams, layer.shared_block)
     for spec in forms:
         writer = LAYERS.get(type(spec).__name__)
         if writer is not None:

@@ -205,21 +205,6 @@ class BlockSparseSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GlobalTokensSpec:
-    """Pegasus-X's attention: of blocks to themselves and to global tokens, and of these to all."""
-
-    num_heads: int
-    head_dim: int
-    block_size: int
-    num_tokens: int
-    """The global ones."""
-    staggered: bool = False
-    """Blocks begin half a block earlier."""
-    dropout: float = 0.0
-    """Probability on the attention weights."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RelativeSpec:
     """XLNet's attention: contents and relative positions scored apart."""
 

@@ -209,8 +209,6 @@ class EmbeddingSpec:
     """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
     batched_positions: bool = False
     """The positions are looked up for every sequence of the batch (BART's encoder)."""
-    computed_positions: bool = False
-    """Sinusoids are computed for every batch, for which there is no table at all (Pegasus-X)."""
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None

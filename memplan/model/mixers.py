@@ -10,7 +10,6 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     FutureTokensSpec,
-    GlobalTokensSpec,
     RelativeSpec,
     SlidingChunksSpec,
 )
@@ -245,7 +244,6 @@ OtherMixer = (
     | BlockSparseSpec
     | RelativeSpec
     | FutureTokensSpec
-    | GlobalTokensSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec

@@ -26,10 +26,12 @@ DROPOUT = 0.1
 """What every class of this module fills in."""
 
 
-class BartAttention(Module):
-    """Of a stack's states to themselves, or to those of the other one."""
+class Projections(Module):
+    """What attention of a stack's states to themselves, or to those of the other one, has."""
 
     block = LayerBlock.ATTENTION
+    has_biases = True
+    """Its projections have biases."""
 
     def __init__(
         self, config: ConfigReader, stack: str, *, causal: bool = False, cross: bool = False
@@ -40,20 +42,27 @@ class BartAttention(Module):
         self.causal, self.dropout = causal, config.number("attention_dropout")
         if cross:
             self.block = LayerBlock.CROSS_ATTENTION
-        role = WeightRole.QUERY_KEY
-        self.k_proj = Linear(hidden, hidden, bias=True, role=role)
-        self.v_proj = Linear(hidden, hidden, bias=True)
-        self.q_proj = Linear(hidden, hidden, bias=True, role=role)
-        self.out_proj = Linear(hidden, hidden, bias=True, role=WeightRole.ATTENTION_OUTPUT)
+        self.bias, role = self.is_biased(config), WeightRole.QUERY_KEY
+        self.k_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+        self.v_proj = Linear(hidden, hidden, bias=self.bias)
+        self.q_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+        self.out_proj = Linear(hidden, hidden, bias=self.bias, role=WeightRole.ATTENTION_OUTPUT)
+
+    def is_biased(self, config: ConfigReader) -> bool:
+        """Whether projections have biases."""
+        del config
+        return self.has_biases
 
     def facts(self) -> AttentionSpec:
         """What others read of it."""
         return AttentionSpec(
             num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.head_dim,
-            query_bias=True, key_bias=True, value_bias=True, output_bias=True, causal=self.causal,
-            dropout=self.dropout,
+            query_bias=self.bias, key_bias=self.bias, value_bias=self.bias, output_bias=self.bias,
+            causal=self.causal, dropout=self.dropout,
         )  # fmt: skip
 
+
+class BartAttention(Projections):
     def forward(
         self, x: Handle, key_value_states: Handle | None = None, mask: Handle | None = None
     ) -> Attended:
@@ -78,8 +87,8 @@ class LayerParts(StackLayer):
     """What layers of both stacks have."""
 
     placement = NormPlacement.POST
-    attention_class: type[BartAttention] = BartAttention
-    self_attn: BartAttention
+    attention_class: type[Projections] = BartAttention
+    self_attn: Projections
 
     def add_network(self, config: ConfigReader, stack: str) -> None:
         """Declare two linear layers, and the norm of what they give or take."""
@@ -100,7 +109,7 @@ class LayerParts(StackLayer):
         crossing = self.children.get("encoder_attn")
         return LayerSpec(
             attention=self.self_attn.facts(),
-            cross_attention=crossing.facts() if isinstance(crossing, BartAttention) else None,
+            cross_attention=crossing.facts() if isinstance(crossing, Projections) else None,
             feed_forward=FeedForwardSpec(
                 intermediate_size=self.fc1.out_features, activation=self.activation_fn.kind,
                 bias=True, activation_dropout=self.activation_dropout,

@@ -19,7 +19,7 @@ from memplan.classes.translating.t5 import (
 from memplan.dtypes import DType
 from memplan.graph.modules.basic import Dropout, dropout
 from memplan.graph.modules.contractions import einsum
-from memplan.graph.modules.functional import made_from, softmax
+from memplan.graph.modules.functional import made_from, padded, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.masks import padded_mask
@@ -34,13 +34,6 @@ from memplan.units import ceil_div
 
 LOCAL = "local"
 TRANSIENT_GLOBAL = "transient-global"
-
-
-def padded(x: Handle, shape: tuple[int, ...]) -> Handle:
-    """``torch.nn.functional.pad``."""
-    made = empty(x.run, shape, x.dtype)
-    x.run.record(OperationKind.PAD, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
-    return x.leads_to(made, in_rows(x.shape))
 
 
 def split_into_blocks(x: Handle, block_len: int, dim: int = 1) -> Handle:

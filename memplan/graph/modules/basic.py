@@ -70,8 +70,8 @@ class Linear(Module):
 
     def _again(self, x: Handle) -> Tensor:
         """Through a matrix that a call before has declared in the same segment."""
-        bias = self.weights.get("bias")
-        addend = None if bias is None else self.parameter(bias)
+        bias = f"{self.within}.bias"
+        addend = next((each for each in self.run.segment.parameters if each.name == bias), None)
         return matmul_weight(self.run, x.laid(), self.parameter(self.weight), addend)
 
     def _tied(self, x: Handle) -> Tensor:
