@@ -84,23 +84,13 @@ class Writer(NamedTuple):
     """What its tensors count as; None: as the part's place says."""
 
 
-LAYERS: Mapping[str, Writer] = {
-    "StreamsSpec": Writer("hyper_connections", "streams_layer"),
-    "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
-}
-"""Layers that are written down whole, by the class of the spec that makes them so."""
-
-
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    forms = (layer.streams, layer.attention)
-    for spec in forms:
-        writer = LAYERS.get(type(spec).__name__)
-        if writer is not None:
-            write = getattr(import_module(f"memplan.graph.{writer.module}"), writer.function)
-            out: Tensor = write(t, x, layer, spec, context)
-            return out
-    return None
+    if layer.streams is None:
+        return None
+    from memplan.graph.hyper_connections import streams_layer  # only for DeepSeek-V4
+
+    return streams_layer(t, x, layer, layer.streams, context)
 
 
 MIXERS: Mapping[str, Writer] = {
@@ -111,7 +101,6 @@ MIXERS: Mapping[str, Writer] = {
     "RelativeSpec": Writer("attention.relative", "relative_attention"),
     "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
-    "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
@@ -128,7 +117,6 @@ NETWORKS: Mapping[str, Writer] = {
     "MixtureSpec": Writer("experts.mixture", "mixture"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
-    "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
     "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
     "CountedSpec": Writer("counted", "counted_part"),
 }

@@ -9,8 +9,6 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     FutureTokensSpec,
-    GlobalTokensSpec,
-    LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
 )
@@ -18,7 +16,6 @@ from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import (
     BesideDenseSpec,
-    CapacityMixtureSpec,
     EveryTokenSpec,
 )
 from memplan.model.shared_keys import SharedKeysSpec
@@ -151,11 +148,9 @@ OtherMixer = (
     | TimeMixingSpec
     | GatedRecurrenceSpec
     | SlidingChunksSpec
-    | LocalBlocksSpec
     | BlockSparseSpec
     | RelativeSpec
     | FutureTokensSpec
-    | GlobalTokensSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec
@@ -172,9 +167,7 @@ WITH_SCORES = (
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = (
-    ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CapacityMixtureSpec | CountedSpec
-)
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 
