@@ -9,7 +9,7 @@ from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.module import Module, Site, become
+from memplan.graph.modules.module import Module, Site, become, with_methods
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.tensors import Tensor
 from memplan.training.kernels import (
@@ -120,8 +120,3 @@ def _layers(model: Module) -> list[Module]:
 
 NETWORKS: dict[type[Module], type[Module]] = {GatedMLP: FusedGate, GateUpMLP: FusedHalves}
 """What stands in the place of a network's own steps."""
-
-
-def with_methods(replaced: type[Module], own: type[Module]) -> type[Module]:
-    """A class with some methods of another's in the place of its own."""
-    return type(own.__name__, (replaced, own), {})

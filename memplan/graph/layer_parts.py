@@ -84,13 +84,20 @@ class Writer(NamedTuple):
     """What its tensors count as; None: as the part's place says."""
 
 
+LAYERS: Mapping[str, Writer] = {
+    "StreamsSpec": Writer("hyper_connections", "streams_layer"),
+}
+"""Layers that are written down whole, by the class of the spec that makes them so."""
+
+
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    if layer.streams is None:
+    writer = LAYERS.get(type(layer.streams).__name__)
+    if writer is None:
         return None
-    from memplan.graph.hyper_connections import streams_layer  # only for DeepSeek-V4
-
-    return streams_layer(t, x, layer, layer.streams, context)
+    write = getattr(import_module(f"memplan.graph.{writer.module}"), writer.function)
+    out: Tensor = write(t, x, layer, layer.streams, context)
+    return out
 
 
 MIXERS: Mapping[str, Writer] = {

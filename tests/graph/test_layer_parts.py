@@ -10,10 +10,10 @@ from memplan.graph.layer_parts import LAYERS, MIXERS, NETWORKS, Writer
 from memplan.graph.stack_forms import FORMS, StackForm
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
-from memplan.model.mixers import MemoryAttentionSpec, OtherMixer, OtherNetwork
+from memplan.model.mixers import MemoryAttentionSpec, MixerSpec, OtherMixer, OtherNetwork
 from memplan.model.mixtures import MixtureSpec
 
-WHOLE_LAYERS = {MemoryAttentionSpec.__name__, *LAYERS}
+WHOLE_LAYERS = {MemoryAttentionSpec.__name__, MixerSpec.__name__, *LAYERS}
 
 
 def names(union: UnionType) -> set[str]:

@@ -11,12 +11,11 @@ from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.mamba import MambaMixer, hold_ones
 from memplan.classes.recurrent.mamba2 import Mamba2Mixer
 from memplan.classes.recurrent.mamba2 import Sizes as MixerSizes
-from memplan.classes.replaced import with_methods
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle, empty
-from memplan.graph.modules.module import Module, become
+from memplan.graph.modules.module import Module, become, with_methods
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.temporaries import Temporaries

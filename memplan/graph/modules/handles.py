@@ -268,7 +268,7 @@ class Handle:
         shape = tuple(self.shape[each] for each in dims)
         strides = tuple(self.strides[each] for each in dims)
         back = tuple(dims.index(each) for each in range(len(dims)))
-        if self.flat and len(shape) == LEAST_SPLIT - 1 and self.requires_grad:
+        if self.flat and len(shape) == LEAST_SPLIT - 1 and self._is_of(OperationKind.LINEAR):
             return self._turned(shape, strides, lambda lies: tuple(lies[each] for each in back))
         made = Handle(self.run, self.record, shape, strides)
         if self.node is None:
@@ -300,7 +300,7 @@ class Handle:
             return self.contiguous().view(*shape)
         before = self.shape
         if max(len(shape), len(before)) < LEAST_SPLIT:
-            if self.requires_grad and self._is_sum():
+            if self.requires_grad and self._is_of(OperationKind.ADD):
                 return self.seen_as(*shape)
             made = Handle(self.run, self.record, shape, strides)
             return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
@@ -326,11 +326,11 @@ class Handle:
         made = Handle(run, record, shape, strides)
         return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
 
-    def _is_sum(self) -> bool:
-        """Whether a sum of the open segment made it."""
+    def _is_of(self, kind: OperationKind) -> bool:
+        """Whether an operation of this kind made it, in the open segment."""
         for operation in reversed(self.run.segment.operations):
             if self.record in operation.outputs:
-                return operation.kind is OperationKind.ADD
+                return operation.kind is kind
         return False
 
     def _whole(self, wanted: Shape) -> Shape:

@@ -233,3 +233,8 @@ def gathered(x: Handle) -> Handle:
 def become(module: Module, cls: type[Module]) -> None:
     """Put a class in the place of a module's own."""
     object.__setattr__(module, "__class__", cls)
+
+
+def with_methods(replaced: type[Module], own: type[Module]) -> type[Module]:
+    """A class with some methods of another's in the place of its own."""
+    return type(own.__name__, (replaced, own), {})
