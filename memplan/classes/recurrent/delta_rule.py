@@ -29,7 +29,7 @@ from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Linear, Norm, scaled
-from memplan.graph.modules.einsum import matmul
+from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import activated, detached, masked_fill, total
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import always

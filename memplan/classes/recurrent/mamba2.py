@@ -16,7 +16,7 @@ from memplan.classes.recurrent.mamba import MambaBlock, MambaModel, Mixer
 from memplan.classes.recurrent.sizes import check_heads, expanded
 from memplan.families.llama import read_activation
 from memplan.graph.modules.basic import Linear, fp32_under_autocast, scaled
-from memplan.graph.modules.einsum import einsum
+from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import activated, clamped
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows

@@ -26,7 +26,7 @@ from memplan.classes.recurrent.sizes import expanded, time_step_rank
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.modules.basic import ActivationModule, Linear, RMSNorm
-from memplan.graph.modules.einsum import multiplied
+from memplan.graph.modules.contractions import multiplied
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.masks import position_ids

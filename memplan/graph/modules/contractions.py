@@ -1,37 +1,71 @@
-"""``torch.einsum`` of two tensors: a batched product of what both are turned and laid together to.
+"""Products over some of several dimensions, as ``torch.einsum`` makes batched ones of them.
 
-Each operand is turned until its batch dimensions come first, and copied where they do not lie together in
-memory then; what comes out is turned back (torch 2.13, aten/src/ATen/native/Linear.cpp, ``sumproduct_pair``).
+Each operand is turned until its batch dimensions come first, and copied where they do not lie together
+in memory then; what comes out is turned back
+(torch 2.13, aten/src/ATen/native/Linear.cpp, ``einsum``, ``sumproduct_pair``).
 """
 
 from math import prod
 
-from memplan.graph.modules.functional import batched_product
-from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.layouts import in_rows
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.segments import Gradient
 
 
-def einsum(equation: str, left: Handle, right: Handle) -> Handle:
-    """A letter for every dimension: ``bqhd,bkhd->bhqk``. Autocast casts both before anything is copied."""
-    operands, _, wanted = equation.partition("->")
-    one, _, two = operands.partition(",")
-    run = left.run
+def einsum(equation: str, one: Handle, two: Handle) -> Handle:
+    """``torch.einsum(equation, one, two)``: autocast casts both before anything is copied."""
+    given, result = equation.split("->")
+    first, second = given.split(",")
+    run = one.run
     if run.autocast is not None:
-        left, right = left.to(run.autocast), right.to(run.autocast)
-    sizes = dict(zip(two, right.shape, strict=True)) | dict(zip(one, left.shape, strict=True))
-    shared = [each for each in wanted if each in one and each in two]
-    rows = [each for each in wanted if each not in two]
-    columns = [each for each in wanted if each not in one]
-    summed = sorted(set(one) & set(two) - set(wanted))
-
-    def size(letters: list[str]) -> int:
-        return prod(sizes[each] for each in letters)
-
-    batch, inner = size(shared), size(summed)
-    left = left.permute(*map(one.index, shared + rows + summed))
-    left = left.reshape(batch, size(rows), inner)
-    right = right.permute(*map(two.index, shared + summed + columns))
-    right = right.reshape(batch, inner, size(columns))
-    made = batched_product(left, right)
-    order = shared + rows + columns
+        one, two = one.to(run.autocast), two.to(run.autocast)
+    sizes = dict(zip(first + second, one.shape + two.shape, strict=True))
+    batch = [each for each in result if each in first and each in second]
+    summed = [each for each in first if each in second and each not in result]
+    rows = [each for each in result if each not in second]
+    columns = [each for each in result if each not in first]
+    left, right = (one, first), (two, second)
+    if rows and columns and result.index(rows[-1]) > result.index(columns[0]):
+        left, right, rows, columns = right, left, columns, rows
+    made = multiplied(
+        grouped(*left, (batch, rows, summed)), grouped(*right, (batch, summed, columns))
+    )
+    order = [*batch, *rows, *columns]
     made = made.view(*(sizes[each] for each in order))
-    return made.permute(*map(order.index, wanted))
+    return made.permute(*(order.index(each) for each in result))
+
+
+def grouped(x: Handle, names: str, groups: tuple[list[str], ...]) -> Handle:
+    """A tensor whose dimensions are merged into three."""
+    turned = x.permute(*(names.index(each) for group in groups for each in group))
+    sizes = dict(zip(names, x.shape, strict=True))
+    return turned.view(*(prod(sizes[each] for each in group) for group in groups))
+
+
+def multiplied(left: Handle, right: Handle, *, gradient: Gradient = Gradient.VIEW) -> Handle:
+    """``torch.bmm`` of what autocast has cast."""
+    made = empty(left.run, (*left.shape[:2], right.shape[-1]), left.dtype)
+    saves = [right.record] * left.requires_grad + [left.record] * right.requires_grad
+    left.run.record(
+        OperationKind.MATMUL, (left.record, right.record), (made.record,), saves=saves,
+        gradients=(gradient, gradient), flops=2 * made.numel * left.shape[-1],
+    )  # fmt: skip
+    for each in (left, right):
+        each.leads_to(made, in_rows(each.shape))
+    return made
+
+
+def matmul(left: Handle, right: Handle) -> Handle:
+    """``left @ right`` of as many matrices: autocast's casts, what ``reshape`` has to copy, the product."""
+    run, batch = left.run, left.shape[:-2]
+    shape = *batch, left.shape[-2], right.shape[-1]
+    if run.autocast is not None:
+        right = right.to(run.autocast)
+        left = left.to(run.autocast)
+    made = multiplied(
+        left.reshape(prod(batch), *left.shape[-2:]),
+        right.reshape(prod(batch), *right.shape[-2:]),
+        gradient=Gradient.FRESH,
+    )
+    return made.view(*shape)
