@@ -91,6 +91,11 @@ def _site(times: Values) -> "Site":
         from memplan.sources.calibration_file import read_calibration
 
         calibration = read_calibration(times["calibration"])
+        if host is not None and calibration.host != 1.0:
+            from memplan.errors import UsageError
+
+            msg = f"--host: {times['calibration']} says how fast the host is: leave one of them out"
+            raise UsageError(msg)
     return Site(
         host=HostSpeed.USUAL if host is None else host,
         between_nodes=times["network"],
