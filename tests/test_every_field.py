@@ -285,6 +285,7 @@ TRAINED: dict[str, Entry] = {
     "price": ((*JOB, "--tokens", "1B"), ("--price", "2.5")),
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
     "save_every": ((*JOB, "--tokens", "1B"), ("--save-every", "10m")),
+    "failures_per_gpu_day": ((*JOB, "--tokens", "1B"), ("--failures-per-gpu-day", "0.01")),
     "eval_every": ((*JOB, "--tokens", "1B"), ("--eval-every", "100", "--eval-examples", "1000")),
     "eval_examples": ((*JOB, "--tokens", "1B"), ("--eval-examples", "9", "--eval-every", "100")),
     "loader": ((*JOB, "--time"), ("--loader", "2")),

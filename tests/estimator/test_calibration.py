@@ -210,6 +210,8 @@ def test_a_node_that_was_timed(run: Any, tmp_path: Path) -> None:
     found = calibration_of(timed, gpu="h100-sxm-80gb", driver="580.95", torch="2.13.0+cu130")
     assert (found.compute, found.host, found.links) == (pytest.approx(1.2), 2.0, 1.0)
     assert lines_of(timed)[0].endswith("x 1.50 (compute)")
+    usual, scaled = (cases_for(job_of("FSDP"), Site(calibration=each)) for each in (None, found))
+    assert (scaled.low.links, scaled.high.links) == (usual.low.links, usual.high.links)  # it had no links to time
     path = tmp_path / "node.yaml"
     path.write_text(calibration_text(found, date="2026-11-26"))
     assert read_calibration(path) == replace(found, date="2026-11-26")
