@@ -105,7 +105,9 @@ def goodput(
     2.34
     """
     save_s = checkpoint_bytes / (num_nodes * SAVED_BYTES_PER_S)
-    rates = [each if per_gpu_day is None else each._replace(per_gpu_day=per_gpu_day) for each in FAILING]
+    rates = [
+        each if per_gpu_day is None else each._replace(per_gpu_day=per_gpu_day) for each in FAILING
+    ]
     high, expected, low = (
         _share(num_gpus, save_s, failing, save_every_s, evaluating) for failing in rates
     )

@@ -239,7 +239,9 @@ def calibrated(
         raise InputError(msg)
     factors = {part: factor**exponent for part, exponent in exponents.parts.items()}
     if factors[Part.HOST] != 1.0:
-        factors[Part.HOST] *= site.host_factors.expected  # of the usual one, whatever this one was said to be
+        factors[Part.HOST] *= (
+            site.host_factors.expected
+        )  # of the usual one, whatever this one was said to be
     return Calibration(
         gpu=job.gpu.gpu_id if job.gpu is not None else "",
         setup=job.fingerprint,

@@ -133,7 +133,9 @@ def test_a_calibration_keeps_what_was_said_of_the_machines(tmp_path: Path) -> No
     for name in ("one GPU, short", "FSDP"):
         measured = 1.3 * time_of_setup(name, site).expected_s
         path = tmp_path / "machines.yaml"
-        path.write_text(calibration_text(calibrated(job_of(name), measured, site=site), date="2026-11-26"))
+        path.write_text(
+            calibration_text(calibrated(job_of(name), measured, site=site), date="2026-11-26")
+        )
         found = read_calibration(path)
         assert found.between_nodes == site.between_nodes
         assert found.host > 2.5
@@ -211,7 +213,10 @@ def test_a_node_that_was_timed(run: Any, tmp_path: Path) -> None:
     assert (found.compute, found.host, found.links) == (pytest.approx(1.2), 2.0, 1.0)
     assert lines_of(timed)[0].endswith("x 1.50 (compute)")
     usual, scaled = (cases_for(job_of("FSDP"), Site(calibration=each)) for each in (None, found))
-    assert (scaled.low.links, scaled.high.links) == (usual.low.links, usual.high.links)  # it had no links to time
+    assert (scaled.low.links, scaled.high.links) == (
+        usual.low.links,
+        usual.high.links,
+    )  # it had no links to time
     path = tmp_path / "node.yaml"
     path.write_text(calibration_text(found, date="2026-11-26"))
     assert read_calibration(path) == replace(found, date="2026-11-26")
