@@ -592,7 +592,7 @@ def write_files(folder: Path) -> None:
     texts = {
         "gated.json": json.dumps(GATED),
         "plain.json": json.dumps({**GATED, "model_type": "llama"}),
-        "calibration.yaml": "gpu: a100-80gb\ncompute: 1.5\n",
+        "calibration.yaml": "gpu: a100-80gb\nhost: 1.5\n",
         "unknown.json": json.dumps({**GATED, "model_type": "llamalike"}),
         "misspelt.json": json.dumps(
             {
