@@ -71,7 +71,6 @@ CLASSES = {
     "laguna": "mixed.gated.LagunaModel",
     "layoutlm": "encoders.bert_kin.LayoutLMModel",
     "lfm2": "recurrent.lfm2.Lfm2Model",
-    "lfm2_moe": "recurrent.lfm2.Lfm2MoeModel",
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
     "longt5": "translating.longt5.LongT5Model",

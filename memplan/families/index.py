@@ -153,7 +153,7 @@ FAMILY_MODULES: dict[str, str] = {
     "minimax": "linear_attention",
     "kimi_linear": "linear_attention",
     "lfm2": "written_once",
-    "lfm2_moe": "written_once",
+    "lfm2_moe": "linear_attention",
     "clip": "two_towers",
     "chinese_clip": "two_towers",
     "altclip": "two_towers",

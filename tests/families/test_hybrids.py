@@ -220,11 +220,11 @@ def test_lfm2_rounds_its_feed_forward_up() -> None:
     [
         pytest.param("qwen3_next", MixerSpec, id="delta rule"),
         pytest.param("minimax", LightningSpec, id="lightning"),
-        pytest.param("lfm2_moe", MixerSpec, id="convolution"),
+        pytest.param("lfm2", MixerSpec, id="convolution"),
     ],
 )
 def test_written_mixers_leave_nothing_out(model_type: str, mixer: type) -> None:
-    kind = "conv" if model_type == "lfm2_moe" else "linear_attention"
+    kind = "conv" if model_type == "lfm2" else "linear_attention"
     model = read(model_type, num_hidden_layers=2, layer_types=[kind, "full_attention"])
     assert mixers(model) == [mixer, AttentionSpec]
     assert not model.activations_left_out

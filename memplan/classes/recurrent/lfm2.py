@@ -1,6 +1,6 @@
 """LFM2: short convolutions between products, and attention in some layers.
 
-(transformers 5.23: models/lfm2, models/lfm2_moe)
+(transformers 5.23: models/lfm2)
 """
 
 from collections.abc import Callable, Sequence
@@ -15,30 +15,23 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaModel,
 )
-from memplan.classes.mixed.deepseek import corrected
-from memplan.classes.mixed.experts import Experts
-from memplan.classes.mixed.mixtures import MixtureBlock, MixtureModel
-from memplan.classes.mixed.routers import Routed, Router
 from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.hybrids import layer_kinds
 from memplan.classes.recurrent.mamba import Mixer
-from memplan.graph.modules.basic import ActivationModule, Linear, RMSNorm
-from memplan.graph.modules.functional import activated, best, divide, gather, linear, topk, total
+from memplan.graph.modules.basic import Linear, RMSNorm
+from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
-from memplan.model.mixtures import RouterScore
 from memplan.model.networks import Activation
 
 
 class Lfm2MLP(GatedMLP):
     activation_kind = Activation.SILU
 
-    def __init__(self, config: ConfigReader, intermediate_size: int | None = None) -> None:
+    def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        inner = intermediate_size or self.adjusted_size(config)
+        inner = self.adjusted_size(config)
         self.w1 = Linear(hidden, inner)
         self.w3 = Linear(hidden, inner)
         self.w2 = Linear(inner, hidden)
@@ -61,11 +54,6 @@ class Lfm2MLP(GatedMLP):
 
     def forward(self, x: Handle) -> Handle:
         return self.w2(activated(self.w1(x), Activation.SILU) * self.w3(x))
-
-
-class Lfm2MoeMLP(Lfm2MLP):
-    def adjusted_size(self, config: ConfigReader) -> int:
-        return config.integer("intermediate_size")
 
 
 class Lfm2Attention(LlamaAttention):
@@ -156,62 +144,3 @@ def lfm_types(config: ConfigReader) -> list[str]:
     count = config.layers("num_hidden_layers")
     attends = set(config.integers("full_attn_idxs")) or set(range(count))
     return ["full_attention" if number in attends else "conv" for number in range(count)]
-
-
-class Lfm2MoeTopKRouter(Router):
-    score = RouterScore.SIGMOID
-
-    def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config)
-        self.norm_topk_prob = config.flag("norm_topk_prob")
-        self.is_corrected = config.flag("use_expert_bias")
-
-    def forward(self, hidden_states: Handle) -> Routed:
-        router_logits = linear(hidden_states, self, self.weight)
-        routing_weights = router_logits.unary(OperationKind.SIGMOID)
-        if self.is_corrected:
-            scores_for_routing = corrected(routing_weights)
-            _, selected_experts = best(scores_for_routing, self.top_k)
-            routing_weights = gather(routing_weights, selected_experts).to(router_logits.dtype)
-        else:
-            routing_weights, selected_experts = topk(routing_weights, self.top_k)
-        if self.norm_topk_prob:
-            routing_weights = divide(routing_weights, total(routing_weights) + 1e-6)
-        routing_weights = routing_weights * 1.0
-        return router_logits, routing_weights, selected_experts
-
-
-class Lfm2MoeSparseMoeBlock(MixtureBlock):
-    def __init__(self, config: ConfigReader) -> None:
-        self.experts = Lfm2MoeExperts(config)
-        self.gate = Lfm2MoeTopKRouter(config)
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        batch_size, sequence_length, hidden_dim = hidden_states.shape
-        reshaped = hidden_states.view(-1, hidden_dim)
-        _, routing_weights, selected_experts = self.gate(reshaped)
-        final_hidden_states = self.experts(reshaped, selected_experts, routing_weights)
-        return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
-
-
-class Lfm2MoeExperts(Experts):
-    def add_stacks(self, config: ConfigReader) -> None:
-        super().add_stacks(config)
-        self.act_fn = ActivationModule(Activation.SILU)
-
-
-class Lfm2MoeDecoderLayer(Lfm2DecoderLayer):
-    def network(self, config: ConfigReader, kind: LayerKind) -> Module:
-        return Lfm2MoeSparseMoeBlock(config) if kind.sparse else Lfm2MoeMLP(config)
-
-
-class Lfm2MoeModel(MixtureModel, Lfm2Model):
-    layer_class: Callable[[ConfigReader, LayerKind], DecoderLayer] = Lfm2MoeDecoderLayer
-    adds_router_loss = False
-
-    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
-        num_dense = config.integer("num_dense_layers", minimum=0)
-        return [
-            LayerKind(attends=each == "full_attention", sparse=number >= num_dense)
-            for number, each in enumerate(lfm_types(config))
-        ]
