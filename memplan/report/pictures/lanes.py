@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from memplan.compute.lanes import Interval, Lane
 from memplan.estimator import Estimate
 from memplan.estimator.step_time import StepTime
+from memplan.memory.account import ComponentKind
 from memplan.report.lanes import is_backward, lane_lines, path_line
 from memplan.report.pictures.canvas import LINE, Canvas, Shape, Stroke, Words, box, legend
 from memplan.report.pictures.picture import Picture
@@ -16,7 +17,7 @@ TALL, APART = 26, 10
 CHART_WIDTH = 62
 FORWARD, BACKWARD = "forward and update", "backward"
 COLOURS = {
-    FORWARD: "long", BACKWARD: "medium", Lane.LINK.value: "added", Lane.HOST.value: "states",
+    FORWARD: "long", BACKWARD: "medium", Lane.LINK.value: "added", Lane.HOST.value: ComponentKind.GATHERED_PARAMETERS.label,
     Lane.ASKED.value: "red", Lane.STAGES.value: "short",
 }  # fmt: skip
 
