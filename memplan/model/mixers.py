@@ -8,7 +8,6 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
-    FutureTokensSpec,
     RelativeSpec,
     SlidingChunksSpec,
 )
@@ -150,7 +149,6 @@ OtherMixer = (
     | SlidingChunksSpec
     | BlockSparseSpec
     | RelativeSpec
-    | FutureTokensSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec
