@@ -25,6 +25,8 @@ CLASSES = {
     "cohere2": "cohere.Cohere2Model",
     "convbert": "encoders.convbert.ConvBertModel",
     "dbrx": "mixed.dbrx.DbrxModel",
+    "deberta": "encoders.deberta.DebertaModel",
+    "deberta-v2": "encoders.deberta.DebertaV2Model",
     "deepseek_v2": "mixed.latent.DeepseekV2Model",
     "deepseek_v3": "mixed.latent.DeepseekV3Model",
     "diffllama": "rarer.DiffLlamaModel",

@@ -33,7 +33,7 @@ def check_stages(model: ModelSpec) -> None:
         )
     stack = model.stacks[0]
     spec = stack.embedding
-    if model.tables or stack.convolution is not None or stack.projected_out:
+    if model.tables or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.streams is not None:
         _refuse(model, "its residual stream is several")
@@ -54,9 +54,7 @@ def _reads_earlier_layer(layer: LayerSpec) -> bool:
         return True
     if isinstance(attention, SharedKeysSpec):
         return attention.source is not KeySource.OWN
-    return isinstance(attention, AttentionSpec) and (
-        attention.position_bias is not PositionBias.NONE or bool(attention.distances)
-    )
+    return isinstance(attention, AttentionSpec) and attention.position_bias is not PositionBias.NONE
 
 
 def _refuse(model: ModelSpec, why: str) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from memplan.model.distances import DistanceSpec
     from memplan.model.norms import NormSpec
 
 
@@ -201,8 +200,6 @@ class AttentionSpec:
     hands_on_weights: bool = True
     """Such a layer of a class with a form of its own returns them too: they live until the next one has
     returned. BigBird's does not."""
-    distances: DistanceSpec | None = None
-    """Scores of relative distances are added (DeBERTa)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 

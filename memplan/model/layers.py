@@ -237,10 +237,6 @@ class EmbeddingSpec:
     """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
     """Positions are added in place (VisualBERT)."""
-    zeros_for_positions: bool = False
-    """Zeros are made where no positions are looked up, and not added (DeBERTa)."""
-    padding_product: bool = False
-    """The norm's result is multiplied by the attention mask (DeBERTa)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
     projection_bias: bool = True
@@ -261,17 +257,6 @@ class EmbeddingSpec:
     """Layers read a copy of the embeddings too (Zamba)."""
     unscaled_held: bool = False
     """The class keeps a name for the embeddings as they were before (AFMoE, RecurrentGemma)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvolutionSpec:
-    """A convolution of the embeddings, added to the first layer's output (DeBERTa-v2)."""
-
-    kernel_size: int
-    groups: int
-    activation: Activation
-    norm: NormSpec
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,8 +287,6 @@ class StackSpec:
     """Its layers run on fewer tokens, block by block; then its runs only say what one is like (Funnel)."""
     crossed: CrossedSpec | None = None
     """What comes behind its layers, of another stream too (LXMERT)."""
-    convolution: ConvolutionSpec | None = None
-    """Beside the first layer, which then is a run of its own."""
     final_dropout: float = 0.0
     projected_out: bool = False
     """The result is projected back to the width of the token table (OPT-350m)."""

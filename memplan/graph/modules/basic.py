@@ -40,13 +40,19 @@ class Linear(Module):
     def forward(self, x: Handle) -> Handle:
         """``x @ weight.T + bias``."""
         x = flattened(x)
-        made = self._tied(x) if self.weight.owner is not self else self._own(x)
+        again = self.weight.owner is not self or self._is_here()
+        made = self._tied(x) if again else self._own(x)
         width = self._width()
         if len(x.shape) == 2:
             return Handle(self.run, made, (made.numel // width, width), flat=True)
         batch = x.shape[0]
         length = made.numel // (batch * width) if batch else x.shape[1]
         return Handle(self.run, made, (batch, length, width), flat=True)
+
+    def _is_here(self) -> bool:
+        """Whether it was called in this segment before, so that its weights are declared."""
+        found = self.run.parameters.get(self.weight)
+        return any(each is found for each in self.run.segment.parameters)
 
     def _own(self, x: Handle) -> Tensor:
         run, split = self.run, self.split
@@ -66,7 +72,7 @@ class Linear(Module):
         return made
 
     def _tied(self, x: Handle) -> Tensor:
-        """Through a matrix that another module owns, with a bias of its own or of another's."""
+        """Through a matrix that another module or an earlier call declared, and a bias."""
         run, group = self.run, self.run.options.tensor_parallel
         table = self.parameter(self.weight)
         addend = self._addend(table)
@@ -83,6 +89,9 @@ class Linear(Module):
         bias = self.weights.get("bias")
         if bias is None:
             return None
+        if self.weight.owner is self:
+            here = self.run.segment.parameters
+            return next(each for each in here if each.module == table.module and each is not table)
         found = self.parameter(bias)
         self.run.tie(table, self.within)
         if bias.owner is not self:

@@ -101,7 +101,7 @@ class Run(Tape):
 
     def finish(self, x: Tensor) -> None:
         """End the open segment with what it hands on."""
-        views = self.layouts.settle()
+        views = [each for each in self.layouts.settle() if not _is_added_behind(self.segment, each)]
         if self.seen_as:
             views += [each for each in self.seen_as if not _is_added_to(self.segment, each)]
             self.seen_as.clear()
@@ -140,6 +140,15 @@ def _is_added_to(segment: Segment, view: Operation) -> bool:
     if maker is None or maker.kind is not OperationKind.ADD:
         return False
     return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
+
+
+def _is_added_behind(segment: Segment, view: Operation) -> bool:
+    """Whether gradients are added up at what was copied for a view, as ``reshape`` copies."""
+    (given,) = view.inputs
+    maker = next((each for each in segment.operations if given in each.outputs), None)
+    if maker is None or maker.kind not in (OperationKind.CLONE, OperationKind.CONTIGUOUS):
+        return False
+    return sum(maker.inputs[0] in each.inputs for each in segment.operations) > 1
 
 
 def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:
