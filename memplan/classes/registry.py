@@ -117,6 +117,7 @@ CLASSES = {
     "umt5": "translating.t5.UMT5Model",
     "vaultgemma": "gemma.VaultGemmaModel",
     "xglm": "older.opt.XGLMModel",
+    "xlnet": "encoders.xlnet.XLNetModel",
     "xlm-roberta": "encoders.bert.XLMRobertaModel",
     "xlm-roberta-xl": "encoders.prenorm.XLMRobertaXLModel",
     "xmod": "encoders.xmod.XmodModel",

@@ -117,7 +117,7 @@ FAMILY_MODULES: dict[str, str] = {
     "squeezebert": "written_once",
     "fnet": "written_once",
     "funnel": "funnel",
-    "xlnet": "xlnet",
+    "xlnet": "written_once",
     "whisper": "speech",
     "speech_to_text": "speech",
     "moonshine": "speech",

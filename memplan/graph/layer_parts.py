@@ -103,7 +103,6 @@ MIXERS: Mapping[str, Writer] = {
     "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
-    "RelativeSpec": Writer("attention.relative", "relative_attention"),
     "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
     "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),

@@ -399,7 +399,7 @@ def run_layer(
 
 def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """The final norm; then the stack's shared tensors are let go."""
-    if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
+    if stack.final_norm is not None or stack.projected_out:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=_norm_frozen(t, stack))
     if stack.streams is not None:
         from memplan.graph.hyper_connections import collapse_streams  # only for DeepSeek-V4
@@ -410,9 +410,6 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     if stack.projected_out and stack.embedding is not None:
         width = stack.embedding.embedding_size
         x = linear(t, x, "project_out", context.hidden_size, width)
-    x = dropout(t, x, stack.final_dropout)
-    if stack.tokens_first and context.batch > 1:
-        x = t.scale(x, OperationKind.CLONE)
     kept = [tensor.storage for tensor, _ in t.cached]
     kept += [leaf.storage for leaf in t.leaves]
     kept += [storage for segment in t.segments for storage in segment.releases]

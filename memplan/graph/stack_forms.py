@@ -42,7 +42,6 @@ FORMS: Mapping[str, StackForm] = {
         "attention.block_sparse", settled="settled", shared="share_band_mask"
     ),
     "LocalBlocksSpec": StackForm("attention.local_blocks", shared="share_local_mask"),
-    "RelativeSpec": StackForm("attention.relative", shared="share_positions"),
     "FutureTokensSpec": StackForm(
         "attention.future_tokens", embedded="embed_streams", loss="stream_loss"
     ),

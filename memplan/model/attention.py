@@ -250,16 +250,6 @@ class GlobalTokensSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RelativeSpec:
-    """XLNet's attention: contents and relative positions scored apart."""
-
-    num_heads: int
-    head_dim: int
-    dropout: float = 0.0
-    """Probability on the attention weights, and on the table of positions."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FutureTokensSpec:
     """ProphetNet's self-attention: of the tokens, and of streams that each predict one of the next few."""
 

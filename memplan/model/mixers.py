@@ -12,7 +12,6 @@ from memplan.model.attention import (
     FutureTokensSpec,
     GlobalTokensSpec,
     LocalBlocksSpec,
-    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
@@ -246,7 +245,6 @@ OtherMixer = (
     | SlidingChunksSpec
     | LocalBlocksSpec
     | BlockSparseSpec
-    | RelativeSpec
     | FutureTokensSpec
     | GlobalTokensSpec
     | SharedKeysSpec

@@ -341,6 +341,67 @@ def batched_product(one: Handle, two: Handle) -> Handle:
     return made
 
 
+def einsum(equation: str, left: Handle, right: Handle) -> Handle:
+    """``torch.einsum`` of two tensors: autocast casts both, each is turned until it is a factor of ``torch.bmm``,
+    and copied where that is no view; the product is turned back.
+
+    (torch 2.13, ATen/native/Linear.cpp, ``sumproduct_pair``)
+    """
+    given, _, wanted = equation.partition("->")
+    one, _, other = given.partition(",")
+    left, right = _under_autocast(left), _under_autocast(right)
+    sizes = {
+        **dict(zip(one, left.shape, strict=True)),
+        **dict(zip(other, right.shape, strict=True)),
+    }
+    batch = [each for each in wanted if each in one and each in other and sizes[each] > 1]
+    rows = [each for each in wanted if each in one and each not in other]
+    columns = [each for each in wanted if each not in (*batch, *rows)]
+    inner = sorted(each for each in one if each not in wanted)
+
+    def factor(x: Handle, labels: str, *groups: list[str]) -> Handle:
+        order = [each for group in groups for each in group if each in labels]
+        order += [each for each in labels if each not in order]
+        shape = [prod(sizes[each] for each in group) for group in groups]
+        return x.permute(*map(labels.index, order)).reshape(*shape)
+
+    product = batched_product(
+        factor(left, one, batch, rows, inner), factor(right, other, batch, inner, columns)
+    )
+    del left, right
+    made = [*batch, *rows, *columns]
+    return product.view(*(sizes[each] for each in made)).permute(*map(made.index, wanted))
+
+
+def _under_autocast(x: Handle) -> Handle:
+    run, record = x.run, x.record
+    if run.autocast is None or x.dtype is run.autocast:
+        return x
+    if isinstance(record, Parameter):
+        return Handle(run, run.cast_weight(record), x.shape, x.strides)
+    return x.to(run.autocast)
+
+
+def index_select(x: Handle, count: int) -> Handle:
+    """The first so many of each row, by a list of them that is made for it and kept."""
+    run, made = x.run, empty(x.run, (*x.shape[:-1], count), x.dtype)
+    places = made_by(run, OperationKind.ARANGE, (count,), DType.INT64)
+    run.record(
+        OperationKind.INDEX_SELECT, (x.record, places.record), (made.record,),
+        saves=(places.record,), gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def spread(x: Handle, shape: Shape) -> Handle:
+    """``x.expand(shape)`` of what has no gradient."""
+    strides = tuple(
+        0 if size == 1 < wanted else stride
+        for size, wanted, stride in zip(x.shape, shape, x.strides, strict=True)
+    )
+    return Handle(x.run, x.run.view(x.record, prod(shape)), shape, strides)
+
+
 def not_below(x: Handle) -> Handle:
     """``torch.max(x, lowest)``: keeps the scores.
 

@@ -18,6 +18,8 @@ from memplan.model.parameters import ModelPart
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
 
+_PASSING_ON = OperationKind.ADD, OperationKind.CLONE, OperationKind.CONTIGUOUS
+"""What hands on the gradient that it is given, be it a view."""
 check_once = cache(check_interpreter)
 
 
@@ -143,12 +145,13 @@ def _is_added_to(segment: Segment, view: Operation) -> bool:
 
 
 def _is_added_behind(segment: Segment, view: Operation) -> bool:
-    """Whether gradients are added up at what was copied for a view, as ``reshape`` copies."""
+    """Whether gradients are added up at what was copied for a view, as ``reshape`` copies, or at a part of a sum."""
     (given,) = view.inputs
     maker = next((each for each in segment.operations if given in each.outputs), None)
-    if maker is None or maker.kind not in (OperationKind.CLONE, OperationKind.CONTIGUOUS):
+    if maker is None or maker.kind not in _PASSING_ON:
         return False
-    return sum(maker.inputs[0] in each.inputs for each in segment.operations) > 1
+    readers = [each for each in segment.operations if each is not maker]
+    return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
 
 
 def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:
