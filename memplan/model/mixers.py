@@ -10,15 +10,12 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     FutureTokensSpec,
-    GlobalTokensSpec,
-    LocalBlocksSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import (
     BesideDenseSpec,
-    CapacityMixtureSpec,
     EveryTokenSpec,
 )
 from memplan.model.shared_keys import SharedKeysSpec
@@ -243,10 +240,8 @@ OtherMixer = (
     | TimeMixingSpec
     | GatedRecurrenceSpec
     | SlidingChunksSpec
-    | LocalBlocksSpec
     | BlockSparseSpec
     | FutureTokensSpec
-    | GlobalTokensSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec
@@ -263,9 +258,7 @@ WITH_SCORES = (
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = (
-    ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CapacityMixtureSpec | CountedSpec
-)
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 

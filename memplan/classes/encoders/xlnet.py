@@ -20,8 +20,8 @@ from memplan.classes.llama import Network
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
+from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import (
-    einsum,
     index_select,
     made_from,
     mean_of_tokens,

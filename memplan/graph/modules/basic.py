@@ -40,19 +40,16 @@ class Linear(Module):
     def forward(self, x: Handle) -> Handle:
         """``x @ weight.T + bias``."""
         x = flattened(x)
-        again = self.weight.owner is not self or self._is_here()
-        made = self._tied(x) if again else self._own(x)
+        if self.weight.owner is not self:
+            made = self._tied(x)
+        else:
+            made = self._again(x) if self.is_here(self.weight) else self._own(x)
         width = self._width()
         if len(x.shape) == 2:
             return Handle(self.run, made, (made.numel // width, width), flat=True)
         batch = x.shape[0]
         length = made.numel // (batch * width) if batch else x.shape[1]
         return Handle(self.run, made, (batch, length, width), flat=True)
-
-    def _is_here(self) -> bool:
-        """Whether it was called in this segment before, so that its weights are declared."""
-        found = self.run.parameters.get(self.weight)
-        return any(each is found for each in self.run.segment.parameters)
 
     def _own(self, x: Handle) -> Tensor:
         run, split = self.run, self.split
@@ -71,8 +68,14 @@ class Linear(Module):
             self.declared(self.weight, run.segment.parameters[before])
         return made
 
+    def _again(self, x: Handle) -> Tensor:
+        """Through a matrix that a call before has declared in the same segment."""
+        bias = f"{self.within}.bias"
+        addend = next((each for each in self.run.segment.parameters if each.name == bias), None)
+        return matmul_weight(self.run, x.laid(), self.parameter(self.weight), addend)
+
     def _tied(self, x: Handle) -> Tensor:
-        """Through a matrix that another module or an earlier call declared, and a bias."""
+        """Through a matrix that another module owns, with a bias of its own or of another's."""
         run, group = self.run, self.run.options.tensor_parallel
         table = self.parameter(self.weight)
         addend = self._addend(table)
@@ -89,9 +92,6 @@ class Linear(Module):
         bias = self.weights.get("bias")
         if bias is None:
             return None
-        if self.weight.owner is self:
-            here = self.run.segment.parameters
-            return next(each for each in here if each.module == table.module and each is not table)
         found = self.parameter(bias)
         self.run.tie(table, self.within)
         if bias.owner is not self:

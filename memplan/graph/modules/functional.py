@@ -341,47 +341,6 @@ def batched_product(one: Handle, two: Handle) -> Handle:
     return made
 
 
-def einsum(equation: str, left: Handle, right: Handle) -> Handle:
-    """``torch.einsum`` of two tensors: autocast casts both, each is turned until it is a factor of ``torch.bmm``,
-    and copied where that is no view; the product is turned back.
-
-    (torch 2.13, ATen/native/Linear.cpp, ``sumproduct_pair``)
-    """
-    given, _, wanted = equation.partition("->")
-    one, _, other = given.partition(",")
-    left, right = _under_autocast(left), _under_autocast(right)
-    sizes = {
-        **dict(zip(one, left.shape, strict=True)),
-        **dict(zip(other, right.shape, strict=True)),
-    }
-    batch = [each for each in wanted if each in one and each in other and sizes[each] > 1]
-    rows = [each for each in wanted if each in one and each not in other]
-    columns = [each for each in wanted if each not in (*batch, *rows)]
-    inner = sorted(each for each in one if each not in wanted)
-
-    def factor(x: Handle, labels: str, *groups: list[str]) -> Handle:
-        order = [each for group in groups for each in group if each in labels]
-        order += [each for each in labels if each not in order]
-        shape = [prod(sizes[each] for each in group) for group in groups]
-        return x.permute(*map(labels.index, order)).reshape(*shape)
-
-    product = batched_product(
-        factor(left, one, batch, rows, inner), factor(right, other, batch, inner, columns)
-    )
-    del left, right
-    made = [*batch, *rows, *columns]
-    return product.view(*(sizes[each] for each in made)).permute(*map(made.index, wanted))
-
-
-def _under_autocast(x: Handle) -> Handle:
-    run, record = x.run, x.record
-    if run.autocast is None or x.dtype is run.autocast:
-        return x
-    if isinstance(record, Parameter):
-        return Handle(run, run.cast_weight(record), x.shape, x.strides)
-    return x.to(run.autocast)
-
-
 def index_select(x: Handle, count: int) -> Handle:
     """The first so many of each row, by a list of them that is made for it and kept."""
     run, made = x.run, empty(x.run, (*x.shape[:-1], count), x.dtype)
@@ -611,3 +570,10 @@ def added_crosswise(one: Handle, other: Handle) -> Handle:
         gradients=(Gradient.SUMMED, Gradient.SUMMED),
     )  # fmt: skip
     return made
+
+
+def padded(x: Handle, shape: Shape) -> Handle:
+    """``torch.nn.functional.pad``."""
+    made = empty(x.run, shape, x.dtype)
+    x.run.record(OperationKind.PAD, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
