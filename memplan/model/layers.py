@@ -276,7 +276,6 @@ class StackSpec:
     """Its layers run on fewer tokens, block by block; then its runs only say what one is like (Funnel)."""
     crossed: CrossedSpec | None = None
     """What comes behind its layers, of another stream too (LXMERT)."""
-    final_dropout: float = 0.0
     projected_out: bool = False
     """The result is projected back to the width of the token table (OPT-350m)."""
     mixed_masks: bool = False
@@ -289,8 +288,6 @@ class StackSpec:
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     multiple_of: int = 1
     """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
-    tokens_first: bool = False
-    """Tokens come before sequences inside, so that the result is turned back (FSMT)."""
     spare_mask: bool = False
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     padded_mask: bool = False

@@ -112,7 +112,10 @@ class DisentangledSelfAttention(Heads):
         value_layer = value_layer + self.head_bias(self.v_bias)
         rel_att: Handle | float = 0
         query_layer = query_layer / self.head_dim
-        attention_scores = matmul(query_layer, key_layer.transpose(-1, -2))
+        # Keys are turned in a node of their own, so that queries have their gradients first.
+        turned = key_layer.seen_as(*key_layer.shape).transpose(-1, -2)
+        attention_scores = matmul(query_layer, turned)
+        del turned
         if relative_pos is not None and rel_embeddings is not None:
             rel_embeddings = self.pos_dropout(rel_embeddings)
             rel_att = self.disentangled_att_bias(
