@@ -102,7 +102,6 @@ MIXERS: Mapping[str, Writer] = {
     "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
-    "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),

@@ -68,8 +68,6 @@ class AttentionForm(Enum):
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
-    CONTRACTED = "contracted"
-    """Two ``einsum``, the softmax in the scores' own dtype; queries are scaled at once (ProphetNet)."""
 
 
 class QueryScaling(Enum):
@@ -199,23 +197,3 @@ class BlockSparseSpec:
     num_random_blocks: int
     integer_masks: bool = False
     """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FutureTokensSpec:
-    """ProphetNet's self-attention: of the tokens, and of streams that each predict one of the next few."""
-
-    num_heads: int
-    head_dim: int
-    num_streams: int
-    num_buckets: int
-    """Of distances, each with a score for every head."""
-    num_positions: int
-    """All that there are: masks and buckets are made of them, then cut."""
-    dropout: float = 0.0
-    """Probability on the attention weights."""
-
-    @property
-    def bias_width(self) -> int:
-        """Outputs of the layer that scores buckets."""
-        return self.num_buckets * self.num_heads
