@@ -275,6 +275,15 @@ class XLNetModel(Encoder):
         )
 
     def forward(self, batch: int, length: int) -> Encoded:
+        run = self.run
+        output_h = self.encoded(batch, length)
+        run.start("head", output_h.record, part=ModelPart.HEAD)
+        output = self.dropout(output_h)
+        output = output.permute(1, 0, 2).contiguous()
+        return Encoded(output)
+
+    def encoded(self, batch: int, length: int) -> Handle:
+        """What the last layer gives; all else that ``forward`` has names for goes here, one dropout early."""
         run, shape = self.run, (length, batch)
         self.parameter(self.mask_emb).unused = True
         input_ids = made_by(run, KINDS.CLONE, shape, DType.INT64)
@@ -286,7 +295,4 @@ class XLNetModel(Encoder):
         pos_emb = self.dropout(pos_emb)
         for layer_module in self.layer:
             output_h = layer_module(output_h, pos_emb, non_tgt_mask)
-        run.start("head", output_h.record, part=ModelPart.HEAD)
-        output = self.dropout(output_h)
-        output = output.permute(1, 0, 2).contiguous()
-        return Encoded(output)
+        return output_h
