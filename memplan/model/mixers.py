@@ -8,7 +8,6 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
-    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
@@ -148,7 +147,6 @@ OtherMixer = (
     | GatedRecurrenceSpec
     | SlidingChunksSpec
     | BlockSparseSpec
-    | RelativeSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec

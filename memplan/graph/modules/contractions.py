@@ -11,15 +11,14 @@ from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
+from memplan.graph.tensors import Parameter
 
 
 def einsum(equation: str, one: Handle, two: Handle) -> Handle:
     """``torch.einsum(equation, one, two)``: autocast casts both before anything is copied."""
     given, result = equation.split("->")
     first, second = given.split(",")
-    run = one.run
-    if run.autocast is not None:
-        one, two = one.to(run.autocast), two.to(run.autocast)
+    one, two = _under_autocast(one), _under_autocast(two)
     sizes = dict(zip(first + second, one.shape + two.shape, strict=True))
     batch = [each for each in result if each in first and each in second]
     summed = [each for each in first if each in second and each not in result]
@@ -69,3 +68,13 @@ def matmul(left: Handle, right: Handle) -> Handle:
         gradient=Gradient.FRESH,
     )
     return made.view(*shape)
+
+
+def _under_autocast(x: Handle) -> Handle:
+    """Its copy, which is cached where it is a weight."""
+    run, record = x.run, x.record
+    if run.autocast is None:
+        return x
+    if isinstance(record, Parameter):
+        return Handle(run, run.cast_weight(record), x.shape, x.strides)
+    return x.to(run.autocast)
