@@ -21,7 +21,7 @@ def einsum(equation: str, one: Handle, two: Handle) -> Handle:
     one, two = _under_autocast(one), _under_autocast(two)
     sizes = dict(zip(first + second, one.shape + two.shape, strict=True))
     batch = [each for each in result if each in first and each in second]
-    summed = [each for each in first if each in second and each not in result]
+    summed = sorted(set(first) & set(second) - set(result))
     rows = [each for each in result if each not in second]
     columns = [each for each in result if each not in first]
     left, right = (one, first), (two, second)
