@@ -302,7 +302,7 @@ def matmul(left: Handle, right: Handle) -> Handle:
     saves = ([two] if one.requires_grad else []) + ([one] if two.requires_grad else [])
     run.record(
         OperationKind.MATMUL, (one, two), (made.record,), saves=saves,
-        gradients=(Gradient.FRESH, Gradient.FRESH),
+        gradients=(Gradient.VIEW, Gradient.VIEW),
         flops=2 * batch * heads * rows * columns * inner,
     )  # fmt: skip
     for each in (first, second):
