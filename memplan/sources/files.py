@@ -444,7 +444,9 @@ def _check_value(value: object, *, place: str, label: str, in_list: bool) -> Non
         _refuse(label, f"{place}: holds {shown(value)}")
     # A list may end in infinity, as Mamba 2's ``time_step_limit`` does.
     if isinstance(value, float) and not (math.isfinite(value) or (in_list and value > 0)):
-        _refuse(label, f"{shown(place)} is {value}, which is not a number: give one or leave it out")
+        _refuse(
+            label, f"{shown(place)} is {value}, which is not a number: give one or leave it out"
+        )
     if isinstance(value, Mapping):
         for key in value:
             # Whole numbers are the usual keys of id2label.

@@ -7,7 +7,7 @@ from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
-from memplan.training.jobs import PLAIN, JobKind
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, TILED_LOSSES, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
