@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from memplan.hardware.pool import Pool
+    from memplan.options.asked import Asked
     from memplan.options.planning import PlanQuestion
     from memplan.options.typed import EstimateOptions, PlanOptions, SweepOptions
     from memplan.report.comparison import Comparison
@@ -68,11 +69,16 @@ def estimate(
         if spec is None and setup is None:
             msg = "name a model: memplan.models() lists the built-in ones"
             raise UsageError(msg)
-        answer, *others = answers(asked, spec, remark=remarks.append, rank=rank)
-        if others:
-            msg = "gpu: names several, and one estimate is of one: memplan.sweep takes several"
-            raise UsageError(msg)
-        return replace(answer, times=times, notes=(*answer.notes, *remarks))
+        found = answers(asked, spec, remark=remarks.append, rank=rank)
+        return replace(_only(found), times=times, notes=(*found[0].notes, *remarks))
+
+
+def _only(found: list[Estimate]) -> Estimate:
+    """The answer of a question that has one."""
+    if len(found) > 1:
+        msg = "gpu: names several, and one estimate is of one: memplan.sweep takes several"
+        raise UsageError(msg)
+    return found[0]
 
 
 def largest(
@@ -146,15 +152,18 @@ def sweep(
     4 fits fits
     16 OOM fits
     """
-    from memplan.search.sweep import Sweep
-
     if grid is not None:
         return _swept(model, grid, executor=executor, **options)
-    asked = asked_in_python(model, options, SWEEP)
+    return _asked_sweep(asked_in_python(model, options, SWEEP), executor)
+
+
+def _asked_sweep(asked: "Asked", executor: "Executor | None") -> "Sweep":
+    """The sweep of a question in the options' words."""
     with python_words(asked.given):
         from memplan.options.numbers import shard_of
         from memplan.options.run_times import time_question
         from memplan.options.sweeping import sweep_question
+        from memplan.search.sweep import Sweep
 
         remarks: list[str] = []
         question = sweep_question(asked, judges=False, remark=remarks.append)

@@ -144,25 +144,21 @@ def network_of(
 ) -> Network:
     """The links of a GPU in a node of its usual kind.
 
-    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s]; ``sums_between``: its switches
-    add up; ``is_pinned``: what is offloaded lies in pinned memory.
+    ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s];
+    ``sums_between``: its switches add up; ``is_pinned``: what is offloaded lies in pinned memory.
 
     >>> from memplan.sources.catalog import load_gpu
     >>> found = network_of(load_gpu("h100"), gpus_per_node=8)
     >>> [round(each / 1e9) for each in (found.within_node, found.between_nodes, found.to_host)]
     [360, 40, 54]
     """
-    if between_nodes is not None and between_nodes <= 0:
-        msg = f"network: a rate between nodes must be above 0, got {between_nodes}"
-        raise InputError(msg)
+    _check_rate(between_nodes)
     pcie = gpu.pcie.bytes_per_s if gpu is not None and gpu.pcie is not None else DEFAULT_PCIE
     link = gpu.link if gpu is not None else None
     is_fifth = _has_fifth_nvlink(gpu)
-    reached = FIFTH_NVLINK if is_fifth else ACHIEVED
-    within = reached * link.bytes_per_s if link is not None else THROUGH_HOST * pcie
     pinned = 1 if is_pinned else PAGEABLE_SHARE
     return Network(
-        within_node=within,
+        within_node=_within_node(gpu, pcie),
         between_nodes=ACHIEVED * (between_nodes or _usual_network(gpu)),
         to_host=_host_share(gpu, gpus_per_node) * pcie * pinned,
         to_host_alone=HOST_ACHIEVED * pcie * pinned,
@@ -176,6 +172,18 @@ def network_of(
         sums_between=sums_between,
         is_switched=link is not None,
     )
+
+
+def _check_rate(between_nodes: float | None) -> None:
+    if between_nodes is not None and between_nodes <= 0:
+        msg = f"network: a rate between nodes must be above 0, got {between_nodes}"
+        raise InputError(msg)
+
+
+def _within_node(gpu: GpuSpec | None, pcie: float) -> float:
+    if gpu is None or gpu.link is None:
+        return THROUGH_HOST * pcie
+    return (FIFTH_NVLINK if _has_fifth_nvlink(gpu) else ACHIEVED) * gpu.link.bytes_per_s
 
 
 def _has_fifth_nvlink(gpu: GpuSpec | None) -> bool:

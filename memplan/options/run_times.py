@@ -166,18 +166,10 @@ def time_question(
     ]
     if not given:
         return None
-    from memplan.errors import UsageError
     from memplan.estimator.run_cost import TimeQuestion
 
-    has_length = any(times[name] is not None for name in _OF_A_RUN)
-    for name in ("price", "epochs", "save_every", "eval_every"):
-        if name in given and not has_length and name not in without_length:
-            msg = f"--{name.replace('_', '-')}: says nothing without the length of a run: add --tokens or --examples"
-            raise UsageError(msg)
+    _check_length(times, [name for name in given if name not in without_length])
     evaluations = _evaluations(times)
-    if times["epochs"] <= 0:
-        msg = f"--epochs: must be above 0, got {times['epochs']:g}"
-        raise UsageError(msg)
     prices = None
     if times["price"] is not None:
         from memplan.sources.prices import read_prices
@@ -193,3 +185,17 @@ def time_question(
         evaluations=evaluations,
         site=_site(times),
     )
+
+
+def _check_length(times: Values, given: list[str]) -> None:
+    """Refuse what is said of a run, where its length is not, and a length that is none."""
+    from memplan.errors import UsageError
+
+    has_length = any(times[name] is not None for name in _OF_A_RUN)
+    for name in ("price", "epochs", "save_every", "eval_every"):
+        if name in given and not has_length:
+            msg = f"--{name.replace('_', '-')}: says nothing without the length of a run: add --tokens or --examples"
+            raise UsageError(msg)
+    if times["epochs"] <= 0:
+        msg = f"--epochs: must be above 0, got {times['epochs']:g}"
+        raise UsageError(msg)

@@ -57,25 +57,29 @@ def load_model(
     >>> load_model("t5-3b").num_layers
     48
     """
+    changes = {"task": task, "family": family, "num_labels": num_labels}
     if isinstance(model, ModelSpec):
-        _check_complete(
-            "a ModelSpec", task=task, family=family, num_labels=num_labels, revision=revision
-        )
+        _check_complete("a ModelSpec", **changes, revision=revision)
         return model
-    wanted = _to_task(task)
+    asked = _Asked(
+        task=_to_task(task),
+        family=family,
+        num_labels=_checked(num_labels),
+        allow_unknown_keys=allow_unknown_keys,
+    )
+    found = find_config(model, revision=revision, token=token)
+    traced = _traced(found)
+    if traced is not None:
+        _check_complete("a traced module", **changes)
+        return traced
+    return _read_or_guess(found, asked, allow_guess=allow_guess)
+
+
+def _checked(num_labels: int | None) -> int | None:
     if num_labels is not None and num_labels < 1:
         msg = f"num_labels must be at least 1, got {num_labels}"
         raise UsageError(msg)
-    found = find_config(model, revision=revision, token=token)
-    if found.config.get("format") is not None and "model_type" not in found.config:
-        traced = _traced(found)
-        if traced is not None:
-            _check_complete("a traced module", task=task, family=family, num_labels=num_labels)
-            return traced
-    asked = _Asked(
-        task=wanted, family=family, num_labels=num_labels, allow_unknown_keys=allow_unknown_keys
-    )
-    return _read_or_guess(found, asked, allow_guess=allow_guess)
+    return num_labels
 
 
 def _check_complete(what: str, **changes: object) -> None:
@@ -104,6 +108,8 @@ def _read_or_guess(found: FoundConfig, asked: "_Asked", *, allow_guess: bool) ->
 
 def _traced(found: FoundConfig) -> ModelSpec | None:
     """A user's own module, where that is what was read."""
+    if found.config.get("format") is None or "model_type" in found.config:
+        return None
     from memplan.sources.tape_file import is_tape, read_tape
 
     if not is_tape(found.config):

@@ -50,12 +50,7 @@ def divide_layers(
     if each and not rest:
         return (each,) * num_stages
     if rest and each and runtime is PipelineRuntime.MEGATRON:
-        some = ",".join(str(each + (number < rest)) for number in range(num_stages))
-        msg = (
-            f"pipeline_parallel: {num_layers} layers do not divide into {num_stages} stages: {num_layers} = "
-            f"{num_stages} x {each} + {rest}; name them, as `layers_per_stage={some}`"
-        )
-        raise SetupError(msg)
+        raise _undivided(num_layers, num_stages)
     each, rest = divmod(num_layers + 2, num_stages)
     counts = [each + (number < rest) for number in range(num_stages)]
     counts[0] -= 1
@@ -67,6 +62,15 @@ def divide_layers(
         )
         raise SetupError(msg)
     return tuple(counts)
+
+
+def _undivided(num_layers: int, num_stages: int) -> SetupError:
+    each, rest = divmod(num_layers, num_stages)
+    some = ",".join(str(each + (number < rest)) for number in range(num_stages))
+    return SetupError(
+        f"pipeline_parallel: {num_layers} layers do not divide into {num_stages} stages: {num_layers} = "
+        f"{num_stages} x {each} + {rest}; name them, as `layers_per_stage={some}`"
+    )
 
 
 def _explicit(num_layers: int, num_stages: int, counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -133,24 +133,17 @@ def _as_it_is(
 def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     options = Fsdp2Options.of(setup)
     strategy = setup.fsdp_strategy
     if options.wrapping is not Wrapping.LAYERS or strategy is FsdpStrategy.HYBRID:
         msg = "fsdp: verify shards each layer and the root over all ranks, and nothing else"
         raise SetupError(msg)
-    formats = PRECISIONS[setup.chosen_precision]
-    reduced = options.reduce_dtype
-    policy = MixedPrecisionPolicy(
-        param_dtype=FORMATS[formats.compute] if formats.compute is not formats.weights else None,
-        reduce_dtype=None if reduced is None else FORMATS[reduced],
-    )
     with unset_fake_temporarily():  # the mesh reads the numbers of its ranks
         mesh = init_device_mesh("cuda", (setup.num_gpus,))
     choices: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": policy,
+        "mp_policy": _fsdp2_policy(setup, options),
         "reshard_after_forward": options.reshard_after_forward,
     }
     _shard_layers(model, choices, options.init_device, has_gpu=has_gpu)
@@ -173,6 +166,17 @@ def _fsdp2(model: Any, setup: TrainingSetup, *, has_gpu: bool) -> Trainer:
         backward=plain.backward,
         step=plain.step,
         unsynchronised=unsynchronised,
+    )
+
+
+def _fsdp2_policy(setup: TrainingSetup, options: Fsdp2Options) -> Any:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    formats = PRECISIONS[setup.chosen_precision]
+    reduced = options.reduce_dtype
+    return MixedPrecisionPolicy(
+        param_dtype=FORMATS[formats.compute] if formats.compute is not formats.weights else None,
+        reduce_dtype=None if reduced is None else FORMATS[reduced],
     )
 
 

@@ -39,8 +39,8 @@ MAX_RECORDED_EVENTS = 1_000_000
 def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measurement]:
     """Train on this machine's card; every rank's measurement, on every rank.
 
-    With ``snapshot`` the allocator's history is written there too. Running out of memory is a
-    measurement. Raises a ``MemplanError`` for what cannot be run.
+    With ``snapshot`` the allocator's history is written there too. Running out of memory is a measurement.
+    Raises a ``MemplanError`` for what cannot be run.
     """
     transformers.logging.set_verbosity_error()
     run = replace(run, num_steps=run.num_steps or STEPS_ON_CARD)
@@ -48,16 +48,8 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
     rank, is_alone = processes.join(run.setup, has_gpu=True)
     _begin_context()
     meter = CardMeter()
-    death = None
-    num_params = 0
     with _recorded(snapshot):
-        try:
-            num_params = _train(run, meter, is_alone=is_alone, has_gpu=True)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            death = Death(part=meter.part, message=_first_line(error))
-        meter.note()
+        num_params, death = _train_or_die(run, meter, is_alone=is_alone)
     used = max(0, card.used_bytes() - others)
     stats = torch.cuda.memory_stats()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -79,12 +71,28 @@ def measure_on_card(run: Run, *, snapshot: Path | None = None) -> list[Measureme
         death=death,
         step_seconds=tuple(round(each, 6) for each in meter.step_seconds),
     )
-    if death is not None:
-        return [found]  # the others wait for this one in vain
+    return [found] if death is not None else _of_all_ranks(found, is_alone=is_alone)
+
+
+def _of_all_ranks(found: Measurement, *, is_alone: bool) -> list[Measurement]:
+    """Every rank's; a rank that died asks for none, and the others wait for it in vain."""
     try:
         return processes.gathered(found, is_alone=is_alone)
     finally:
         processes.leave()
+
+
+def _train_or_die(run: Run, meter: CardMeter, *, is_alone: bool) -> tuple[int, Death | None]:
+    """The number of parameters (0: it died before they were counted), and how it ended where it had no memory."""
+    num_params, death = 0, None
+    try:
+        num_params = _train(run, meter, is_alone=is_alone, has_gpu=True)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        death = Death(part=meter.part, message=_first_line(error))
+    meter.note()
+    return num_params, death
 
 
 @contextlib.contextmanager
