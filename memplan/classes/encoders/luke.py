@@ -64,7 +64,10 @@ class LukeSelfAttention(PlainScores):
             setattr(self, name, each)
 
     def forward(
-        self, x: Handle, mask: Handle | None, position_bias: Handle | None = None
+        self,
+        x: Handle,
+        mask: Handle | None,
+        position_bias: Handle | None = None,  # noqa: ARG002
     ) -> Attended:
         key_layer = in_heads(self.key(x), self.head_dim)
         value_layer = in_heads(self.value(x), self.head_dim)
