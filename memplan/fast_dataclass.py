@@ -226,17 +226,71 @@ else:
         return cls
 
     class _Init:
-        """``__init__``, compiled when it is first looked up; it then takes this one's place."""
+        """``__init__``, compiled when a class has been made so often that it pays, or when somebody looks at it; it then
+        takes this one's place."""
 
-        __slots__ = ("cls", "line")
+        __slots__ = ("cls", "left", "line", "plan")
 
         def __init__(self, cls, line):
             self.cls = cls
             self.line = line
+            self.left = MADE_UNCOMPILED
+            self.plan = None
 
         def __get__(self, instance, owner=None):
+            if instance is not None and self.left:
+                self.left -= 1
+                return _Filling(self, instance)
+            return self.compiled().__get__(instance, owner)
+
+        def compiled(self):
             init = self.cls.__init__ = _compiled_init(self.cls, self.line)
-            return init.__get__(instance, owner)
+            return init
+
+    class _Filling:
+        """One object's fields, filled in one by one from what is given by name."""
+
+        __slots__ = ("init", "instance")
+
+        def __init__(self, init, instance):
+            self.init = init
+            self.instance = instance
+
+        def __call__(self, /, *given, **named):
+            init, instance = self.init, self.instance
+            plan = init.plan
+            if plan is None:
+                plan = init.plan = _plan_of(init.cls)
+            names, kept, made_anew, has_more = plan
+            values = {**kept, **named}
+            for name, make in made_anew:
+                if name not in named:
+                    values[name] = make()
+            if given or len(values) != len(names) or not names.issuperset(named):
+                # Some by position; or what does not fit, which the compiled one says as everybody's does.
+                init.compiled()(instance, *given, **named)
+                return
+            for name, value in values.items():
+                _set(instance, name, value)
+            if has_more:
+                instance.__post_init__()
+
+    MADE_UNCOMPILED = 6
+    """Objects of a class that are filled in before its ``__init__`` is compiled: most classes have fewer, and to compile
+    takes as long as to fill ten of them in."""
+    _set = object.__setattr__
+
+    def _plan_of(cls):
+        """The fields' names, those with a default and those with what makes one, and whether more is to be done."""
+        lines = fields(cls)
+        kept = {each.name: each.default for each in lines if each.default is not MISSING}
+        made_anew = [
+            (each.name, each.default_factory)
+            for each in lines
+            if each.default_factory is not MISSING and each.default is MISSING
+        ]
+        names = frozenset(each.name for each in lines)
+        return names, kept, made_anew, hasattr(cls, "__post_init__")
 
     def _init_open(name, value, _names, _cls):
         return f"    self.{name} = {value}"

@@ -285,6 +285,7 @@ TRAINED: dict[str, Entry] = {
     "price": ((*JOB, "--tokens", "1B"), ("--price", "2.5")),
     "mfu": ((*JOB, "--time"), ("--mfu", "0.3")),
     "save_every": ((*JOB, "--tokens", "1B"), ("--save-every", "10m")),
+    "failures_per_gpu_day": ((*JOB, "--tokens", "1B"), ("--failures-per-gpu-day", "0.01")),
     "eval_every": ((*JOB, "--tokens", "1B"), ("--eval-every", "100", "--eval-examples", "1000")),
     "eval_examples": ((*JOB, "--tokens", "1B"), ("--eval-examples", "9", "--eval-every", "100")),
     "loader": ((*JOB, "--time"), ("--loader", "2")),
@@ -591,7 +592,7 @@ def write_files(folder: Path) -> None:
     texts = {
         "gated.json": json.dumps(GATED),
         "plain.json": json.dumps({**GATED, "model_type": "llama"}),
-        "calibration.yaml": "gpu: a100-80gb\ncompute: 1.5\n",
+        "calibration.yaml": "gpu: a100-80gb\nhost: 1.5\n",
         "unknown.json": json.dumps({**GATED, "model_type": "llamalike"}),
         "misspelt.json": json.dumps(
             {

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+import memplan.fast_dataclass
 from memplan.fast_dataclass import HashedOnce
 from memplan.fast_dataclass import dataclass as fast_dataclass
 from memplan.fast_dataclass import replace as fast_replace
+
+MADE_UNCOMPILED: int = memplan.fast_dataclass.MADE_UNCOMPILED  # type: ignore[attr-defined]
 
 
 def define(decorate: Any, *, frozen: bool, kw_only: bool, slots: bool) -> Any:
@@ -67,6 +70,24 @@ class TestLikeTheStandardOne:
             fast_replace(thing, size=-1)
         with pytest.raises(TypeError, match="weight"):
             fast_replace(thing, weight=1)
+
+    def test_the_first_are_as_later_ones_are(self, shape: dict[str, bool]) -> None:
+        # Before __init__ is compiled, and after.
+        ours = define(fast_dataclass, **shape)
+        theirs = define(dataclasses.dataclass, **shape)
+        for size in range(2 * MADE_UNCOMPILED):
+            one, other = ours(size=size, parts=[size]), theirs(size=size, parts=[size])
+            assert dataclasses.asdict(one) == dataclasses.asdict(other)
+            assert list(dataclasses.asdict(one)) == list(dataclasses.asdict(other))
+
+    def test_what_it_cannot_be_made_from(self, shape: dict[str, bool]) -> None:
+        values: dict[str, Any]
+        for values in ({}, {"name": "b"}, {"size": 1, "weight": 2}, {"weight": 2}, {"size": -1}):
+            ours, theirs = define(fast_dataclass, **shape), define(dataclasses.dataclass, **shape)
+            with pytest.raises((TypeError, ValueError)) as expected:
+                theirs(**values)
+            with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+                ours(**values)
 
     def test_what_it_is_made_from(self, shape: dict[str, bool]) -> None:
         ours, theirs = define(fast_dataclass, **shape), define(dataclasses.dataclass, **shape)

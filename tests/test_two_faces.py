@@ -136,6 +136,7 @@ FROM_PYTHON: dict[str, tuple[object, dict[str, Any]]] = {
     "price": (2.5, {"tokens": "1B"}),
     "mfu": (0.4, {}),
     "save_every": ("10m", {"tokens": "1B"}),
+    "failures_per_gpu_day": (0.01, {"tokens": "1B"}),
     "eval_every": (100, {"tokens": "1B", "eval_examples": 1000}),
     "eval_examples": (1000, {"tokens": "1B", "eval_every": 100}),
     "loader": (0.5, {}),

@@ -90,7 +90,8 @@ def blueprint_of(
 def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
     begin = f"{reader.model_type}."
-    parts = {name: each for name, each in reader.all_defaults.items() if name.startswith(begin)}
+    named = reader.all_defaults  # of which a row is parsed when it is looked up
+    parts = {name: named[name] for name in named if name.startswith(begin)}
     row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 

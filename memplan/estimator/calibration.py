@@ -31,7 +31,11 @@ MOST_FACTOR = 16.0
 HALVINGS = 40
 CLOSE = 1e-4
 MEASURED_LOW, MEASURED_HIGH = 0.93, 1.08
-"""The range where a step was measured: steps of one machine differ by that much from setup to setup."""
+"""The range of a step of the very setup that was measured."""
+OWN_LOW, OWN_HIGH = 0.91, 1.10
+"""How much longer one setup takes than another of the same machine beside what is said of both: with it four in five pairs of published
+steps of one source, model and card are in their range, the half whose second step figures may be taken from
+(``benchmarks/step_times.py --measured``)."""
 TENTHS = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
 """Standard deviations between both ends of a range that holds four in five."""
 
@@ -57,7 +61,10 @@ class Calibration:
     compute: float = 1.0
     links: float = 1.0
     host: float = 1.0
+    """Of the usual host."""
     offload: float = 1.0
+    between_nodes: float | None = None
+    """What one GPU was said to send to other nodes where it was measured, which ``links`` is a factor of [bytes/s]."""
     setup: str = ""
     """``Job.fingerprint`` of the job that was measured; empty: none was, but a node."""
     own: float = 1.0
@@ -95,8 +102,8 @@ class Calibration:
 def spread_of(low: float, high: float) -> float:
     """Standard deviation of the logarithm of what a range's ends hold four in five of.
 
-    >>> round(spread_of(MEASURED_LOW, MEASURED_HIGH), 3)
-    0.058
+    >>> round(spread_of(OWN_LOW, OWN_HIGH), 3)
+    0.074
     """
     return log(high / low) / TENTHS
 
@@ -111,10 +118,10 @@ def bends(shares: Mapping[Part, float], spreads: Mapping[Part, float]) -> Bends:
 
     >>> found = bends({Part.COMPUTE: 0.5, Part.HOST: 0.5}, {Part.COMPUTE: 0.1, Part.HOST: 0.2})
     >>> round(found.parts[Part.COMPUTE], 2), found.parts[Part.HOST], round(found.own, 2)
-    (0.25, 1.0, 0.17)
+    (0.25, 1.0, 0.27)
     """
     weights = {part: share * spreads[part] ** 2 for part, share in shares.items()}
-    own = spread_of(MEASURED_LOW, MEASURED_HIGH) ** 2
+    own = spread_of(OWN_LOW, OWN_HIGH) ** 2
     most = max(own, *weights.values())
     return Bends({part: weight / most for part, weight in weights.items()}, own / most)
 

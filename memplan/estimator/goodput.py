@@ -88,10 +88,12 @@ def goodput(
     *,
     save_every_s: float | None = None,
     evaluating: float = 0.0,
+    per_gpu_day: float | None = None,
 ) -> Goodput:
     """Of a run on so many GPUs whose checkpoint has so many bytes.
 
     ``save_every_s``: between two checkpoints; None: the best. ``evaluating``: what evaluations take for each second of steps.
+    ``per_gpu_day``: failures of one's own cluster; None: those that were published.
 
     >>> found = goodput(1024, 128, 10**12)
     >>> round(found.share, 3), round(found.failure_every_s / 3600), round(found.save_every_s / 60)
@@ -99,12 +101,17 @@ def goodput(
     >>> often = goodput(1024, 128, 10**12, save_every_s=120.0, evaluating=0.05)
     >>> round(often.share, 3), round(often.saving_share, 3), round(often.evaluating_share, 3)
     (0.921, 0.03, 0.046)
+    >>> round(goodput(1024, 128, 10**12, per_gpu_day=0.01).failure_every_s / 3600, 2)
+    2.34
     """
     save_s = checkpoint_bytes / (num_nodes * SAVED_BYTES_PER_S)
+    rates = [
+        each if per_gpu_day is None else each._replace(per_gpu_day=per_gpu_day) for each in FAILING
+    ]
     high, expected, low = (
-        _share(num_gpus, save_s, failing, save_every_s, evaluating) for failing in FAILING
+        _share(num_gpus, save_s, failing, save_every_s, evaluating) for failing in rates
     )
-    every_s = DAY_S / (num_gpus * FAILING[1].per_gpu_day)
+    every_s = DAY_S / (num_gpus * rates[1].per_gpu_day)
     best_s = best_interval_s(save_s, every_s)
     interval_s = save_every_s or best_s
     return Goodput(

@@ -49,8 +49,15 @@ all_but_the_batch = attrgetter(
 """A setup's values but for how many sequences a micro-batch has, and how long they are."""
 
 
+class _LookedAt:
+    """What is found out about a job once, however many of its ranks are asked for."""
+
+    __slots__ = ("_room_bytes",)
+    _room_bytes: int | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Job(_LookedAt):
     """A model, a setup and a GPU, recorded and walked."""
 
     walked: Walked
@@ -150,6 +157,14 @@ class Job:
 
         Beside context and NCCL, each at the most that it may be.
         """
+        try:
+            return self._room_bytes
+        except AttributeError:
+            found = self._find_room()
+            object.__setattr__(self, "_room_bytes", found)
+            return found
+
+    def _find_room(self) -> int | None:
         gpu, setup = self.gpu, self.setup
         if gpu is None or not loads_by_capacity(setup):
             return None

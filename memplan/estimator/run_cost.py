@@ -37,8 +37,13 @@ class TimeQuestion:
     """Between two checkpoints; None: as least is lost."""
     evaluations: "Evaluations | None" = None
     """How often the run is evaluated."""
+    failures_per_gpu_day: float | None = None
+    """How often one GPU ends the run; None: as was published."""
 
     def __post_init__(self) -> None:
+        if self.failures_per_gpu_day is not None and not self.failures_per_gpu_day > 0:
+            msg = f"failures_per_gpu_day: must be above 0, got {self.failures_per_gpu_day:g}; 0.001 is one in 1,000 days of a GPU"
+            raise InputError(msg)
         if self.mfu is not None and not 0 < self.mfu <= 1:
             msg = f"mfu: must be above 0 and at most 1, got {self.mfu}; 0.45 is 45 %"
             raise InputError(msg)

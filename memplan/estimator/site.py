@@ -41,8 +41,16 @@ class Site:
 
     @property
     def host_factors(self) -> HostFactors:
-        """Low, expected and high."""
-        return host_factors(self.host)
+        """Low, expected and high; a calibration that has the host's speed has it beside the usual one's."""
+        is_measured = self.calibration is not None and self.calibration.host != 1.0
+        return host_factors(HostSpeed.USUAL if is_measured else self.host)
+
+    @property
+    def named_network(self) -> float | None:
+        """What one GPU sends to other nodes where somebody said it, here or when a step was measured [bytes/s]."""
+        if self.between_nodes is not None or self.calibration is None:
+            return self.between_nodes
+        return self.calibration.between_nodes
 
 
 USUAL_SITE = Site()

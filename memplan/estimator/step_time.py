@@ -21,6 +21,8 @@ from memplan.errors import InputError, UnsupportedOperationError
 from memplan.estimator.calibration import (
     MEASURED_HIGH,
     MEASURED_LOW,
+    OWN_HIGH,
+    OWN_LOW,
     Calibration,
     Part,
     bends,
@@ -235,11 +237,17 @@ def calibrated(
             "much slower or faster: see whether the setup is the one that ran"
         )
         raise InputError(msg)
+    factors = {part: factor**exponent for part, exponent in exponents.parts.items()}
+    if factors[Part.HOST] != 1.0:
+        factors[Part.HOST] *= (
+            site.host_factors.expected
+        )  # of the usual one, whatever this one was said to be
     return Calibration(
         gpu=job.gpu.gpu_id if job.gpu is not None else "",
         setup=job.fingerprint,
         own=factor**exponents.own,
-        **{part.value: factor**exponent for part, exponent in exponents.parts.items()},
+        between_nodes=site.between_nodes,
+        **{part.value: each for part, each in factors.items()},
     )
 
 
@@ -272,7 +280,7 @@ def _timer_of(job: Job, site: Site, rates: Rates) -> "Timer | PipelineTimer":
     network = network_of(
         job.gpu,
         gpus_per_node=setup.gpus_per_node,
-        between_nodes=site.between_nodes,
+        between_nodes=site.named_network,
         oversubscription=site.oversubscription,
         sums_between=site.in_network_reduction,
         is_pinned=_pins(setup),
@@ -306,22 +314,25 @@ def cases_for(job: Job, site: Site) -> Cases:
 def _measured_cases(usual: Cases, calibration: Calibration, job: Job) -> Cases:
     """With the factors of a measurement: what it said nothing of stays as little known as it was.
 
-    A step of the measured setup again differs by what steps of one machine do; another one by that, and by as much that the measured
-    setup's own may have been taken for its machine's.
+    Another setup than the measured one is off by its own, and by as much that the measured one's may have been taken for its machine's;
+    where a node was timed, by its own alone.
     """
-    is_other = bool(calibration.setup) and calibration.setup != job.fingerprint
-    width = sqrt(2) if is_other else 1.0
+    is_measured = calibration.setup == job.fingerprint
+    width = sqrt(2) if calibration.setup else 1.0
+    told = Ends(OWN_LOW**width, OWN_HIGH**width)
+    if is_measured:
+        told = Ends(MEASURED_LOW, MEASURED_HIGH)
     expected = usual.expected
-    own = 1.0 if is_other or not calibration.setup else calibration.own
+    own = calibration.own if is_measured else 1.0
     for part in Part:
         expected = _stretched(expected, part, own * calibration.factor(part))
     low, high = (expected._replace(is_expected=False),) * 2
     for part in Part:
-        if is_other and calibration.factor(part) == 1.0:
+        if not is_measured and calibration.factor(part) == 1.0:
             said = _taken(usual.expected, part)
             ends = Ends(_taken(usual.low, part) / said, _taken(usual.high, part) / said)
         else:
-            ends = Ends(MEASURED_LOW**width, MEASURED_HIGH**width)
+            ends = told
         low, high = _stretched(low, part, ends.low), _stretched(high, part, ends.high)
     return Cases(low, expected, high)
 
@@ -387,7 +398,7 @@ def _has_unnamed_network(job: Job, site: Site) -> bool:
     """Whether ranks are of several nodes that no switch of their own joins, and nobody said what does."""
     link = job.gpu.link if job.gpu is not None else None
     joined = max(job.setup.gpus_per_node, link.num_joined if link is not None else 0)
-    return job.setup.num_gpus > joined and site.between_nodes is None
+    return job.setup.num_gpus > joined and site.named_network is None
 
 
 _PINNING = ("pin_memory", "offload_optimizer.pin_memory", "offload_param.pin_memory")

@@ -27,8 +27,6 @@ class Variation:
 
     num_layers_keys: tuple[str, str] = ("encoder_layers", "decoder_layers")
     position_keys: tuple[str, str] = ("max_position_embeddings", "max_position_embeddings")
-    position_rows_skipped: bool = False
-    """The tables have rows for the padding token and what stands before it (FSMT)."""
     embedding_norm: bool = True
     attention_bias: bool | None = True
     """None: as ``use_bias`` says."""
@@ -36,7 +34,6 @@ class Variation:
     """The encoder's global tokens have queries, keys and values of their own (LED)."""
     future_tokens: bool = False
     """The decoder looks several tokens ahead (ProphetNet)."""
-    two_vocabularies: bool = False
     tasks: tuple[Task, ...] = ()
     """Beside sequence-to-sequence and the base model."""
 
@@ -51,7 +48,6 @@ VARIATIONS: dict[str, Variation] = {
         attention_bias=None,
         tasks=(Task.SEQUENCE_CLASSIFICATION, Task.QUESTION_ANSWERING),
     ),
-    "fsmt": Variation(embedding_norm=False, position_rows_skipped=True, two_vocabularies=True),
     "prophetnet": Variation(
         num_layers_keys=("num_encoder_layers", "num_decoder_layers"), future_tokens=True
     ),
@@ -113,8 +109,6 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
     reader.divide("d_model", hidden_size, "decoder_attention_heads", heads)
     bias = variation.attention_bias
     tied = reader.flag("tie_word_embeddings", default=True)
-    if tied and variation.two_vocabularies:
-        require_equal(reader, "src_vocab_size", "tgt_vocab_size")
     return Shape(
         hidden_size=hidden_size,
         stacks=(_stack(reader, variation, 0), _stack(reader, variation, 1)),
@@ -128,14 +122,6 @@ def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> 
     )
 
 
-def require_equal(reader: ConfigReader, key: str, other: str) -> None:
-    """Two tables can only be one where they have the same number of rows."""
-    if reader.integer(key) != reader.integer(other):
-        problem = f"cannot tie unequal {key} and {other}"
-        tying = "tie_word_embeddings"
-        raise reader.fail(tying, problem)
-
-
 def names_decoder(reader: ConfigReader) -> bool:
     """Whether the config is that of a decoder without its encoder."""
     return any(each.endswith("Decoder") for each in reader.texts("architectures"))
@@ -143,15 +129,11 @@ def names_decoder(reader: ConfigReader) -> bool:
 
 def _stack(reader: ConfigReader, variation: Variation, index: int) -> StackShape:
     name = STACKS[index]
-    vocab_key = ("src_vocab_size", "tgt_vocab_size")[index]
-    num_positions = reader.integer(variation.position_keys[index])
-    if variation.position_rows_skipped:
-        num_positions += reader.integer("pad_token_id", default=1, minimum=0) + 1
     return StackShape(
         name=name,
-        vocab_size=reader.integer(vocab_key if variation.two_vocabularies else "vocab_size"),
+        vocab_size=reader.integer("vocab_size"),
         num_layers=reader.layers(variation.num_layers_keys[index]),
-        num_positions=num_positions,
+        num_positions=reader.integer(variation.position_keys[index]),
         inner_size=reader.integer(f"{name}_ffn_dim"),
     )
 
@@ -162,14 +144,11 @@ def _declare(table: ParameterTable, shape: Shape, variation: Variation, task: Ta
         _declare_tokens(table, "decoder", decoder, shape.hidden_size)
         _declare_stack(table, shape, variation, decoder)
         return
-    if variation.two_vocabularies:
-        _declare_vocabularies(table, shape)
-    else:
-        shared_table(table, encoder.vocab_size, shape.hidden_size, STACKS, tied=shape.tied)
+    shared_table(table, encoder.vocab_size, shape.hidden_size, STACKS, tied=shape.tied)
     for stack in shape.stacks:
         _declare_stack(table, shape, variation, stack)
     with table.block("head"):
-        if task is Task.SEQ2SEQ_LM and not variation.two_vocabularies:
+        if task is Task.SEQ2SEQ_LM:
             table.tied("lm_head", "shared.weight", decoder.vocab_size, shape.hidden_size)
         if task in CLASSIFIED:
             classifier(table, task, shape.hidden_size, shape.num_labels, dense=True)
@@ -178,16 +157,6 @@ def _declare(table: ParameterTable, shape: Shape, variation: Variation, task: Ta
 def _declare_tokens(table: ParameterTable, name: str, stack: StackShape, hidden_size: int) -> None:
     with table.block("embed"):
         table.embedding(name, stack.vocab_size, hidden_size)
-
-
-def _declare_vocabularies(table: ParameterTable, shape: Shape) -> None:
-    """FSMT's: tied, the encoder's table is the decoder's; the output is the decoder's own."""
-    encoder, decoder = shape.stacks
-    if not shape.tied:
-        _declare_tokens(table, "encoder", encoder, shape.hidden_size)
-    _declare_tokens(table, "decoder", decoder, shape.hidden_size)
-    with table.block("output"):
-        table.tied("output_projection", "decoder.weight", decoder.vocab_size, shape.hidden_size)
 
 
 def _declare_stack(

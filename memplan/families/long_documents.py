@@ -1,6 +1,6 @@
-"""LED, BigBird-Pegasus and Pegasus-X: BART's layers for long documents, whose encoders attend to windows or blocks.
+"""LED and BigBird-Pegasus: BART's layers for long documents, whose encoders attend to windows or blocks.
 
-transformers 5.23, models/led, models/bigbird_pegasus, models/pegasus_x. Layers that ``layerdrop`` may skip are counted as run. A
+transformers 5.23, models/led, models/bigbird_pegasus. Layers that ``layerdrop`` may skip are counted as run. A
 task whose class gives tokens global attention by itself is counted (``memplan.families.bart_variants``).
 """
 
@@ -13,7 +13,6 @@ from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
     BlockSparseSpec,
-    GlobalTokensSpec,
     QueryScaling,
     SlidingChunksSpec,
 )
@@ -21,7 +20,6 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import (
     EmbeddingSpec,
-    HalfClamp,
     LayerRun,
     LayerSpec,
     NormPlacement,
@@ -34,13 +32,13 @@ TASKS = (Task.SEQ2SEQ_LM, Task.BASE)
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """Read a config of LED, BigBird-Pegasus or Pegasus-X."""
+    """Read a config of LED or BigBird-Pegasus."""
     counted = bart_variants.VARIATIONS.get(request.model_type)
     others = () if counted is None else counted.tasks
     task = reject_task(reader, request, *TASKS, *others)
     if task not in TASKS:
         return bart_variants.read(reader, request)
-    readers = {"led": _led, "bigbird_pegasus": _bigbird_pegasus, "pegasus_x": _pegasus_x}
+    readers = {"led": _led, "bigbird_pegasus": _bigbird_pegasus}
     return readers[request.model_type](reader, request, task)
 
 
@@ -155,63 +153,6 @@ def _bigbird_pegasus(reader: ConfigReader, request: ReadRequest, task: Task) -> 
         eager_attention_only=True,
         source=reader.source,
     )
-
-
-def _pegasus_x(reader: ConfigReader, request: ReadRequest, task: Task) -> ModelSpec:
-    """Pegasus without biases in attention or tables of positions, and an encoder with global tokens."""
-    variation = bart.Variation(placement=NormPlacement.PRE, embedding_norm=False, position_offset=0)
-    tied = reader.flag("tie_word_embeddings", default=True)
-    stacks = [
-        bart.read_stack(reader, variation, name, tied=tied) for name in ("encoder", "decoder")
-    ]
-    encoder, decoder = (_with_biases(_computed(stack), bias=False) for stack in stacks)
-    return ModelSpec(
-        name=request.name,
-        family=request.model_type,
-        task=task,
-        vocab_size=reader.integer("vocab_size"),
-        hidden_size=reader.integer("d_model"),
-        context_length=reader.integer("max_position_embeddings"),
-        stacks=(_with_global_tokens(reader, encoder), decoder),
-        head=HeadSpec(tied=tied),
-        num_labels=request.labels(reader),
-        checkpoint_dtype=checkpoint_dtype(reader),
-        eager_attention_only=True,
-        source=reader.source,
-    )
-
-
-def _computed(stack: StackSpec) -> StackSpec:
-    """Positions made for every batch; no layer clamps."""
-    assert stack.embedding is not None
-    embedding = replace(stack.embedding, num_positions=0, computed_positions=True)
-    run = stack.runs[0]
-    run = replace(run, layer=replace(run.layer, half_clamp=HalfClamp.NEVER))
-    return replace(stack, embedding=embedding, runs=(run,))
-
-
-def _with_global_tokens(reader: ConfigReader, stack: StackSpec) -> StackSpec:
-    """Blocks and global tokens; every other layer's blocks begin half a block earlier."""
-    run, size = stack.runs[0], reader.integer("block_size")
-    scores = run.layer.attention
-    assert isinstance(scores, AttentionSpec)
-    key = "block_size"
-    if size % 2:
-        problem = f"{size} is odd, but blocks are halved"
-        raise reader.fail(key, problem)
-    staggers = reader.flag("stagger_local_blocks")
-    layers = []
-    for number in range(run.count):
-        tokens = GlobalTokensSpec(
-            num_heads=scores.num_heads,
-            head_dim=scores.head_dim,
-            block_size=size,
-            num_tokens=reader.integer("num_global_tokens"),
-            staggered=staggers and number % 2 == 1,
-            dropout=scores.dropout,
-        )
-        layers.append(replace(run.layer, attention=tokens))
-    return replace(stack, runs=join_runs(layers))
 
 
 def _biased(reader: ConfigReader, stack: StackSpec) -> StackSpec:

@@ -40,7 +40,7 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     tape = record_model(model, TapeOptions())
     total = total_parameters(tape)
     base = total
-    if model.task is not Task.BASE and not model.head.of_base:
+    if model.task is not Task.BASE:
         base = total_parameters(record_model(replace(model, task=Task.BASE), TapeOptions()))
     untied = total
     if model.head.tied and model.task in _LANGUAGE_MODELS:

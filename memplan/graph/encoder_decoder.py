@@ -18,7 +18,6 @@ from memplan.graph.attention.head_layout import (
 )
 from memplan.graph.attention.masks import attention_masks, spare_mask
 from memplan.graph.attention.paths import attend
-from memplan.graph.attention.position_bias import learned_bias, zero_bias
 from memplan.graph.counted import record_tables
 from memplan.graph.layer_parts import feed_forward_of, mix_tokens, whole_layer
 from memplan.graph.layers import add_residual
@@ -30,10 +29,9 @@ from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
-from memplan.graph.pruning import prune
-from memplan.graph.segments import RESULT, Gradient
+from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.stack_forms import begun, embedded, given_back, own_loss, settled, share
+from memplan.graph.stack_forms import embedded, own_loss, settled, share
 from memplan.graph.stacks import (
     BASE_MODEL,
     WHOLE_MODEL,
@@ -47,7 +45,6 @@ from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
-    PositionBias,
     QueryScaling,
 )
 from memplan.model.layers import EmbeddingSpec, HalfClamp, LayerSpec, NormPlacement, StackSpec
@@ -91,15 +88,14 @@ def record_encoder_decoder(model: ModelSpec, options: TapeOptions) -> Tape:
         t.leave(encoder.name)
     ids = t.tensor(options.batch_size * target, DType.INT64)
     t.record(OperationKind.SHIFT_RIGHT, (), (ids,))
-    own = own_vocabulary(t, decoder, table.shape[1]) or stack_table(t, decoder, table)
-    x = record_stack(t, model, decoder, context, own, ids)
+    x = record_stack(t, model, decoder, context, stack_table(t, decoder, table), ids)
     head(t, model, x, table)
     t.release(memory)
     return t
 
 
 def enter_model(t: Tape, model: ModelSpec) -> None:
-    """The task's class and the base model in it, unless it is made of the stacks themselves (T5)."""
+    """The task's class and the base model in it."""
     t.enter(WHOLE_MODEL)
     if has_base_model(model):
         t.enter(BASE_MODEL)
@@ -107,7 +103,7 @@ def enter_model(t: Tape, model: ModelSpec) -> None:
 
 def has_base_model(model: ModelSpec) -> bool:
     """Whether the task's class holds its stacks in a module of their own."""
-    return model.task is not Task.BASE and not model.stacks[0].runs[0].layer.own_modules
+    return model.task is not Task.BASE
 
 
 def begin_embedding(t: Tape, stack: StackSpec) -> None:
@@ -118,21 +114,10 @@ def begin_embedding(t: Tape, stack: StackSpec) -> None:
 
 
 def token_table(t: Tape, model: ModelSpec, stack: StackSpec) -> Parameter:
-    """Begin with the table that both stacks look their tokens up in, or the first one of two."""
+    """Begin with the table that both stacks look their tokens up in."""
     begin_embedding(t, stack)
     width = model.hidden_size if stack.embedding is None else stack.embedding.embedding_size
-    own = own_vocabulary(t, stack, width)
-    if own is not None:
-        return own
     return t.parameter("shared.weight", model.vocab_size, width, role=WeightRole.TABLE)
-
-
-def own_vocabulary(t: Tape, stack: StackSpec, width: int) -> Parameter | None:
-    """The table of a stack that has a vocabulary of its own."""
-    rows = 0 if stack.embedding is None else stack.embedding.num_rows
-    if not rows:
-        return None
-    return t.parameter("embed_tokens.weight", rows, width, role=WeightRole.TABLE)
 
 
 def stack_table(t: Tape, stack: StackSpec, shared: Parameter) -> Parameter:
@@ -161,27 +146,20 @@ def record_stack(
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
     share(t, stack, context)
-    length = context.seq_len
-    x = begun(t, stack, x, context)
     t.end(x)
     for run in split_runs(t, stack):
-        # Layers beside which a stream runs are written down one by one.
-        repeats = (run.count,) if context.beside is None else (1,) * run.count
-        for repeat in repeats:
-            t.begin(
-                f"{stack.name}.layers",
-                part=ModelPart.LAYERS,
-                repeat=repeat,
-                checkpointed=run.checkpointed,
-                frozen=run.frozen,
-                x=x,
-            )
-            t.segment.layer = run.layer
-            x = layer(t, x, run.layer, context)
-            t.end(x)
-    if context.beside is not None:
-        prune(t.segment)
-    return finish(t, stack, x, context, first, length)
+        t.begin(
+            f"{stack.name}.layers",
+            part=ModelPart.LAYERS,
+            repeat=run.count,
+            checkpointed=run.checkpointed,
+            frozen=run.frozen,
+            x=x,
+        )
+        t.segment.layer = run.layer
+        x = layer(t, x, run.layer, context)
+        t.end(x)
+    return finish(t, stack, x, context, first)
 
 
 def embed(
@@ -209,7 +187,7 @@ def embed(
 
         x = joined_embeddings(t, model, counted_parts(model), x, model.join)[0]
     context.mask, _ = attention_masks(t, model, stack, context)
-    if spec.num_positions or spec.computed_positions:
+    if spec.num_positions:
         x = t.add(x, positions(t, spec, context))
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "layernorm_embedding", context.hidden_size)
@@ -240,36 +218,21 @@ def positions(t: Tape, spec: EmbeddingSpec, context: StackContext) -> Tensor:
     rows = context.seq_len * (context.batch if spec.batched_positions else 1)
     numbers = t.tensor(rows, DType.INT64)
     t.record(OperationKind.ARANGE, (), (numbers,))
-    if spec.computed_positions:
-        found = t.tensor(rows * context.hidden_size, t.compute)
-        half = allocated_bytes(rows * context.hidden_size // 2, t.compute)
-        t.record(
-            OperationKind.SIN, (numbers,), (found,), forward_scratch_bytes=(RESULT, half, half)
-        )
-    else:
-        table = t.parameter(
-            "embed_positions.weight",
-            spec.num_positions,
-            context.hidden_size,
-            role=WeightRole.TABLE,
-        )
-        found = embedding_lookup(t, table, rows, numbers)
+    table = t.parameter(
+        "embed_positions.weight", spec.num_positions, context.hidden_size, role=WeightRole.TABLE
+    )
+    found = embedding_lookup(t, table, rows, numbers)
     t.hold(found)
     return found
 
 
-def finish(
-    t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int, length: int
-) -> Tensor:
+def finish(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, first: int) -> Tensor:
     """The final norm and dropout; then what the stack's variables held is let go."""
     freeze = t.options.freeze
     whole = freeze.encoder if stack.name == "encoder" else freeze.decoder
     if stack.final_norm is not None:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=freeze.norm or whole)
-        x = given_back(t, stack, x, context, length)
         x = norm(t, x, stack.final_norm, "final_layer_norm", context.hidden_size)
-        is_module = stack.runs[0].layer.dropout_modules
-        x = dropout(t, x, stack.final_dropout, module="dropout" if is_module else "")
         t.leave(stack.name)
         t.end(x)
     gone = {storage for segment in t.segments[first:] for storage in segment.releases}
@@ -287,21 +250,13 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     own = whole_layer(t, x, spec, context)
     if own is not None:
         return own
-    each = spec.half_clamp is HalfClamp.SUBLAYERS
     x = attention_sublayer(t, x, spec, context, cross=False)
-    x = clamped(t, x) if each else x
-    attended = x
     if spec.cross_attention is not None:
         weights: list[Tensor] = []
-        if not spec.names_parts and not spec.returns_weights:
+        if not spec.names_parts:
             weights, t.segment.lingering = t.segment.lingering, []
         x = attention_sublayer(t, x, spec, context, cross=True, named_weights=weights)
-        if spec.returns_weights:
-            t.carry(*t.segment.lingering)
-        x = clamped(t, x) if each else x
     x = feed_forward_sublayer(t, x, spec, context)
-    if spec.returns_weights:
-        t.touch(attended)  # the tuple that self-attention returned has a name
     return x if spec.half_clamp is HalfClamp.NEVER else clamped(t, x)
 
 
@@ -327,52 +282,37 @@ def attention_sublayer(
     cross: bool,
     named_weights: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Attention with its norm before (T5, mBART) or after (BART) the residual sum.
+    """Attention with its norm before (mBART) or after (BART) the residual sum.
 
     One name takes both attentions' weights: ``named_weights``, of the first one, go when the second
-    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``), or where each part is a
-    module when that returns (models/t5, ``T5Block.forward``).
+    one's come (transformers 5.23, models/bart, ``BartDecoderLayer.forward``).
     """
     name = "cross_attn_layer_norm" if cross else "self_attn_layer_norm"
     before = spec.placement is NormPlacement.PRE
-    if spec.own_modules:
-        t.enter(name)
     normed = norm(t, x, spec.norm, name, context.hidden_size) if before else x
     attended = attention(t, normed, spec, context, cross=cross)
     t.touch(normed)
-    if not spec.own_modules:
-        t.touch(*named_weights)
-    dropped = dropout(t, attended, spec.dropout, module=_dropout_name(spec))
+    t.touch(*named_weights)
+    dropped = dropout(t, attended, spec.dropout)
     if spec.names_parts:
         t.touch(*context.attention_frame)
         context.attention_frame = ()
         t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
-    if spec.own_modules:
-        t.touch(normed, attended)
-        t.leave(name)
-        t.touch(x, *named_weights)
-    else:
-        t.touch(x)
+    t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, name, context)
 
 
 def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
     """The feed-forward network with its norm before or after the residual sum."""
     before = spec.placement is NormPlacement.PRE
-    if spec.own_modules:
-        t.enter("feed_forward")
     normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
     fed = feed_forward_of(t, normed, spec, context)
-    dropped = dropout(t, fed, spec.dropout, module=_dropout_name(spec))
+    dropped = dropout(t, fed, spec.dropout)
     if spec.names_parts:
         t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
-    if spec.own_modules:
-        t.touch(fed)
-        t.leave("feed_forward")
-    else:
-        t.touch(x)
+    t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, "final_layer_norm", context)
 
 
@@ -383,10 +323,6 @@ def _norm_behind(
     out = norm(t, summed, spec.norm, name, context.hidden_size)
     t.touch(x)
     return out
-
-
-def _dropout_name(spec: LayerSpec) -> str:
-    return "dropout" if spec.dropout_modules else ""
 
 
 def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cross: bool) -> Tensor:
@@ -401,7 +337,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
     matched = WeightRole.QUERY_KEY
-    product = _products(t, kind, context, cross=cross)
+    product = _products(t, context, cross=cross)
     of_queries = linear if cross else product
     query = of_queries(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
     contracted = kind.form is AttentionForm.CONTRACTED
@@ -417,10 +353,9 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     value = product(t, read, f"{name}.v_proj", hidden, width, bias=kind.value_bias)
     if written_out:
         value = as_heads(t, value, kind.num_heads)
-    bias = position_bias(t, kind, context, length, query.dtype, cross=cross)
     mask = None if cross else context.mask
-    held: tuple[Tensor, ...] = (query, key, value, *(() if bias is None else (bias,)))
-    if kind.form in FOLDED_FORMS:
+    held: tuple[Tensor, ...] = (query, key, value)
+    if kind.form is AttentionForm.FOLDED:
         from memplan.graph.attention.folded import folded_attention  # only for LED
 
         out, held = folded_attention(t, query, key, value, shape, mask)
@@ -430,7 +365,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         out, kept = contracted_attention(t, query, key, value, shape)
         context.attention_frame = held = (*held, *kept)
     else:
-        out = attend(t, query, key, value, shape, mask, bias)
+        out = attend(t, query, key, value, shape, mask)
     last = WeightRole.ATTENTION_OUTPUT
     out = linear(t, out, f"{name}.o_proj", width, hidden, bias=kind.output_bias, role=last)
     t.block = LayerBlock.NETWORK
@@ -455,46 +390,16 @@ class Product(Protocol):
         """Write it down."""
 
 
-def _products(t: Tape, spec: AttentionSpec, context: StackContext, *, cross: bool) -> Product:
+def _products(t: Tape, context: StackContext, *, cross: bool) -> Product:
     """How queries, keys and values are projected.
 
     Keys and values of a part of what the encoder gave copy it, unless autocast does.
     """
-    copies = not cross and spec.form is AttentionForm.FOLDED_COPIES
-    if copies or (cross and context.memory_cut and t.autocast is None):
-        from memplan.graph.attention.turned import turned_linear  # only for LED, FSMT and the like
+    if cross and context.memory_cut and t.autocast is None:
+        from memplan.graph.attention.turned import turned_linear  # only for LED and the like
 
         return turned_linear
     return linear
-
-
-FOLDED_FORMS = frozenset(
-    {AttentionForm.FOLDED, AttentionForm.FOLDED_VIEWS, AttentionForm.FOLDED_COPIES}
-)
-
-
-def position_bias(
-    t: Tape, spec: AttentionSpec, context: StackContext, keys: int, dtype: DType, *, cross: bool
-) -> Tensor | None:
-    """The bias of this layer, or the one that the stack's first layer made."""
-    kind = spec.position_bias
-    if kind is PositionBias.NONE:
-        return None
-    if kind in _EARLIER:
-        return context.cross_bias if cross else context.bias
-    if kind is PositionBias.FIRST_LEARNED:
-        bias = learned_bias(t, spec, context.seq_len, keys, "self_attn")
-    else:
-        bias = zero_bias(t, spec, context.seq_len, keys, dtype)
-    t.hold(bias)
-    if cross:
-        context.cross_bias = bias
-    else:
-        context.bias = bias
-    return bias
-
-
-_EARLIER = frozenset({PositionBias.EARLIER_LEARNED, PositionBias.EARLIER_ZEROS})
 
 
 def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
@@ -511,8 +416,6 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     if own is not None:
         loss = own
     elif model.task is Task.SEQ2SEQ_LM:
-        if decoder.tokens_first and t.options.batch_size > 1:
-            x = t.scale(x, OperationKind.CLONE)
         scaled = t.scale(x) if model.head.scaled else x
         logits = output_matrix(t, model, replace(model.head, scaled=False), scaled, table)
         if model.head.logits_bias:

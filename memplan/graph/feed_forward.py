@@ -1,6 +1,6 @@
 """Feed-forward networks: up, activation, and down again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
@@ -27,10 +27,8 @@ def feed_forward(
     inner = spec.intermediate_size
     sharing = sharing or t.options.split_plan.network
     halves = x
-    factors: Sequence[Tensor] = ()
     if spec.gated:
         middle, halves = _gated(t, x, spec, hidden_size, name, sharing)
-        factors = t.segment.operations[-1].inputs
     else:
         columns = sharing.columns
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=columns)
@@ -42,16 +40,11 @@ def feed_forward(
         t.segment.unmade.add(name)
     inside = f"{name}.dropout_inside" if spec.dropout_module else ""
     middle = dropout(t, middle, spec.activation_dropout, module=inside)
-    if spec.output_cast:
-        middle = t.cast(middle, t.compute)
     out = linear(
         t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias, split=sharing.rows
     )
     if spec.fused_gate_up:
         t.touch(halves)
-    if spec.output_cast:
-        # T5's gated network has a name for each factor (``T5DenseGatedActDense.forward``).
-        t.touch(middle, *factors)
     if spec.scaled:
         t.touch(middle)
         out = t.scale(out)

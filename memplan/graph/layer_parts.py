@@ -87,14 +87,13 @@ class Writer(NamedTuple):
 LAYERS: Mapping[str, Writer] = {
     "StreamsSpec": Writer("hyper_connections", "streams_layer"),
     "SharedBlockSpec": Writer("shared_block", "block_layer"),
-    "GlobalTokensSpec": Writer("attention.global_tokens", "global_layer"),
 }
 """Layers that are written down whole, by the class of the spec that makes them so."""
 
 
 def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor | None:
     """A layer that is no sequence of parts with norms and sums around them."""
-    forms = (layer.streams, layer.shared_block, layer.attention)
+    forms = (layer.streams, layer.shared_block)
     for spec in forms:
         writer = LAYERS.get(type(spec).__name__)
         if writer is not None:
@@ -112,7 +111,6 @@ MIXERS: Mapping[str, Writer] = {
     "RelativeSpec": Writer("attention.relative", "relative_attention"),
     "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
-    "LocalBlocksSpec": Writer("attention.local_blocks", "local_blocks"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
@@ -133,7 +131,6 @@ NETWORKS: Mapping[str, Writer] = {
     "MixtureSpec": Writer("experts.mixture", "mixture"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
-    "CapacityMixtureSpec": Writer("experts.capacity", "capacity_mixture"),
     "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
     "CountedSpec": Writer("counted", "counted_part"),
 }

@@ -9,7 +9,6 @@ from memplan.model.attention import (
     AttentionForm,
     AttentionSpec,
     OutputGate,
-    PositionBias,
     Projection,
 )
 from memplan.model.latent import LatentAttentionSpec
@@ -223,7 +222,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     rows_normed = spec.query_key_norm is not None and not spec.query_key_norm_per_head
     odd = (
         spec.form is not AttentionForm.INTERFACE, spec.distances, spec.sinks, spec.own_eager,
-        spec.output_gate is not OutputGate.NONE, spec.position_bias is not PositionBias.NONE,
+        spec.output_gate is not OutputGate.NONE,
         spec.fills_cache, spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip
     return not any(odd)

@@ -8,7 +8,6 @@ from memplan.fast_dataclass import dataclass, field
 
 if TYPE_CHECKING:
     from memplan.graph.segments import Segment
-    from memplan.graph.tape import Tape
     from memplan.graph.tensors import Tensor
     from memplan.model.attention import AttentionSpec
 
@@ -38,9 +37,7 @@ class StackContext:
     memory_cut: bool = False
     """It is a part of what the encoder gave, which had padded its sequences."""
     bias: Tensor | None = None
-    """The position bias of self-attention that the first layer made (T5)."""
-    cross_bias: Tensor | None = None
-    """That of cross attention."""
+    """What all layers add to their scores (CPM-Ant), or its table of positions (XLNet)."""
     stream_mask: Tensor | None = None
     """That of streams behind the tokens, whose own is ``mask`` (ProphetNet)."""
     stream_buckets: tuple[Tensor, Tensor] | None = None
@@ -70,14 +67,6 @@ class StackContext:
     local_cos: Tensor | None = None
     local_sin: Tensor | None = None
     """Tables of their own for layers with a sliding window (Gemma 3)."""
-
-    def hand_on(self, t: Tape, stream: Tensor) -> None:
-        """Give the next layer the stream beside the states; what a layer gave this one goes behind it."""
-        t.hold(stream)
-        given = self.beside
-        if given is not None and t.segments[given.storage.segment].is_layer:
-            t.release(given)
-        self.beside = stream
 
     def tables_of(self, *, compressed: bool) -> tuple[Tensor, Tensor]:
         """Those of layers with and without compressed entries (DeepSeek-V4)."""

@@ -29,10 +29,6 @@ class StackForm(NamedTuple):
     """Tokens to hidden states."""
     shared: str = ""
     """What all layers read: left in the context, once the tokens are embedded."""
-    begun: str = ""
-    """What the first layer is given in the place of the embedded tokens."""
-    given_back: str = ""
-    """What goes from the last layer to the final norm."""
     loss: str = ""
     """The sequence-to-sequence loss."""
 
@@ -41,13 +37,9 @@ FORMS: Mapping[str, StackForm] = {
     "BlockSparseSpec": StackForm(
         "attention.block_sparse", settled="settled", shared="share_band_mask"
     ),
-    "LocalBlocksSpec": StackForm("attention.local_blocks", shared="share_local_mask"),
     "RelativeSpec": StackForm("attention.relative", shared="share_positions"),
     "FutureTokensSpec": StackForm(
         "attention.future_tokens", embedded="embed_streams", loss="stream_loss"
-    ),
-    "GlobalTokensSpec": StackForm(
-        "attention.global_tokens", begun="begin_with_global_tokens", given_back="without_padding"
     ),
 }
 """By the class of what mixes the tokens of the first layer."""
@@ -92,24 +84,6 @@ def share(t: Tape, stack: StackSpec, context: StackContext) -> None:
     write = _written(stack, "shared")
     if write is not None:
         write(t, stack.runs[0].layer.attention, context)
-
-
-def begun(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
-    """What the first layer is given for the embedded tokens."""
-    write = _written(stack, "begun")
-    if write is None:
-        return x
-    given: Tensor = write(t, x, stack.runs[0].layer.attention, context)
-    return given
-
-
-def given_back(t: Tape, stack: StackSpec, x: Tensor, context: StackContext, length: int) -> Tensor:
-    """What the layers give, of so many tokens as they were given."""
-    write = _written(stack, "given_back")
-    if write is None or context.seq_len == length:
-        return x
-    found: Tensor = write(t, x, context, length)
-    return found
 
 
 def own_loss(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor | None:

@@ -13,7 +13,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stacks import TrainedRun
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.model.attention import AttentionSpec, PositionBias
+from memplan.model.attention import AttentionSpec
 from memplan.model.layers import LayerRun, LayerSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.shared_keys import KeySource, SharedKeysSpec
@@ -54,9 +54,7 @@ def _reads_earlier_layer(layer: LayerSpec) -> bool:
         return True
     if isinstance(attention, SharedKeysSpec):
         return attention.source is not KeySource.OWN
-    return isinstance(attention, AttentionSpec) and (
-        attention.position_bias is not PositionBias.NONE or bool(attention.distances)
-    )
+    return isinstance(attention, AttentionSpec) and bool(attention.distances)
 
 
 def _refuse(model: ModelSpec, why: str) -> None:

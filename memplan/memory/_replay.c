@@ -712,6 +712,7 @@ typedef struct {
     Run run;
     State state;
     Block **made, **other;
+    int again;                       /* it was followed before: of many runs only one question is asked */
     Py_ssize_t stretch;              /* events from one snapshot to the next */
     Snapshot snapshots[SNAPSHOTS];   /* the first is of the beginning, and not taken */
 } Kept;
@@ -808,7 +809,7 @@ static Py_ssize_t play(Kept *kept, int64_t capacity) {
         Py_ssize_t died_at = follow(state, run, from, until, 0, kept->made, 0, NULL);
         if (died_at >= 0 || state->failed) return died_at;
         place++;
-        if (until < run->count && state->lacked == ENDLESS && !kept->snapshots[place].blocks)
+        if (kept->again && until < run->count && state->lacked == ENDLESS && !kept->snapshots[place].blocks)
             remember(state, &kept->snapshots[place]);
     }
     return -1;
@@ -856,6 +857,7 @@ static PyObject *replay(PyObject *module, PyObject *args) {
     run->max_cycles = max_cycles;
     /* Other threads wait: the state is the run's own. */
     outcome.died_at = play(kept, capacity < 0 ? ENDLESS : capacity);
+    kept->again = 1;
     if (outcome.died_at < 0 && run->cycle < run->count && !state->failed)
         recur(state, run, kept->made + run->cycle, kept->other, &outcome);
     if (state->failed == 1) return PyErr_NoMemory();

@@ -64,8 +64,15 @@ class Entry:
     """Where the figure comes from, in one line."""
 
 
+class _Summed:
+    """What is asked for its sum again and again: it is found once and kept."""
+
+    __slots__ = ("_peak_bytes",)
+    _peak_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(_Summed):
     """One phase of a step, at its own peak."""
 
     name: str
@@ -76,7 +83,12 @@ class Phase:
     @property
     def peak_bytes(self) -> int:
         """The sum of its components."""
-        return sum(entry.num_bytes for entry in self.entries)
+        try:
+            return self._peak_bytes
+        except AttributeError:
+            found = sum([entry.num_bytes for entry in self.entries])
+            object.__setattr__(self, "_peak_bytes", found)
+            return found
 
     @property
     def components(self) -> dict[str, int]:

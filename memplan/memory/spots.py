@@ -87,6 +87,11 @@ class Spots:
         return PassSpots(start=start, stretches=stretches, end=end, gradients=gradients)
 
     @cached_property
+    def uses(self) -> dict[Parameter, int]:
+        """Weights whose gradient is computed more than once in a backward pass, and how often."""
+        return repeated_uses(self.passes)
+
+    @cached_property
     def acts(self) -> tuple[object, ...]:
         """What an engine does in each stretch, to be compared."""
         return tuple(
@@ -260,3 +265,23 @@ def height_entries(height: Height) -> list[Entry]:
         Entry(ComponentKind.LOGITS_AND_LOSS, height.loss_bytes, "the head and its loss"),
         Entry(ComponentKind.TEMPORARIES, height.temporaries_bytes, "inside or between operations"),
     ]
+
+
+def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:
+    """Weights whose gradient is computed more than once in a backward pass, and how often."""
+    own: dict[Parameter, int] = {}
+    foreign: dict[Parameter, int] = {}
+    for each in passes.backward:
+        found: dict[Parameter, int] = {}
+        for interval in each.intervals:
+            parameter = interval.parameter
+            if parameter is None:
+                continue
+            if parameter in each.segment.parameters:
+                found[parameter] = found.get(parameter, 0) + 1
+            else:
+                foreign[parameter] = foreign.get(parameter, 0) + each.repeats
+        for parameter, count in found.items():
+            own[parameter] = max(own.get(parameter, 0), count)
+    totals = {each: own.get(each, 0) + foreign.get(each, 0) for each in (*own, *foreign)}
+    return {parameter: count for parameter, count in totals.items() if count > 1}

@@ -6,7 +6,7 @@ are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from weakref import proxy
+from weakref import ref
 
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
@@ -126,8 +126,18 @@ class Tally(Ledger):
         return size | line
 
     def allocate_all(self, sizes: Sequence[tuple[int, object]], kind: ComponentKind) -> list[Block]:
-        """Ask for blocks of these sizes, each with its name."""
-        return [self.allocate(size, 0, kind, name) for size, name in sizes]
+        """Ask for blocks of these sizes, each with its name; single weights' share a line."""
+        if not sizes or any(name.__class__ is str for _, name in sizes):
+            return [self.allocate(size, 0, kind, name) for size, name in sizes]
+        line = self._weight_lines.get(kind)
+        if line is None:
+            line = self._line(kind, sizes[0][1])
+        kept = [(size + _ROUND) & ~_ROUND for size, _ in sizes]
+        added = sum(kept)
+        self._held[line] += added
+        self._total += added
+        self._snapshot = None
+        return [size | line for size in kept]
 
     def _line(self, kind: ComponentKind, name: object) -> int:
         """A new line of a purpose; blocks of single weights share their kind's."""
@@ -361,9 +371,9 @@ class TallyPlayback:
         self.passes = passes
         self.ledger = ledger
         self.spots = ledger.spots.of(passes)
-        self.engine: Engine = proxy(engine)
+        self._engine = ref(engine)
         """It has the playback: neither may keep the other."""
-        self.uses = repeated_uses(passes)
+        self.uses = self.spots.uses
         self.workspaces = {True: 0, False: 0}
         """Counted apart from what a run holds."""
         self.at = self.spots.between
@@ -374,6 +384,13 @@ class TallyPlayback:
         self.waiting: dict[tuple[Parameter, int], tuple[int, Block]] = {}
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
 
+    @property
+    def engine(self) -> Engine:
+        """Who takes part in the passes; it is there as long as it runs one."""
+        engine = self._engine()
+        assert engine is not None
+        return engine
+
     def need_workspace(self, *, forward: bool) -> None:
         """cuBLAS's workspaces are counted apart from what a run holds."""
 
@@ -382,19 +399,19 @@ class TallyPlayback:
 
     def forward(self) -> None:
         """Every segment's forward pass."""
-        spots = self.spots
+        spots, engine = self.spots, self.engine
         returned_at, joined_at = self.tape.returned_at, self.tape.joined_at
         for each, own in zip(self.passes.forward, spots.forward, strict=True):
             if not each.first and each.segment.index in (returned_at, joined_at):
                 self.ledger.stand(own.start)
                 if each.segment.index == returned_at:
-                    self.engine.end_forward()
+                    engine.end_forward()
                 if each.segment.index == joined_at:
-                    self.engine.run_joined()
-            self._forward(each, own)
+                    engine.run_joined()
+            self._forward(engine, each, own)
         self.ledger.rest(spots.at_return)
         if returned_at is None:
-            self.engine.end_forward()
+            engine.end_forward()
 
     def return_loss(self) -> None:
         """The model has returned: its outputs but the loss go, and casts."""
@@ -422,13 +439,14 @@ class TallyPlayback:
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
         """What is in CPU RAM is none of what is beside other passes."""
 
-    def _forward(self, each: ForwardPass, own: PassSpots) -> None:
-        segment, ledger, engine = each.segment, self.ledger, self.engine
+    def _forward(self, engine: Engine, each: ForwardPass, own: PassSpots) -> None:
+        segment, ledger = each.segment, self.ledger
         (pieces,) = own.stretches
         ledger.place = segment.index
         was_noted = True
+        is_even = engine.is_even
         for repetition in range(each.repeats):
-            is_noted = self._is_noted(repetition, each.repeats)
+            is_noted = not is_even or _is_at_an_end(repetition, each.repeats)
             if was_noted and not is_noted:
                 ledger.look_away()
             elif is_noted and not was_noted:
@@ -445,39 +463,36 @@ class TallyPlayback:
                         engine.reach(segment, copy, acts)
             engine.after_forward(segment, copy)
 
-    def _is_noted(self, repetition: int, count: int) -> bool:
-        """Of equal repetitions the first and the last two tell all."""
-        return not self.engine.is_even or repetition < NOTED or repetition >= count - NOTED
-
     def backward(self) -> None:
         """Every segment's backward pass, the last one first."""
-        spots = self.spots
+        spots, engine = self.spots, self.engine
         remaining = {segment.index: segment.repeat for segment in self.tape.segments}
         finished: list[tuple[tuple[Parameter, int], Block]] = []
-        self.finished = finished if self.engine.takes_all_at_once else None
+        self.finished = finished if engine.takes_all_at_once else None
         for each, own in zip(self.passes.backward, spots.backward, strict=True):
             index = each.segment.index
             for repetition in range(each.repeats):
                 remaining[index] -= 1
-                self._backward(each, own, repetition, remaining[index])
+                self._backward(engine, each, own, repetition, remaining[index])
         for weight, block in finished:
-            self.engine.gradient_ready(weight, block)
+            engine.gradient_ready(weight, block)
         self.ledger.rest(spots.after_backward)
 
     def backward_inputs(self) -> None:
         """The backward pass of a pipeline's stage for its input's gradient alone."""
+        engine = self.engine
         for each, own in zip(self.passes.inputs, self.spots.inputs, strict=True):
             for repetition in range(each.repeats):
-                self._backward(each, own, repetition, each.repeats - 1 - repetition)
+                self._backward(engine, each, own, repetition, each.repeats - 1 - repetition)
         self.at = self.spots.after_inputs
         self.ledger.rest(self.at)
 
     def backward_weights(self) -> None:
         """The one for the weights' gradients."""
-        self.finished = None
+        engine, self.finished = self.engine, None
         for each, own in zip(self.passes.weights, self.spots.weights, strict=True):
             for repetition in range(each.repeats):
-                self._backward(each, own, repetition, repetition)
+                self._backward(engine, each, own, repetition, repetition)
         self.ledger.rest(self.spots.after_weights)
 
     def let_go(self) -> None:
@@ -490,39 +505,42 @@ class TallyPlayback:
         size = self.tape.outputs_bytes
         return self.ledger.allocate(size, 0, ComponentKind.LOGITS_AND_LOSS, name)
 
-    def _backward(self, each: BackwardPass, own: PassSpots, repetition: int, copy: int) -> None:
-        segment, ledger, engine = each.segment, self.ledger, self.engine
+    def _backward(
+        self, engine: Engine, each: BackwardPass, own: PassSpots, repetition: int, copy: int
+    ) -> None:
+        segment, ledger = each.segment, self.ledger
         ledger.place = segment.index
-        is_noted = self._is_noted(repetition, each.repeats)
-        was_noted = self._is_noted(max(0, repetition - 1), each.repeats)
-        if was_noted and not is_noted:
-            ledger.look_away()
-        elif is_noted and not was_noted:
-            ledger.look_again()
+        is_noted = True
+        if engine.is_even:
+            is_noted = _is_at_an_end(repetition, each.repeats)
+            if is_noted is not _is_at_an_end(max(0, repetition - 1), each.repeats):
+                (ledger.look_again if is_noted else ledger.look_away)()
         if is_noted:
             ledger.stand(own.start, repetition)
         engine.before_backward(segment, copy)
+        rise = ledger.rise
         for handed, pieces in zip(own.gradients, own.stretches, strict=True):
             if is_noted:
                 for peak, end, acts in pieces:
-                    ledger.rise(peak, end, repetition)
+                    rise(peak, end, repetition)
                     if acts:
                         engine.reach(segment, copy, acts)
             if handed is not None:
                 parameter, is_own, num_bytes = handed
-                self._gradient((parameter, copy if is_own else 0), num_bytes)
+                self._gradient(engine, (parameter, copy if is_own else 0), num_bytes)
         if own.end is not None and repetition == each.repeats - 1:
             ledger.stand(own.end, repetition)
         engine.after_backward(segment, copy)
 
-    def _gradient(self, weight: tuple[Parameter, int], num_bytes: int | None) -> None:
+    def _gradient(
+        self, engine: Engine, weight: tuple[Parameter, int], num_bytes: int | None
+    ) -> None:
         """Hand a gradient over once autograd has added all of it up (``Playback._gradient``)."""
         ledger, block = self.ledger, None
         if num_bytes is not None:
             block = ledger.allocate(num_bytes, 0, ComponentKind.GRADIENTS, weight)
-        uses = self.uses.get(weight[0])
-        if uses is not None:
-            left, present = self.waiting.pop(weight, (uses, None))
+        if weight[0] in self.uses:
+            left, present = self.waiting.pop(weight, (self.uses[weight[0]], None))
             if present is not None and block is not None:
                 ledger.free(present)
             present = present if block is None else block
@@ -535,24 +553,9 @@ class TallyPlayback:
         if self.finished is not None:
             self.finished.append((weight, block))
         else:
-            self.engine.gradient_ready(weight, block)
+            engine.gradient_ready(weight, block)
 
 
-def repeated_uses(passes: StepPasses) -> dict[Parameter, int]:
-    """Weights whose gradient is computed more than once in a backward pass, and how often."""
-    own: dict[Parameter, int] = {}
-    foreign: dict[Parameter, int] = {}
-    for each in passes.backward:
-        found: dict[Parameter, int] = {}
-        for interval in each.intervals:
-            parameter = interval.parameter
-            if parameter is None:
-                continue
-            if parameter in each.segment.parameters:
-                found[parameter] = found.get(parameter, 0) + 1
-            else:
-                foreign[parameter] = foreign.get(parameter, 0) + each.repeats
-        for parameter, count in found.items():
-            own[parameter] = max(own.get(parameter, 0), count)
-    totals = {each: own.get(each, 0) + foreign.get(each, 0) for each in (*own, *foreign)}
-    return {parameter: count for parameter, count in totals.items() if count > 1}
+def _is_at_an_end(repetition: int, count: int) -> bool:
+    """Of repetitions in which an engine does the same the first and the last ones tell all."""
+    return repetition < NOTED or repetition >= count - NOTED

@@ -56,20 +56,6 @@ class RotarySpec:
     """Every layer makes the tables for itself (RecurrentGemma)."""
 
 
-class PositionBias(Enum):
-    """What is added to the scores for the distance between two positions (T5)."""
-
-    NONE = "none"
-    FIRST_LEARNED = "first_learned"
-    """Looked up in a table of the layer's own, for the layers that follow too (T5)."""
-    EARLIER_LEARNED = "earlier_learned"
-    """What the stack's first layer looked up."""
-    FIRST_ZEROS = "first_zeros"
-    """Zeros that the layer makes for those that follow too; under checkpointing they need a gradient (T5)."""
-    EARLIER_ZEROS = "earlier_zeros"
-    """What the stack's first layer made."""
-
-
 class AttentionForm(Enum):
     """Who computes the scores: transformers' shared functions, or the class in steps of its own."""
 
@@ -83,12 +69,8 @@ class AttentionForm(Enum):
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
-    FOLDED_VIEWS = "folded_views"
-    """The same where tokens come before sequences, so that heads are views (FSMT)."""
     CONTRACTED = "contracted"
     """Two ``einsum``, the softmax in the scores' own dtype; queries are scaled at once (ProphetNet)."""
-    FOLDED_COPIES = "folded_copies"
-    """FSMT's first layer, whose input is turned: each projection copies it."""
 
 
 class QueryScaling(Enum):
@@ -189,9 +171,6 @@ class AttentionSpec:
     sliding_window: int | None = None
     softcap: bool = False
     """Scores pass through a tanh (Gemma 2): only eager attention can do that."""
-    position_bias: PositionBias = PositionBias.NONE
-    relative_bias_buckets: int = 0
-    """Rows of the table of a learned position bias (T5)."""
     dropout: float = 0.0
     """Probability on the attention weights."""
     fp32_softmax: bool = True
@@ -214,18 +193,6 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LocalBlocksSpec:
-    """LongT5's attention: blocks of tokens to themselves and their neighbours."""
-
-    scores: AttentionSpec
-    """Heads, dropout and the bias of distances."""
-    radius: int
-    """Neighbours on either side; a block is one longer."""
-    global_block_size: int = 0
-    """Tokens of a block whose summary all tokens see (transient-global); 0: there are none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BlockSparseSpec:
     """BigBird's attention: to the edges, to neighbours, and to blocks drawn by chance."""
 
@@ -235,21 +202,6 @@ class BlockSparseSpec:
     num_random_blocks: int
     integer_masks: bool = False
     """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GlobalTokensSpec:
-    """Pegasus-X's attention: of blocks to themselves and to global tokens, and of these to all."""
-
-    num_heads: int
-    head_dim: int
-    block_size: int
-    num_tokens: int
-    """The global ones."""
-    staggered: bool = False
-    """Blocks begin half a block earlier."""
-    dropout: float = 0.0
-    """Probability on the attention weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

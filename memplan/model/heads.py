@@ -94,8 +94,6 @@ class HeadSpec:
     """The output matrix is the token table."""
     num_rows: int = 0
     """Rows of the output matrix where they are not the token table's (GLM-Image); 0: the same."""
-    of_base: bool = False
-    """The output matrix is a part of the base model already (FSMT's decoder owns it)."""
     bias: bool = False
     transform: FeedForwardSpec | None = None
     """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""

@@ -44,8 +44,6 @@ class HalfClamp(Enum):
     """Where a layer clamps hidden states that are held in fp16, lest they be infinite."""
 
     NEVER = "never"
-    SUBLAYERS = "sublayers"
-    """After each residual sum (T5)."""
     LAYER = "layer"
     """After the layer's last one (mBART's encoder)."""
 
@@ -108,8 +106,6 @@ class LayerSpec:
     half_clamp: HalfClamp = HalfClamp.NEVER
     entry_norm: bool = False
     """A norm before all else, whose result is the residual stream (RWKV's first layer)."""
-    own_modules: bool = False
-    """Each sublayer is a module that sums by itself, so its names live until then (T5)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     residual_upcast: bool = False
@@ -131,9 +127,6 @@ class LayerSpec:
     names_parts: bool = False
     """Variables of the layer hold what each of its parts gave until the layer ends, dropout being the
     part's own (ProphetNet)."""
-    returns_weights: bool = False
-    """It returns both attentions' weights, which a variable of the stack holds until the next layer has
-    returned (LongT5's decoder)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 
@@ -216,14 +209,10 @@ class EmbeddingSpec:
     """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
     batched_positions: bool = False
     """The positions are looked up for every sequence of the batch (BART's encoder)."""
-    computed_positions: bool = False
-    """Sinusoids are computed for every batch, for which there is no table at all (Pegasus-X)."""
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None
     """Trained prompts stand before the tokens (CPM-Ant)."""
-    num_rows: int = 0
-    """Rows of the stack's own token table, where both have a vocabulary each (FSMT)."""
     own_table: bool = False
     """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0

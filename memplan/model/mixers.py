@@ -10,8 +10,6 @@ from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
     FutureTokensSpec,
-    GlobalTokensSpec,
-    LocalBlocksSpec,
     RelativeSpec,
     SlidingChunksSpec,
 )
@@ -19,7 +17,6 @@ from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixtures import (
     BesideDenseSpec,
-    CapacityMixtureSpec,
     EveryTokenSpec,
 )
 from memplan.model.shared_keys import SharedKeysSpec
@@ -244,11 +241,9 @@ OtherMixer = (
     | TimeMixingSpec
     | GatedRecurrenceSpec
     | SlidingChunksSpec
-    | LocalBlocksSpec
     | BlockSparseSpec
     | RelativeSpec
     | FutureTokensSpec
-    | GlobalTokensSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec
@@ -265,9 +260,7 @@ WITH_SCORES = (
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = (
-    ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CapacityMixtureSpec | CountedSpec
-)
+OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 

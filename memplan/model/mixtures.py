@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -76,22 +75,6 @@ class EveryTokenSpec:
     """Experts whose scores are not 0 for a token."""
     expert: FeedForwardSpec
     """The shape of each, and of the one beside them that every token passes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityMixtureSpec:
-    """A mixture whose tokens pass one expert each, up to its capacity (Switch Transformers)."""
-
-    num_experts: int
-    capacity: int
-    """Tokens of a sequence that an expert takes; what is left over passes none."""
-    expert: FeedForwardSpec
-    """The shape of each."""
-    router_bias: bool = False
-    router_dtype: DType = DType.FP32
-    """What the router's matrix and its product are held in."""
-    jitter: bool = False
-    """The router's input is multiplied by noise, in place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

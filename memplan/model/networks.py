@@ -60,5 +60,3 @@ class FeedForwardSpec:
     clamped: bool = False
     """A gated network clamps its gate, before its nonlinearity, and what it multiplies by it (DeepSeek-V4)."""
     place: NetworkPlace = NetworkPlace.MODULE
-    output_cast: bool = False
-    """The activations are cast to the last weight's dtype, against autocast (T5)."""

@@ -6,7 +6,7 @@ from memplan.options.numbers import read_amount, read_rate, read_seconds, read_s
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from memplan.compute.host import HostSpeed
     from memplan.estimator import Estimate
@@ -57,6 +57,7 @@ TIME_OPTIONS: tuple[Option, ...] = (
          "by GPU: what the run costs."),
     _row("--save-every", float | None, "TIME", "Between two checkpoints of the run, 30m. [default: as least is lost by failures]",
          parser=read_seconds),
+    _row("--failures-per-gpu-day", float | None, "N", "How often one GPU ends the run, 0.001: one in 1,000 days. [default: as published runs had it]"),
     _row("--eval-every", int | None, "N", "Steps between two evaluations of the run, with --eval-examples.", parser=read_amount),
     _row("--eval-examples", int | None, "N", "Sequences of one evaluation, all GPUs together.", parser=read_amount),
     _row("--loader", float | None, "N", "Samples that the data loaders of one node make ready in a second. [default: they keep up]"),
@@ -91,6 +92,11 @@ def _site(times: Values) -> "Site":
         from memplan.sources.calibration_file import read_calibration
 
         calibration = read_calibration(times["calibration"])
+        if host is not None and calibration.host != 1.0:
+            from memplan.errors import UsageError
+
+            msg = f"--host: {times['calibration']} says how fast the host is: leave one of them out"
+            raise UsageError(msg)
     return Site(
         host=HostSpeed.USUAL if host is None else host,
         between_nodes=times["network"],
@@ -99,6 +105,14 @@ def _site(times: Values) -> "Site":
         loaded_per_s=times.get("loader"),
         calibration=calibration,
     )
+
+
+def _prices(text: str | None) -> "Mapping[str, float] | float | None":
+    if text is None:
+        return None
+    from memplan.sources.prices import read_prices
+
+    return read_prices(text)
 
 
 def _evaluations(times: Values) -> "Evaluations | None":
@@ -169,20 +183,15 @@ def time_question(
     from memplan.estimator.run_cost import TimeQuestion
 
     _check_length(times, [name for name in given if name not in without_length])
-    evaluations = _evaluations(times)
-    prices = None
-    if times["price"] is not None:
-        from memplan.sources.prices import read_prices
-
-        prices = read_prices(times["price"])
     return TimeQuestion(
         tokens=times["tokens"],
         examples=times["examples"],
         epochs=times["epochs"],
-        prices=prices,
+        prices=_prices(times["price"]),
         mfu=times["mfu"],
         save_every_s=times.get("save_every"),
-        evaluations=evaluations,
+        evaluations=_evaluations(times),
+        failures_per_gpu_day=times.get("failures_per_gpu_day"),
         site=_site(times),
     )
 
@@ -192,7 +201,7 @@ def _check_length(times: Values, given: list[str]) -> None:
     from memplan.errors import UsageError
 
     has_length = any(times[name] is not None for name in _OF_A_RUN)
-    for name in ("price", "epochs", "save_every", "eval_every"):
+    for name in ("price", "epochs", "save_every", "failures_per_gpu_day", "eval_every"):
         if name in given and not has_length:
             msg = f"--{name.replace('_', '-')}: says nothing without the length of a run: add --tokens or --examples"
             raise UsageError(msg)

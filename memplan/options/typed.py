@@ -72,6 +72,7 @@ class SharedOptions(ModelOptions, total=False):
     oversubscription: float
     in_network_reduction: bool
     save_every: float | str | None
+    failures_per_gpu_day: float | None
     eval_every: Number | None
     eval_examples: Number | None
     loader: float | None

@@ -33,7 +33,7 @@ RUN_MEANINGS: Mapping[str, str] = {
     "gpu_hours": "of all GPUs",
     "energy_kwh": "the cards' own at their limit of power; null where that is not known",
     "cost": "GPU-hours times the price of one; null without a price",
-    "goodput": "share of a run's days that steps take which last, with published rates of failures and the best interval between checkpoints",
+    "goodput": "share of a run's days that steps take which last, with published rates of failures (or the one that is given) and the best interval between checkpoints",
     "checkpoint_every_s": "that interval, or the one that is asked for [s]",
     "days_with_failures": "expected length of the whole run with failures, checkpoints and evaluations",
     "saving_share": "what checkpoints take of these days",
@@ -88,6 +88,7 @@ def _goodput(answer: "Estimate", question: TimeQuestion, time: StepTime) -> Good
         checkpoint_bytes(answer),
         save_every_s=question.save_every_s,
         evaluating=evaluating,
+        per_gpu_day=question.failures_per_gpu_day,
     )
 
 

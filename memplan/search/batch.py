@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from memplan.estimator import Estimate, at_high_end, estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.account import ComponentKind
 from memplan.model.spec import ModelSpec
 from memplan.training.setup import TrainingSetup
 
@@ -49,8 +50,7 @@ def largest_micro_batch(
         return fullest[size]
 
     search = SizeSearch(ask, gpu.capacity_bytes, ask_fullest=ask_fullest)
-    first = 1 if known is None else likely_size(known, gpu.capacity_bytes)
-    return search.run(limit=limit, first=first, known=known)
+    return search.run(limit=limit, known=known)
 
 
 class SizeSearch:
@@ -62,6 +62,7 @@ class SizeSearch:
         capacity_bytes: int,
         *,
         looks_beyond: bool = False,
+        grows_activations: bool = True,
         ask_fullest: Callable[[int], Estimate] | None = None,
         ram_room: Callable[[Estimate], int | None] = lambda _: None,
     ) -> None:
@@ -73,6 +74,8 @@ class SizeSearch:
         self._capacity_bytes = capacity_bytes
         self._looks_beyond = looks_beyond
         """Larger sizes are looked at too, should what is needed not grow with each step."""
+        self._grows_activations = grows_activations
+        """The size is of what makes activations, and nothing else: one answer tells where the border is likely."""
 
     def run(
         self, *, limit: int = MAX_MICRO_BATCH, first: int = 1, known: Estimate | None = None
@@ -151,7 +154,17 @@ class SizeSearch:
             room, ram = capacity - required - answer.overhead_bytes.high, self._ram_room(answer)
             return (room,) if ram is None else (room, ram)
 
-        search = LargestFit(self._ask_fullest, rooms=rooms, limit=limit, first=first)
+        def growth(answer: Estimate) -> float:
+            room = capacity - answer.overhead_bytes.high
+            return likely_growth(answer.fullest, room * of_bytes // required_bytes)
+
+        search = LargestFit(
+            self._ask_fullest,
+            rooms=rooms,
+            limit=limit,
+            first=first,
+            growth=growth if self._grows_activations else None,
+        )
         if known is not None:
             search.tell(known.setup.micro_batch_size, known)
         return search.run_checked() if self._looks_beyond else search.run()
@@ -162,19 +175,26 @@ def most_room(answer: Estimate, capacity_bytes: int) -> int:
     return capacity_bytes - answer.fullest.worst_bytes - answer.overhead_bytes.high
 
 
-def likely_size(known: Estimate, capacity_bytes: int) -> int:
-    """Where the largest micro-batch is to be looked for first, by what one sequence keeps."""
-    size = known.setup.micro_batch_size
-    each = max(1, known.fullest.activations_bytes // size)
-    return max(1, size + most_room(known, capacity_bytes) // each)
+GROWING = (ComponentKind.INPUTS, ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS)
+"""What there is the more of, the more tokens a step has."""
+
+
+def likely_growth(answer: Estimate, room_bytes: int) -> float:
+    """By how much tokens may become more until some phase takes so much room, as if nothing else grew with them."""
+    found = [MAX_MICRO_BATCH * 1.0]
+    for phase in answer.account.phases:
+        growing = sum(entry.num_bytes for entry in phase.entries if entry.kind in GROWING)
+        if growing:
+            found.append((room_bytes - phase.peak_bytes + growing) / growing)
+    return max(0.0, min(found))
 
 
 class LargestFit:
     """Looks for the largest size that leaves room, by bisection that aims.
 
     A larger micro-batch never needs less memory, and needs nearly as much more for each sequence
-    as the one before: a straight line through two answers says where to look next. Only answers
-    count: the result is a size that fits, and the next one was seen not to.
+    as the one before: what grows of the first answer, then a straight line through the two answers at the border
+    say where to look next. Only answers count: the result is a size that fits, and the next one was seen not to.
     """
 
     def __init__(
@@ -184,8 +204,13 @@ class LargestFit:
         rooms: Callable[[Estimate], tuple[int, ...]],
         limit: int = MAX_MICRO_BATCH,
         first: int = 1,
+        growth: Callable[[Estimate], float] | None = None,
     ) -> None:
         self._ask = ask
+        self._growth = growth
+        """By how much an answer's size may grow, as far as it tells; None: it does not."""
+        self._likely = first
+        """Where the border is by the first answer."""
         self._rooms_of = rooms
         """What is left, of everything that there is so much of: below 0 where that is too little."""
         self._limit = limit
@@ -195,13 +220,13 @@ class LargestFit:
 
     def tell(self, size: int, answer: Estimate) -> None:
         """Take an answer that is known already into account."""
-        self._note(size, self._rooms_of(answer))
+        self._note(size, answer)
 
     def run(self) -> int:
         """The size; 0 where not even 1 fits."""
         while self._high - self._low > 1:
             size = self._next()
-            self._note(size, self._rooms_of(self._ask(size)))
+            self._note(size, self._ask(size))
         return self._low
 
     def run_checked(self) -> int:
@@ -211,9 +236,8 @@ class LargestFit:
             size = best * eighths // 8
             if not best < size <= self._limit or size in self._rooms:
                 continue
-            rooms = self._rooms_of(self._ask(size))
-            self._note(size, rooms)
-            if min(rooms) >= 0:
+            self._note(size, self._ask(size))
+            if min(self._rooms[size]) >= 0:
                 failed = [
                     each for each, left in self._rooms.items() if min(left) < 0 and each > size
                 ]
@@ -221,8 +245,10 @@ class LargestFit:
                 return self.run_checked()
         return best
 
-    def _note(self, size: int, rooms: tuple[int, ...]) -> None:
-        self._rooms[size] = rooms
+    def _note(self, size: int, answer: Estimate) -> None:
+        rooms = self._rooms[size] = self._rooms_of(answer)
+        if self._growth is not None and len(self._rooms) == 1:
+            self._likely = int(size * self._growth(answer))
         if min(rooms) >= 0:
             self._low = max(self._low, size)
         else:
@@ -234,9 +260,9 @@ class LargestFit:
         if not self._rooms:
             return min(self._first, self._limit)
         if len(self._rooms) == 1:
-            guess = low + 1 if low else high // 2
-            if self._first not in self._rooms:
-                guess = self._first
+            guess = self._likely
+            if guess in self._rooms:
+                guess = low + 1 if low else high // 2
         elif len(self._rooms) > _AIMED and high <= self._limit:
             guess = (low + high) // 2
         else:
@@ -252,9 +278,14 @@ class LargestFit:
         return guess + 1 if guess == self._low else guess
 
     def _aim_at(self, place: int) -> int:
-        """Where the line through the two answers nearest to one border meets it."""
+        """Where the line through the two answers at one border meets it: those on either side of it, or the nearest."""
         rooms = {size: left[place] for size, left in self._rooms.items()}
-        first, second = sorted(sorted(rooms, key=lambda size: abs(rooms[size]))[:2])
+        fitting = sorted(size for size, left in rooms.items() if left >= 0)
+        others = sorted(size for size, left in rooms.items() if left < 0)
+        at_border = (
+            [*fitting[-1:], *others[:1]] if fitting and others else (fitting[-2:] or others[:2])
+        )
+        first, second = sorted(at_border)
         slope = (rooms[first] - rooms[second]) / (second - first)
         return int(first + rooms[first] / slope) if slope > 0 else 2 * self._low
 

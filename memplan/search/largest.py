@@ -54,7 +54,12 @@ def largest(
             answers[size] = asked(size * step)
         return answers[size]
 
-    search = SizeSearch(ask, gpu.capacity_bytes, looks_beyond=quantity is Quantity.SEQ_LEN)
+    search = SizeSearch(
+        ask,
+        gpu.capacity_bytes,
+        looks_beyond=quantity is Quantity.SEQ_LEN,
+        grows_activations=quantity in (Quantity.MICRO_BATCH, Quantity.SEQ_LEN),
+    )
     limit = most(model, quantity) // step
     likely = max(1, _likely(model, setup, quantity) // step)
     best = search.run(first=min(likely, limit), limit=limit)

@@ -640,6 +640,7 @@ class Planner:
             lambda size: self._known(self._estimate(setup, size)),
             self.limit_bytes,
             looks_beyond=self.goal.objective is Objective.SEQ_LEN,
+            grows_activations=self.goal.objective is not Objective.LAYERS,
             ram_room=self._ram_room,
         )
 

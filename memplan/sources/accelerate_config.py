@@ -21,6 +21,7 @@ from memplan.memory.engine_options import FP8_ALL_GATHER
 from memplan.sources.deepspeed_keys import is_comment
 from memplan.text import shown
 from memplan.training.compilation import Compilation
+from memplan.training.kernels import ATTENTION_NAMES
 
 _IGNORED = frozenset({
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank",
@@ -467,12 +468,22 @@ class _Reader:
         if section.get("sp_size") not in (None, 1):
             self._set("context_parallel", section["sp_size"], "parallelism_config.sp_size")
             self.fields["context_parallel_kind"] = "all-to-all"
+            if section.get("sp_attn_implementation") is not None:
+                self._read_ulysses_attention(section["sp_attn_implementation"])
         if section.get("dp_replicate_size") not in (None, 1):
             if str(self.fields.get("engine")) not in ("fsdp", "fsdp1"):
                 self._refuse("parallelism_config.dp_replicate_size", "is read with FSDP alone")
             self.options["data_parallel_replicate_degree"] = section["dp_replicate_size"]
             if self.fields.get("engine") == "fsdp1":
                 self._refuse("parallelism_config.dp_replicate_size", "needs fsdp_version 2")
+
+    def _read_ulysses_attention(self, named: object) -> None:
+        """The model's own: DeepSpeed puts itself around the kernel of this name alone (``register_with_transformers``)."""
+        key = "parallelism_config.sp_attn_implementation"
+        kernel = ATTENTION_NAMES.get(str(named))
+        if kernel in (None, "eager"):
+            self._refuse(key, f"{named!r:.40} is none of {', '.join(list(ATTENTION_NAMES)[1:])}")
+        self._set("attention", kernel, key)
 
     def _read_compilation(self) -> None:
         section = self.config.get("dynamo_config") or {}

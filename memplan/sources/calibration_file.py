@@ -9,19 +9,21 @@ from memplan.sources.files import read_mapping
 from memplan.text import shown
 
 _WORDS = ("gpu", "date", "driver", "torch", "setup")
-_OWN = "own"
+_OWN, _NETWORK = "own", "network_gbit"
+_GBIT = 1e9 / 8
 
 
 def read_calibration(path: str | Path) -> Calibration:
     """Read one. Raises ``ConfigError`` for a file that cannot be read or says anything else, and ``GpuNotFoundError``."""
     found = read_mapping(path)
-    names = (*_WORDS, *(part.value for part in Part), _OWN)
+    names = (*_WORDS, *(part.value for part in Part), _NETWORK, _OWN)
     for name, value in found.items():
         if name not in names:
             msg = f"{path}: {name}: there is no such key; there are {', '.join(names)}"
             raise ConfigError(msg)
         if name not in _WORDS and (isinstance(value, bool) or not isinstance(value, int | float)):
-            msg = f"{path}: {name}: expected how many times as long as said it takes, got {shown(value)}"
+            wanted = "Gbit/s" if name == _NETWORK else "how many times as long as said it takes"
+            msg = f"{path}: {name}: expected {wanted}, got {shown(value)}"
             raise ConfigError(msg)
     if not isinstance(found.get("gpu"), str):
         msg = f"{path}: gpu: missing: the card that a step was measured on"
@@ -30,9 +32,12 @@ def read_calibration(path: str | Path) -> Calibration:
     date, driver, torch, setup = (str(found.get(each, "")) for each in _WORDS[1:])
     own = float(str(found.get(_OWN, 1.0)))
     gpu = load_gpu(str(found["gpu"])).gpu_id
+    gbit = found.get(_NETWORK)
+    between_nodes = None if gbit is None else float(str(gbit)) * _GBIT
     return Calibration(
-        gpu=gpu, date=date, driver=driver, torch=torch, setup=setup, own=own, **factors
-    )
+        gpu=gpu, date=date, driver=driver, torch=torch, setup=setup, own=own,
+        between_nodes=between_nodes, **factors,
+    )  # fmt: skip
 
 
 def calibration_text(calibration: Calibration, *, date: str) -> str:
@@ -57,6 +62,8 @@ def calibration_text(calibration: Calibration, *, date: str) -> str:
         for part in Part
         if calibration.factor(part) != 1.0
     ]
+    if calibration.between_nodes is not None:
+        lines.append(f"{_NETWORK}: {calibration.between_nodes / _GBIT:g}")
     if calibration.setup:
         lines += [
             "# The setup that was measured, and what it takes beside, which says nothing of others.",

@@ -25,10 +25,10 @@ class _ClassDefaults(Mapping[str, Mapping[str, object]]):
         return row
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_FILE.entries())
+        return iter(_FILE.names())
 
     def __len__(self) -> int:
-        return len(_FILE.entries())
+        return len(_FILE.names())
 
 
 @cache

@@ -37,6 +37,14 @@ class EntryFile:
         entry: dict[str, Any] = json.loads(text[start : _end_of_line(text, start)].rstrip(b",\r"))
         return entry
 
+    def names(self) -> list[str]:
+        """Return the names of all entries, in the file's order."""
+        opening = b'\n%b"' % (b" " * self.indent)
+        after = _read(self.file_name).split(opening)[1:]
+        named = b",".join(b'"%b"' % each[: each.index(b'": ')] for each in after)
+        names: list[str] = json.loads(b"[%b]" % named)
+        return names
+
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return all entries by name, in the file's order."""
         entries: dict[str, dict[str, Any]] = json.loads(_read(self.file_name))[self.section]

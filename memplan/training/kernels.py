@@ -28,6 +28,14 @@ class AttentionKernel(Enum):
         return self in (AttentionKernel.FLASH, AttentionKernel.FLASH3)
 
 
+ATTENTION_NAMES = {
+    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
+    "kernels-community/flash-attn": "flash", "kernels-community/flash-attn2": "flash",
+    "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
+}  # fmt: skip
+"""transformers' ``attn_implementation`` -> the value of a kernel."""
+
+
 class NormKernel(Enum):
     """How RMS norms are computed."""
 

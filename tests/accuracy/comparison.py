@@ -20,6 +20,8 @@ POINTS_FILE = FIGURES_FILE.with_name("accuracy_points.json")
 PUBLISHED_FILE = FIGURES_FILE.with_name("accuracy_published.json")
 """Each published measurement beside memplan's figure, for the same page: collection -> rows."""
 
+EVENTS_FILE = FIGURES_FILE.with_name("events_off.json")
+"""Of each recorded step of a model that sees or hears, how many requests and ends stand elsewhere."""
 OFF_FILE = FIGURES_FILE.with_name("bytes_off.json")
 """Of each figure of each set of records, how many are met to the byte and by how many bytes the others are missed
 together. Bars have room in which a slip would pass; this has none: ``make accuracy`` rewrites it, and what moved is
@@ -185,6 +187,11 @@ def remember_off(section: str, *found: Comparison, update: bool) -> None:
         for name, each in sorted(off.items())
     ]
     _keep(OFF_FILE, section, rows, update=update)
+
+
+def remember_parted(found: dict[str, int], *, update: bool) -> None:
+    """The same of recorded steps: how many events stand elsewhere."""
+    _keep(EVENTS_FILE, "parted", found, update=update)
 
 
 def remember_published(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
+from memplan.fast_dataclass import replace
+from memplan.model.spec import ModelSpec
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from tests.accuracy.comparison import Comparison, read_records, remember_off
+from tests.accuracy.comparison import Comparison, read_records, remember_off, remember_parted
 from tests.accuracy.test_activations_reference import PRECISIONS
+from tests.memory.test_orders import num_parted, recorded_tokens, second_step
 
 FIGURES = ("bytes_before", "activations", "peak_backward", "peak_step", "peak")
 EXACT = 0.0001
@@ -20,13 +23,12 @@ NUM_EXACT = {
 """Of each file, how many records are within ``EXACT``, by figure: a slip in one class takes one away."""
 
 
-def predict(record: dict[str, Any]) -> dict[str, int]:
-    """The record's figures, as memplan estimates them."""
+def setup_of(record: dict[str, Any], model: ModelSpec) -> TrainingSetup:
+    """The record's settings in memplan's words."""
     settings = record["settings"]
-    model = load_model(record["config"], record.get("task"))
     # A class that raises where it is asked for sdpa was built without asking: its parts had what they take.
     asks = settings["attn"] != "sdpa" or not model.without_sdpa
-    setup = TrainingSetup(
+    return TrainingSetup(
         engine="ddp",
         micro_batch_size=settings["b"],
         seq_len=settings.get("s"),
@@ -34,11 +36,15 @@ def predict(record: dict[str, Any]) -> dict[str, int]:
         attention=settings["attn"] if asks else None,
         checkpointing="full" if settings["ckpt"] else "none",
         optimizer=settings["opt"].replace("_", "-"),
-        kernel_scratch=False,
         **settings.get("setup", {}),
     )
+
+
+def predict(record: dict[str, Any]) -> dict[str, int]:
+    """The record's figures, as memplan estimates them."""
+    model = load_model(record["config"], record.get("task"))
     assert not model.activations_left_out
-    answer = estimate(model, setup)
+    answer = estimate(model, replace(setup_of(record, model), kernel_scratch=False))
     return {
         "params": answer.num_params,
         "bytes_before": answer.held_bytes,
@@ -64,3 +70,21 @@ def test_towers(
         assert comparison.worst(figure)[0] <= 0.01, (figure, comparison.worst(figure))
         assert comparison.num_within(figure, EXACT) >= num_exact, figure
     remember_off(name, comparison, update=pytestconfig.getoption("--update-accuracy"))
+
+
+def test_orders(checkout: Path, pytestconfig: pytest.Config) -> None:
+    """Second steps of these records, block by block, on PyTorch's own CUDA build (as ``orders.json`` has them of
+    models of text): exactly as many events stand elsewhere as did."""
+    data = checkout / "tests" / "data"
+    records = {
+        (name, each["id"]): each
+        for name in NUM_EXACT
+        for each in read_records(data / f"{name}.jsonl")
+    }
+    parted = {}
+    for order in read_records(data / "tower_orders.jsonl"):
+        record = records[order["file"], order["id"]]
+        model = load_model(record["config"], record.get("task"))
+        predicted = second_step(model, setup_of(record, model))
+        parted[order["id"]] = num_parted(predicted, recorded_tokens(order["events"]))
+    remember_parted(parted, update=pytestconfig.getoption("--update-accuracy"))

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from memplan.compute.roofline import ADDED_SHARES
+from memplan.compute.attended import ADDED_SHARES
 
 FILE = Path(__file__).parent.parent / "measured" / "kernels.json"
 BIASES = {False: "mask", True: "bias_b"}

@@ -8,13 +8,15 @@ import pytest
 
 import memplan
 from memplan.cli.calibrating import lines_of
+from memplan.compute.host import HostSpeed
 from memplan.compute.rates import rates_of
-from memplan.errors import ConfigError, InputError
+from memplan.errors import ConfigError, InputError, UsageError
 from memplan.estimator.calibration import Calibration, Part
 from memplan.estimator.job import Job
 from memplan.estimator.site import USUAL_SITE, Site
 from memplan.estimator.step_time import StepTime, calibrated, cases_for, time_of
 from memplan.hardware.network import network_of
+from memplan.options.run_times import TIME_OPTIONS, time_question
 from memplan.sources.calibration_file import calibration_text, read_calibration
 from memplan.training.exchange import ExchangeKind
 from memplan.verify.node_timing import (
@@ -56,6 +58,9 @@ SETUPS: dict[str, dict[str, object]] = {
         },
     },
 }  # fmt: skip
+
+
+NAMES = {each.parameter: each.default for each in TIME_OPTIONS}
 
 
 def job_of(name: str, gpu: str = "h100") -> Job:
@@ -120,6 +125,26 @@ def test_what_a_measured_step_explains() -> None:
     name = "ZeRO-3, offloaded"
     away = calibrated(job_of(name), 1.5 * time_of_setup(name).expected_s)
     assert away.offload > away.compute > 1.0
+
+
+def test_a_calibration_keeps_what_was_said_of_the_machines(tmp_path: Path) -> None:
+    """Factors are of what was said when they were measured: a host that is slow, a network that was named."""
+    site = Site(host=HostSpeed.SLOW, between_nodes=6.25e9)
+    for name in ("one GPU, short", "FSDP"):
+        measured = 1.3 * time_of_setup(name, site).expected_s
+        path = tmp_path / "machines.yaml"
+        path.write_text(
+            calibration_text(calibrated(job_of(name), measured, site=site), date="2026-11-26")
+        )
+        found = read_calibration(path)
+        assert found.between_nodes == site.between_nodes
+        assert found.host > 2.5
+        for beside in (Site(calibration=found), replace(site, calibration=found)):
+            assert time_of_setup(name, beside).expected_s == pytest.approx(measured, rel=1e-3)
+        with pytest.raises(UsageError, match="leave one of them out"):
+            time_question(NAMES | {"host": 2.5, "calibration": path})
+    elsewhere = Site(between_nodes=50e9, calibration=found)
+    assert time_of_setup("FSDP", elsewhere).expected_s < measured
 
 
 def test_more_nodes_are_more_crowded() -> None:
@@ -187,6 +212,11 @@ def test_a_node_that_was_timed(run: Any, tmp_path: Path) -> None:
     found = calibration_of(timed, gpu="h100-sxm-80gb", driver="580.95", torch="2.13.0+cu130")
     assert (found.compute, found.host, found.links) == (pytest.approx(1.2), 2.0, 1.0)
     assert lines_of(timed)[0].endswith("x 1.50 (compute)")
+    usual, scaled = (cases_for(job_of("FSDP"), Site(calibration=each)) for each in (None, found))
+    assert (scaled.low.links, scaled.high.links) == (
+        usual.low.links,
+        usual.high.links,
+    )  # it had no links to time
     path = tmp_path / "node.yaml"
     path.write_text(calibration_text(found, date="2026-11-26"))
     assert read_calibration(path) == replace(found, date="2026-11-26")

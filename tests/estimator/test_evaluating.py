@@ -70,6 +70,12 @@ def test_shares_of_a_runs_days() -> None:
     assert plain.goodput.evaluating_share == 0
     assert plain.goodput.save_every_s == plain.goodput.best_every_s == asked.goodput.best_every_s
     assert asked.goodput.share < plain.goodput.share
+    failing = timed(answer, TimeQuestion(tokens=10**12, failures_per_gpu_day=1.0)).goodput
+    assert failing is not None
+    assert failing.failure_every_s == 86_400 / answer.setup.num_gpus
+    assert failing.low_share < failing.share < failing.high_share < plain.goodput.low_share
+    with pytest.raises(InputError, match="failures_per_gpu_day: must be above 0"):
+        TimeQuestion(failures_per_gpu_day=0.0)
     with pytest.raises(InputError, match="every_steps: must be at least 1"):
         Evaluations(every_steps=0, examples=1)
 

@@ -7,11 +7,13 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.job import Job
+from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.accounts import rank_account
-from memplan.memory.megatron.buffers import groups_of, lay_out
+from memplan.memory.megatron.buffers import groups_of, heaviest_ranks, lay_out, rank_kinds
 from memplan.memory.megatron.options import MegatronStates
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from memplan.units import round_up
 from tests.memory.test_tally import given_for, played
 
 LLAMA = {
@@ -159,6 +161,22 @@ def test_experts_are_sharded_over_fewer_ranks() -> None:
         assert (experts.num_ranks, experts.stride) == shape
         own = sum(numel for _, numel in experts.shards(0))
         assert own == 16 * each // (2 * expert_parallel if options is DISTRIBUTED else 4) // 2 * 3
+        # Ranks of one kind keep shards of the same sizes, and the heaviest the most.
+        states = MegatronStates(use_distributed_optimizer=True)
+        kept = {
+            rank: sorted(
+                round_up(4 * numel, ALLOCATION_ROUNDING)
+                for group in groups_of(given, states)
+                for _, numel in group.shards(rank)
+            )
+            for rank in range(setup.num_gpus)
+        }
+        kinds = [[kept[rank] for run in runs for rank in run] for runs in rank_kinds(given)]
+        assert all(each == kind[0] for kind in kinds for each in kind)
+        assert sum(map(len, kinds)) == len(kept)
+        assert len({str(kind[0]) for kind in kinds}) == len(kinds)
+        most = max(sum(sizes) for sizes in kept.values())
+        assert sum(kept[heaviest_ranks(given)[0]]) == most
     with pytest.raises(SetupError, match="8 = 3 x 2"):
         estimate(
             load_model(DEEPSEEK),

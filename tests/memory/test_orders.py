@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator import estimate
-from memplan.fast_dataclass import replace
+from memplan.estimator.job import prepared
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
+from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
+from memplan.model.spec import ModelSpec
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -90,10 +91,17 @@ def recorded_tokens(events: list[int | str]) -> list[Token]:
 def predicted_tokens(record: dict[str, Any]) -> list[Token]:
     """The same of memplan's ledger."""
     model = load_model(record["config"], record["task"])
-    source = estimate(model, TrainingSetup(**record["setup"]), load_gpu(DATA["gpu"])).run_source
-    given = replace(source.record(), setup=source.setup)
+    return second_step(model, TrainingSetup(**record["setup"]))
+
+
+def second_step(model: ModelSpec, setup: TrainingSetup) -> list[Token]:
+    """What happens in it."""
+    gpu = load_gpu(DATA["gpu"])
+    resolved = setup.resolve(model.context_length, has_bf16=gpu.has_bf16)
     ledger = Ledger()
-    program = program_of(given, ledger, workspace_bytes=source.workspace_bytes)
+    workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
+    given = prepared(model, resolved, gpu).rank_input
+    program = program_of(given, ledger, workspace_bytes=workspace)
     program.start()
     program.run_step(0)
     begin = len(ledger.events)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.dtypes import DType
+from memplan.graph.tensors import allocated_bytes
 from memplan.memory.account import RankAccount
-from memplan.memory.fsdp1.units import own_states
+from memplan.memory.fsdp1.units import FlatUnit, own_states
 from memplan.memory.fsdp1.wrapping import wrap
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import account_of
@@ -46,18 +47,29 @@ def options_for(engine: str, sync: bool) -> dict[str, object]:
 @pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("num_gpus", [3, 8])
 def test_ranks_of_fsdp1_share_the_states_out(num_gpus: int, original: bool) -> None:
-    """Every trained element has its moments on one rank: each rank's pieces are rounded up, and nothing else."""
+    """Each rank keeps moments of what lies in its part of each flat parameter, rounded up piece by piece."""
     options = {"use_orig_params": original}
     wrapped = wrap(
         given_for(SMALL, engine="fsdp1", zero_stage=None, num_gpus=num_gpus, engine_options=options)
     )
-    kinds = own_states(wrapped.units, wrapped.formats)
-    units = list(wrapped.units.all())
-    exact = sum(4 * each.numel * unit.num_copies for unit in units for each in unit.parameters)
-    together = sum(len(each.places) * each.state_bytes for each in kinds)
-    pieces = sum(len(each.places) * each.num_trained for each in kinds)
-    assert [place for each in kinds for place in each.places] == list(range(num_gpus))
-    assert exact <= together < exact + ALLOCATION_ROUNDING * pieces
+    found = {
+        place: (each.state_bytes, each.num_trained)
+        for each in own_states(wrapped.units, wrapped.formats)
+        for place in each.places
+    }
+    expected = {}
+    for place in range(num_gpus):
+        size = count = 0
+        for unit in wrapped.units.all():
+            assert isinstance(unit, FlatUnit)
+            own = range(place * unit.shard_numel, (place + 1) * unit.shard_numel)
+            for begin, end in unit.trained:
+                piece = min(end, own.stop) - max(begin, own.start)
+                if piece > 0:
+                    size += allocated_bytes(piece, DType.FP32) * unit.num_copies
+                    count += unit.num_copies
+        expected[place] = size, count
+    assert found == expected
 
 
 @given(fields=SETUPS, sync=st.booleans())

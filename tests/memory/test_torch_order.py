@@ -64,7 +64,7 @@ def test_qwen3_norms_queries_before_it_projects_keys() -> None:
 
 
 def test_weights_stand_as_they_are_declared() -> None:
-    weights = [weight.name for weight, copy in weights_of(given_for(LLAMA)) if copy == 0]
+    weights = [weight.name for weight, copy in weights_of(given_for(LLAMA).tape) if copy == 0]
     assert weights.index("input_layernorm.weight") > weights.index("mlp.down_proj.weight")
 
 

@@ -5,6 +5,7 @@ import pytest
 from memplan.estimator import Verdict, estimate
 from memplan.report.changes import advice_text
 from memplan.search.advice import advise, hints_for
+from memplan.search.megatron_advice import megatron_changes
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.choices import Recomputation
@@ -142,3 +143,26 @@ def test_megatron_stays_megatron(model: str, fields: dict[str, Any], words: dict
     assert better.setup.engine is Engine.MEGATRON
     assert better.setup.num_gpus == fields["num_gpus"]
     assert {name: getattr(better.setup, name) for name in words} == words
+
+
+def test_megatron_splits_the_least_first() -> None:
+    """Over one more node's worth of ranks before two, layers before stages; layers that do not come out even
+    are told stage by stage, and each stage has some."""
+    model = load_model("llama-3.1-405b")  # of 126 layers
+    setup = TrainingSetup(
+        engine="megatron", num_gpus=64, tensor_parallel=2, sequence_parallel=True, checkpointing="full",
+        gradient_accumulation_steps=16, seq_len=512,
+    )  # fmt: skip
+    found = [
+        (each.tensor_parallel, each.pipeline_parallel, each.layers_per_stage)
+        for each in megatron_changes(model, setup)
+        if each.tensor_parallel * each.pipeline_parallel > 2
+    ]
+    splits = [(tensor, stages) for tensor, stages, _ in found]
+    assert splits[:5] == [(4, 1), (2, 2), (8, 1), (4, 2), (2, 4)]
+    assert splits[: len(splits) // 2] == sorted(
+        splits[: len(splits) // 2], key=lambda split: (split[0] * split[1], split[1])
+    )
+    for _, stages, layers in found:
+        assert (layers is None) == (126 % stages == 0)
+        assert layers is None or (len(layers) == stages and sum(layers) == 126 and min(layers) > 0)

@@ -43,7 +43,8 @@ def test_each_engine_varies_in_its_own_axes_alone() -> None:
         pytest.param({"num_gpus": [1, 8]}, ["ddp", "deepspeed"], id="default"),
         pytest.param({"num_gpus": [1, 8], "zero_stage": 1}, ["deepspeed"] * 2, id="stage"),
         pytest.param({"num_gpus": 8, "fsdp_strategy": "full_shard"}, ["fsdp"], id="strategy"),
-        pytest.param({"num_gpus": 8, "offload_optimizer": "cpu"}, ["deepspeed"], id="offload"),
+        pytest.param({"offload_optimizer": "cpu"}, ["deepspeed"], id="offload"),
+        pytest.param({"offload_optimizer": "none"}, ["ddp"], id="no offload"),
         pytest.param({"num_gpus": 8, "precision": "fp16-mixed"}, ["fsdp"], id="precision"),
         pytest.param(
             {"num_gpus": 8, "precision": ["bf16-amp", "bf16-master"]},

@@ -157,7 +157,7 @@ class LiltAttention(AttentionParts):
 
 
 class LiltLayer(LayerParts):
-    hands_on = True
+    hands_on = 1
 
     def __init__(self, config: ConfigReader) -> None:
         self.attention = LiltAttention(config)

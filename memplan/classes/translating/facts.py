@@ -17,7 +17,7 @@ def read_two_stacks(base: TwoStacks, reader: ConfigReader, request: ReadRequest)
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
     task = reject_task(reader, base.understood(reader, request), *base.tasks)
-    table = base.shared
+    table = base.vocabulary
     model = ModelSpec(
         name=request.name,
         family=request.model_type,
@@ -31,6 +31,7 @@ def read_two_stacks(base: TwoStacks, reader: ConfigReader, request: ReadRequest)
         tying=base.tying,
         checkpoint_dtype=checkpoint_dtype(reader),
         eager_attention_only=base.eager_only,
+        recomputes=base.recomputes,
         blueprint=blueprint_from(reader, request.model_type),
         source=reader.source,
     )

@@ -94,6 +94,8 @@ class TwoStacks(Base):
     """The output matrix is the token table, whatever the config says."""
     eager_only = False
     """The class has no other attention than the one written out in Python."""
+    recomputes = True
+    """It can checkpoint its layers."""
     tasks: ClassVar[Tasks] = {}
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
     default_context: int | None = None
@@ -106,6 +108,11 @@ class TwoStacks(Base):
         """Declare the table that both stacks look their tokens up in."""
         self.shared = table
         self.is_tied = self.always_tied or config.flag("tie_word_embeddings", default=True)
+
+    @property
+    def vocabulary(self) -> Embedding:
+        """The table of the tokens that it predicts."""
+        return self.shared
 
     def share_table(self) -> None:
         """Let both stacks look up in it, where the config says so."""
@@ -250,7 +257,7 @@ class ConditionalGeneration(SequenceTask):
 
     def add_head(self, config: ConfigReader) -> None:  # noqa: ARG002
         """The output matrix, which the table is where they are tied."""
-        table = self.two.shared
+        table = self.two.vocabulary
         self.lm_head = Linear(table.width, self.spec.num_outputs, role=WeightRole.OUTPUT)
         if self.spec.head.tied:
             self.lm_head.weight = table.weight

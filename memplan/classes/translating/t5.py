@@ -7,7 +7,7 @@ trained apart. (transformers 5.23: models/t5, models/mt5, models/umt5)
 """
 
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from memplan.classes.translating.stacks import (
     ConditionalGeneration,
@@ -44,6 +44,7 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import EmbeddingSpec, LayerSpec
+from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
@@ -176,19 +177,23 @@ class T5Attention(Module):
         )  # fmt: skip
 
     def compute_bias(self, query_length: int, key_length: int) -> Handle:
-        run, shape = self.run, (query_length, key_length)
-        relative_position = made_by(run, OperationKind.SUB, shape, DType.INT64)
-        relative_position_bucket = empty(run, shape, DType.INT64)
-        run.record(
-            OperationKind.RELATIVE_POSITION_BUCKET, (relative_position.record,),
-            (relative_position_bucket.record,),
-            forward_scratch_bytes=bucket_temporaries(
-                relative_position.numel, causal=self.causal, named=self.names_logarithms
-            ),
-        )  # fmt: skip
+        shape = query_length, key_length
+        relative_position = made_by(self.run, OperationKind.SUB, shape, DType.INT64)
+        relative_position_bucket = self.bucket(relative_position)
         values = self.relative_attention_bias(shape, relative_position_bucket)
         values = values.permute(2, 0, 1).unsqueeze(0)
         return values
+
+    def bucket(self, relative_position: Handle) -> Handle:
+        """``_relative_position_bucket``."""
+        run, made = self.run, empty(self.run, relative_position.shape, DType.INT64)
+        run.record(
+            OperationKind.RELATIVE_POSITION_BUCKET, (relative_position.record,), (made.record,),
+            forward_scratch_bytes=bucket_temporaries(
+                made.numel, causal=self.causal, named=self.names_logarithms
+            ),
+        )  # fmt: skip
+        return made
 
     def position_bias(self, query: Handle, key_length: int) -> Handle:
         """That of this layer."""
@@ -306,36 +311,54 @@ class Parts(Module):
         return list(self.children.values())[number]
 
 
+class BlockKind(NamedTuple):
+    """What sets a layer apart from the others of its stack."""
+
+    biased: bool
+    """It has a table of biases."""
+    sparse: bool = False
+    """Its network is a mixture of experts (Switch Transformers)."""
+
+
 class BlockParts(StackLayer):
     """Attention, in a decoder that to the encoder's states too, and a network, each a module."""
 
-    def __init__(self, config: ConfigReader, *, decoder: bool, biased: bool) -> None:
+    def __init__(self, config: ConfigReader, kind: BlockKind, *, decoder: bool) -> None:
         self.dropout_rate = config.number("dropout_rate")
-        self.layer = Parts(*self.parts(config, decoder=decoder, biased=biased))
+        self.layer = Parts(*self.parts(config, kind, decoder=decoder))
 
-    def parts(self, config: ConfigReader, *, decoder: bool, biased: bool) -> list[Module]:
+    def parts(self, config: ConfigReader, kind: BlockKind, *, decoder: bool) -> list[Module]:
         """Its modules."""
-        found: list[Module] = [T5LayerSelfAttention(config, decoder=decoder, biased=biased)]
+        found: list[Module] = [T5LayerSelfAttention(config, decoder=decoder, biased=kind.biased)]
         if decoder:
             found.append(T5LayerCrossAttention(config))
-        return [*found, T5LayerFF(config)]
+        return [*found, self.network(config, kind)]
+
+    def network(self, config: ConfigReader, kind: BlockKind) -> Module:
+        """The last of them."""
+        del kind
+        return T5LayerFF(config)
+
+    def network_facts(self) -> FeedForwardSpec | MixtureSpec:
+        """What others read of it."""
+        networks = (each for _, each in self.modules() if isinstance(each, DenseActDense))
+        return replace(next(networks).spec, activation_dropout=self.dropout_rate)
 
     def facts(self) -> LayerSpec:
         """Its heads, widths, norms and dropouts."""
         attentions = [each for _, each in self.modules() if isinstance(each, T5Attention)]
         own, *crossing = (each.facts() for each in attentions)
-        networks = (each for _, each in self.modules() if isinstance(each, DenseActDense))
         return LayerSpec(
             attention=own,
             cross_attention=crossing[0] if crossing else None,
-            feed_forward=replace(next(networks).spec, activation_dropout=self.dropout_rate),
+            feed_forward=self.network_facts(),
             norm=T5_NORM,
             dropout=self.dropout_rate,
         )
 
 
 class T5Block(BlockParts):
-    hands_on = True
+    hands_on = 2
 
     def forward(
         self,
@@ -360,24 +383,22 @@ class StackParts(Stack):
     """A table, blocks, a norm and a dropout."""
 
     block_class: type[BlockParts] = T5Block
-    biased_layers = 1
-    """So many layers from the first on have a table of biases."""
 
     def __init__(self, config: ConfigReader, name: str, count: int) -> None:
         self.name, hidden = name, config.integer("d_model")
         self.embed_tokens = Embedding(config.integer("vocab_size"), hidden)
         self.children["block"] = LayerList(  # as an attribute it would be what its tensors count as
             f"{name}.layers", self.kinds(config, count),
-            lambda kind: self.block_class(config, decoder=name == "decoder", biased=kind),
+            lambda kind: self.block_class(config, kind, decoder=name == "decoder"),
         )  # fmt: skip
         self.final_layer_norm = T5LayerNorm(hidden)
         self.final_layer_norm.segment = f"{name}.norm", ModelPart.NORM
         self.dropout = Dropout(config.number("dropout_rate"))
 
-    def kinds(self, config: ConfigReader, count: int) -> list[bool]:
-        """Which layers have a table of biases."""
+    def kinds(self, config: ConfigReader, count: int) -> list[BlockKind]:
+        """The first layer has a table of biases."""
         del config
-        return [number == 0 for number in range(count)]
+        return [BlockKind(number == 0) for number in range(count)]
 
     def embedding_facts(self) -> EmbeddingSpec:
         """What others read of its tables."""
@@ -398,11 +419,15 @@ class StackParts(Stack):
 
 
 class T5Stack(StackParts):
+    def mask(self, batch: int, length: int, memory: Handle | None) -> Handle | None:
+        """A decoder's, where the kernel does not know it."""
+        return None if memory is None else causal_mask(self.run, batch, length)
+
     def forward(
         self, batch: int, length: int, ids: Handle | None = None, memory: Handle | None = None
     ) -> Handle:
         inputs_embeds = self.embedded(batch, length, ids)
-        attention_mask = None if memory is None else causal_mask(self.run, batch, length)
+        attention_mask = self.mask(batch, length, memory)
         position_bias = None
         encoder_decoder_position_bias = None
         x = self.dropout(inputs_embeds)
@@ -531,9 +556,9 @@ class UMT5LayerCrossAttention(Module):
 
 
 class UMT5Block(BlockParts):
-    def parts(self, config: ConfigReader, *, decoder: bool, biased: bool) -> list[Module]:
+    def parts(self, config: ConfigReader, kind: BlockKind, *, decoder: bool) -> list[Module]:
         """Its modules."""
-        del biased
+        del kind
         found: list[Module] = [UMT5LayerSelfAttention(config, decoder=decoder)]
         if decoder:
             found.append(UMT5LayerCrossAttention(config))
@@ -553,10 +578,10 @@ class UMT5Block(BlockParts):
 class UMT5Stack(StackParts):
     block_class = UMT5Block
 
-    def kinds(self, config: ConfigReader, count: int) -> list[bool]:
-        """All of them."""
+    def kinds(self, config: ConfigReader, count: int) -> list[BlockKind]:
+        """All of them have one."""
         del config
-        return [True] * count
+        return [BlockKind(biased=True)] * count
 
     def forward(
         self, batch: int, length: int, ids: Handle | None = None, memory: Handle | None = None

@@ -1,4 +1,4 @@
-"""Attention of classes that fold the heads into the batch before anything else: LED's decoder, FSMT.
+"""Attention of classes that fold the heads into the batch before anything else: LED's decoder.
 
 Queries, scaled at once, keys and values are copied to lie head by head, and the masked scores go through a
 softmax in their own dtype.
@@ -9,7 +9,6 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionForm
 
 
 def folded_attention(
@@ -17,7 +16,6 @@ def folded_attention(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The weighted values, token by token, and the copies that the module's variables hold."""
     folded = tuple(_folded(t, each, shape) for each in (query, key, value))
-    views = shape.spec.form is not AttentionForm.FOLDED
     query, key, value = folded
     scores = batched_matmul(t, query, key, shape.scores, shape.spec.head_dim)
     if mask is not None:
@@ -26,14 +24,12 @@ def folded_attention(
     t.touch(scores)
     weights = dropout(t, probabilities, shape.spec.dropout)
     product = batched_matmul(t, weights, value, shape.outputs, shape.keys)
-    alike = views or shape.batch == 1
-    out = t.contiguous(product) if alike else t.scale(product, OperationKind.CLONE)
+    out = t.contiguous(product) if shape.batch == 1 else t.scale(product, OperationKind.CLONE)
     return out, (*folded, probabilities, weights)
 
 
 def _folded(t: Tape, x: Tensor, shape: Shape) -> Tensor:
-    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence, or tokens are first."""
-    views = shape.spec.form is not AttentionForm.FOLDED or shape.batch == 1
-    out = t.slice(x, x.numel) if views else t.scale(x, OperationKind.CLONE)
+    """``reshape(batch * heads, rows, columns)``: a copy unless there is one sequence."""
+    out = t.slice(x, x.numel) if shape.batch == 1 else t.scale(x, OperationKind.CLONE)
     out.by_head = True
     return out

@@ -24,21 +24,17 @@ def attend(
     value: Tensor,
     shape: Shape,
     mask: Tensor | None,
-    bias: Tensor | None = None,
 ) -> Tensor:
-    """Scores, softmax and the weighted values, through the kernel that would really run.
-
-    ``bias`` is a position bias, heads x queries x keys.
-    """
+    """Scores, softmax and the weighted values, through the kernel that would really run."""
     group = t.options.context_parallel
     if group is not None and group.kind is ContextParallelKind.ALL_TO_ALL:
         from memplan.graph.attention.exchange import exchanged_attention  # only then
 
         def attended(query: Tensor, key: Tensor, value: Tensor, whole: Shape) -> Tensor:
-            return _attend(t, query, key, value, whole, mask, bias)
+            return _attend(t, query, key, value, whole, mask)
 
         return exchanged_attention(t, group, query, key, value, shape, attended)
-    return _attend(t, query, key, value, shape, mask, bias)
+    return _attend(t, query, key, value, shape, mask)
 
 
 def _attend(
@@ -48,14 +44,9 @@ def _attend(
     value: Tensor,
     shape: Shape,
     mask: Tensor | None,
-    bias: Tensor | None,
 ) -> Tensor:
     if splits_heads(t, shape.spec):
-        return _written_out(t, query, key, value, shape, mask, bias)
-    if bias is not None:
-        from memplan.graph.attention.position_bias import bias_mask  # only for T5 and its kin
-
-        mask = bias_mask(t, bias, shape.spec, shape.queries * shape.keys)
+        return _written_out(t, query, key, value, shape, mask)
     if t.kernels.attention.is_package:
         if t.options.packing is Packing.PADDING_FREE:
             shape = _apart(t, shape)
@@ -86,7 +77,6 @@ def _written_out(
     value: Tensor,
     shape: Shape,
     mask: Tensor | None,
-    bias: Tensor | None,
 ) -> Tensor:
     start = len(t.segment.operations)
     if shape.spec.own_eager:
@@ -96,7 +86,7 @@ def _written_out(
     elif t.kernels.fused_elementwise:
         out = eager_fused(t, query, key, value, shape)
     else:
-        out = eager(t, query, key, value, shape, mask, bias)
+        out = eager(t, query, key, value, shape, mask)
     if recomputes_core_attention(t.options):
         t.segment.regions.append(region_since(t.segment, start))
     return out

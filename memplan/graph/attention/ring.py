@@ -25,7 +25,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.model.attention import AttentionForm, AttentionSpec, PositionBias
+from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.context_parallel import ContextParallel, RotateMethod
 from memplan.training.exchange import ExchangeKind, Group, Send, Sends
@@ -65,7 +65,7 @@ def check_shared(model: ModelSpec) -> None:
 def _is_plain(spec: AttentionSpec) -> bool:
     odd = (
         not spec.causal, spec.form is not AttentionForm.INTERFACE, spec.sinks, spec.own_eager,
-        spec.distances, bool(spec.softcap), spec.position_bias is not PositionBias.NONE,
+        spec.distances, bool(spec.softcap),
     )  # fmt: skip
     return not any(odd)
 

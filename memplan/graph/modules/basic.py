@@ -40,7 +40,10 @@ class Linear(Module):
     def forward(self, x: Handle) -> Handle:
         """``x @ weight.T + bias``."""
         x = flattened(x)
-        made = self._tied(x) if self.weight.owner is not self else self._own(x)
+        if self.weight.owner is not self:
+            made = self._tied(x)
+        else:
+            made = self._again(x) if self.is_here(self.weight) else self._own(x)
         width = self._width()
         if len(x.shape) == 2:
             return Handle(self.run, made, (made.numel // width, width), flat=True)
@@ -64,6 +67,12 @@ class Linear(Module):
         if len(run.segment.parameters) > before:
             self.declared(self.weight, run.segment.parameters[before])
         return made
+
+    def _again(self, x: Handle) -> Tensor:
+        """Through a matrix that a call before has declared in the same segment."""
+        bias = f"{self.within}.bias"
+        addend = next((each for each in self.run.segment.parameters if each.name == bias), None)
+        return matmul_weight(self.run, x.laid(), self.parameter(self.weight), addend)
 
     def _tied(self, x: Handle) -> Tensor:
         """Through a matrix that another module owns, with a bias of its own or of another's."""

@@ -542,3 +542,10 @@ def added_crosswise(one: Handle, other: Handle) -> Handle:
         gradients=(Gradient.SUMMED, Gradient.SUMMED),
     )  # fmt: skip
     return made
+
+
+def padded(x: Handle, shape: Shape) -> Handle:
+    """``torch.nn.functional.pad``."""
+    made = empty(x.run, shape, x.dtype)
+    x.run.record(OperationKind.PAD, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))

@@ -153,7 +153,7 @@ class Layer:
         returned = self._module(x, *args)
         made, *further = returned if isinstance(returned, tuple) else (returned,)
         handed_on = self._module.hands_on
-        beside = [each.record for each in further if each is not None and not handed_on]
+        beside = [each.record for each in further[handed_on:] if each is not None]
         run.touch(*beside)
         run.finish(made.record)
         run.carry(*beside)

@@ -64,8 +64,8 @@ class Module:
     """The segment that begins where it is called."""
     gathers = False
     """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
-    hands_on = False
-    """What a layer returns beside the hidden states the next one is given, and returns again."""
+    hands_on = 0
+    """So many of what a layer returns beside the hidden states the next one is given, and returns again."""
     split = Split.WHOLE
     """What a rank has of it."""
     begins_names = False
@@ -181,8 +181,7 @@ class Module:
         """
         run, owner = self.run, weight.owner
         assert owner is not None
-        found = run.parameters.get(weight)
-        here = found is not None and any(found is each for each in run.segment.parameters)
+        found, here = run.parameters.get(weight), self.is_here(weight)
         if found is not None and owner is not self and not here:
             return run.own_copy(found, self.within)
         if found is None or not here:
@@ -190,6 +189,11 @@ class Module:
             found = owner.declare(name, weight)
             self.declared(weight, found)
         return found
+
+    def is_here(self, weight: Weight) -> bool:
+        """Whether the open segment has declared it already."""
+        found = self.run.parameters.get(weight)
+        return found is not None and any(found is each for each in self.run.segment.parameters)
 
     def declare(self, name: str, weight: Weight) -> Parameter:
         """Put a weight of its own on the tape, or what a rank has of it."""

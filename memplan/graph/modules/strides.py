@@ -71,6 +71,8 @@ def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
     >>> view_strides((2, 4, 8, 16), (512, 16, 64, 1), (2, 4, 128)) is None
     True
     """
+    if 0 in shape:
+        return row_strides(wanted)
     found, at = [0] * len(wanted), len(wanted) - 1
     size = taken = 1
     base = strides[-1] if strides else 1

@@ -76,8 +76,7 @@ class ModelWeights:
 
     def number(self, parameter: Parameter, copy: int) -> int:
         """Where a parameter of one copy of its segment stands among all."""
-        owner = self.owners[parameter]
-        return owner + self._strides[parameter] * copy
+        return self.owners[parameter] + self._strides[parameter] * copy
 
     def place(self, number: int) -> tuple[int, int]:
         """The segment that holds a parameter, and its position there, the same in every copy."""

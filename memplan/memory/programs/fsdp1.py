@@ -27,7 +27,7 @@ from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import FollowedUses, ShardedProgram
 from memplan.memory.rank import RankInput
-from memplan.memory.tally import repeated_uses
+from memplan.memory.spots import repeated_uses
 from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
 

@@ -4,7 +4,8 @@
 of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from memplan.graph.declaration import declared_parameters
@@ -200,7 +201,7 @@ class Program:
             self.playback = Playback(
                 given.tape, given.passes, ledger, self, workspace_bytes=workspace_bytes
             )
-        self.weights: list[Weight] = list(weights_of(given))
+        self.weights: list[Weight] = [*weights_of(given.tape)]
         """In the order of ``named_parameters()``."""
         self.gradients: dict[Weight, Block] = {}
         self.optimizer = Stepper(given, ledger)
@@ -576,12 +577,15 @@ class Program:
             self.gradients[weight] = block
 
 
-def weights_of(given: RankInput) -> Iterable[Weight]:
+@lru_cache(maxsize=8)
+def weights_of(tape: Tape) -> tuple[Weight, ...]:
     """Every parameter of every copy of its segment, in the order of ``named_parameters()``."""
-    for segment, parameters in declared_parameters(given.tape):
-        for copy in range(segment.num_copies):
-            for parameter in parameters:
-                yield parameter, copy
+    return tuple(
+        (parameter, copy)
+        for segment, parameters in declared_parameters(tape)
+        for copy in range(segment.num_copies)
+        for parameter in parameters
+    )
 
 
 def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:

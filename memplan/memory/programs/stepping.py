@@ -97,26 +97,49 @@ class Stepper:
         first = first and not self.is_made
         if not row.on_cpu:
             self.ledger.exchange(ExchangeKind.UPDATE, self.moved_bytes(tensors))
-        script = Script(self.options, first=first)
-        numbers: Sequence[int] = range(len(tensors))
-        if row.group is not one_group:
-            numbers = sorted(numbers, key=lambda each: row.group(script, tensors[each]))
+        names: dict[str, Block] = {}
+        for numbers in self._groups(tensors):
+            self._step_group([(each, tensors[each]) for each in numbers], names, of, first, replace)
+            if row.made is not Made.EACH:  # each group's update is a call of its own
+                self.ledger.free_all(reversed(names.values()))
+                names.clear()
+        self.ledger.free_all(reversed(names.values()))
+
+    def _groups(self, tensors: Sequence[Stepped]) -> Iterable[Sequence[int]]:
+        """Which tensors are stepped together, by number."""
+        if self.row.group is one_group:
+            return (range(len(tensors)),)
+        script = Script(self.options, first=False)
+        found: dict[int, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            found.setdefault(self.row.group(script, tensor), []).append(number)
+        return [found[group] for group in sorted(found)]
+
+    def _step_group(
+        self,
+        numbered: Sequence[tuple[int, Stepped]],
+        names: dict[str, Block],
+        of: str,
+        first: bool,
+        replace: Replace | None,
+    ) -> None:
+        """States of a group are made before its first update: the next one's come after its last."""
+        row = self.row
+        tensors = [tensor for _, tensor in numbered]
         makes_each = first and row.made is Made.EACH
         if first and not makes_each:
-            self._make([tensors[number] for number in numbers], of)
+            self._make(tensors, of)
             if row.on_cpu:
                 self._count_off_gpu(tensors)
-        names: dict[str, Block] = {}
         if row.update_all is not None:
+            script = Script(self.options, first=first)
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
                 row.update_all(script, [each for each in tensors if each.dtype is dtype])
             self._play(script.acts, names, "", 0, replace)
         elif makes_each or row.update is not nothing:
-            for number in numbers:
-                tensor = tensors[number]
+            for number, tensor in numbered:
                 acts = acts_of(row, self.options, tensor, init=makes_each, update=True, first=first)
                 self._play(acts, names, self._line(tensor, of), number, replace)
-        self.ledger.free_all(reversed(names.values()))
 
     def asks(self, tensors: Sequence[Stepped], *, first: bool) -> bool:
         """Whether a step over these requests any block: its first one makes states."""

@@ -63,7 +63,9 @@ def _optimizer(name: str, key: str, found: Found, given: Mapping[str, object]) -
     else:
         return "adamw_torch_fused"
     if "optimizer" not in given:
-        found.notes.append(f"{key} {name} is not modelled: counted as adamw_torch_fused")
+        found.left_out.append(
+            f"{key} {name} (its own states and step; adamw_torch_fused's are counted)"
+        )
     return "adamw_torch_fused"
 
 

@@ -13,6 +13,7 @@ from memplan.sources.stacks.keys import Keys
 from memplan.sources.stacks.wording import adapter_dtype, lora
 from memplan.sources.trainer.keys import trainer_names, trl_config
 from memplan.sources.trainer.launch import Loading
+from memplan.training.kernels import ATTENTION_NAMES
 
 NAME = "transformers and TRL"
 
@@ -23,11 +24,6 @@ _CONFIGS = {
     "hf-trainer": None,
 }  # fmt: skip
 """Preset -> the class of arguments."""
-_ATTENTION = {
-    "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
-    "kernels-community/flash-attn2": "flash", "kernels-community/flash-attn3": "flash3",
-    "kernels-community/vllm-flash-attn3": "flash3", "kernels-community/flash-attn": "flash",
-}  # fmt: skip
 _LOADED = (
     "weights are counted as loaded in fp32; from_pretrained of transformers 5 takes the checkpoint's "
     "dtype unless it is told one: the precisions bf16-autocast and bf16 are weights in bf16"
@@ -79,7 +75,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if trainer is not None:
         # TRL 1.10, trainer/utils.py, ``create_model_from_path``: "auto", but for several GPUs and DeepSpeed.
         found.device_map = DeviceMap.ALONE
-    kernel = keys.choice("attn_implementation", _ATTENTION)
+    kernel = keys.choice("attn_implementation", ATTENTION_NAMES)
     if kernel is not None:
         found.fields["attention"] = kernel
     quantized = _read_quantization(keys, found)

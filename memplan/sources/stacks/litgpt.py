@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.found import Found, of_given
 from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import litgpt_config, litgpt_model, model_type
+from memplan.sources.stacks.models import litgpt_config, litgpt_model, model_type, with_own_head
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import lora
 
@@ -74,11 +74,17 @@ def _read_model(keys: Keys, found: Found) -> None:
         return
     folder = keys.text("checkpoint_dir")
     if folder is not None:
-        found.model = litgpt_model("/".join(folder.strip("/").split("/")[-2:]))
-    elif name is not None:
-        found.model = litgpt_model(name)
-        if tied:
-            found.notes.append("train.tie_embeddings: the built-in model's own head is counted")
+        name = "/".join(folder.strip("/").split("/")[-2:])
+    if name is None:
+        return
+    found.model = litgpt_model(name)
+    if tied:
+        found.notes.append("train.tie_embeddings: the built-in model's own head is counted")
+        return
+    untied = with_own_head(found.model)
+    if untied is not None:
+        found.model = untied
+        found.notes.append(f"{name}: with an output matrix of its own, as LitGPT builds each model")
 
 
 def _read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> int:
@@ -144,6 +150,9 @@ def _read_quantization(keys: Keys, found: Found) -> bool:
     if kind is None:
         keys.refuse("quantize", f"{word!r:.40} is not modelled; bnb.nf4, bnb.nf4-dq, ... are")
     found.fields["quantize"] = kind
+    found.notes.append(
+        "quantize packs the output matrix too, which is counted in 16 bits: the figures are upper bounds"
+    )
     found.quantization["device_map"] = False
     if kind != "int8":
         found.quantization["double_quant"] = word.endswith("-dq")

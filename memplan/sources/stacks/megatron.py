@@ -56,8 +56,20 @@ _OTHER_PROGRAMS = {
     "pretrain_vision_classify": "Megatron's ViT is not modelled; its decoders (pretrain_gpt.py) are",
     "pretrain_vision_dino": "Megatron's ViT is not modelled; its decoders (pretrain_gpt.py) are",
     "pretrain_vision_inpaint": "Megatron's ViT is not modelled; its decoders (pretrain_gpt.py) are",
+    **dict.fromkeys(
+        (
+            "run_text_generation_server", "run_text_generation", "run_hybrid_text_generation_server",
+            "run_hybrid_text_generation_server_completions", "run_dynamic_text_generation_server",
+            "run_vlm_text_generation", "run_inference_performance_test", "launch_inference_server",
+            "gpt_static_inference", "gpt_dynamic_inference", "gpt_dynamic_inference_with_coordinator",
+            "offline_inference", "simple_t5_batch_inference", "text_generation_cli", "generate", "mmlu",
+            "quantize", "prune", "export", "validate", "offline_feature_extract", "benchmark_refit",
+            "convert", "convert_model", "01_convert_from_hf", "03_convert_to_hf", "preprocess_data",
+        ),
+        "it trains nothing: pretrain_gpt.py does",
+    ),
 }  # fmt: skip
-"""Programs that make another model of the same sizes."""
+"""Programs that make another model of the same sizes, and those of ``tools`` and ``examples`` that train none."""
 
 
 def looks_like(values: Mapping[str, object]) -> bool:

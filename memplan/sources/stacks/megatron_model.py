@@ -6,7 +6,7 @@ _LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm"}
 _GPT = {"position_embedding_type": "learned_absolute", "normalization": "LayerNorm"}
 _OTHERWISE = (
     "multi_latent_attention", "squared_relu", "quick_geglu", "moe_layer_freq",
-    "moe_shared_expert_intermediate_size", "moe_router_enable_expert_bias", "apply_layernorm_1p", "q_lora_rank",
+    "moe_shared_expert_intermediate_size", "moe_router_enable_expert_bias", "q_lora_rank",
     "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "hybrid_layer_pattern", "mtp_num_layers",
     "softmax_type", "window_size", "enable_gpt_oss",
 )  # fmt: skip

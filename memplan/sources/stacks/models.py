@@ -88,6 +88,26 @@ def litgpt_model(name: str) -> str | dict[str, object]:
     return _LITGPT.get(name.rpartition("/")[2].lower(), name)
 
 
+def with_own_head(model: str | Mapping[str, object]) -> dict[str, object] | None:
+    """A known text model's config with an output matrix beside the token table; None where it has one, or is not known.
+
+    LitGPT's ``GPT`` always makes both (``litgpt/model.py``), and a checkpoint without the second gets a copy.
+
+    >>> with_own_head("gemma-7b")["tie_word_embeddings"], with_own_head("pythia-14m")
+    (False, None)
+    """
+    from memplan.sources.defaults import class_defaults
+
+    config = _config_of(model)
+    usual = class_defaults().get(str(config.get("model_type")), {}).get("defaults")
+    tied = config.get("tie_word_embeddings")
+    if tied is None and isinstance(usual, Mapping):
+        tied = usual.get("tie_word_embeddings")
+    if tied is not True or "text_config" in config:
+        return None
+    return {"name": model, **config, "tie_word_embeddings": False}
+
+
 def litgpt_config(
     sizes: Mapping[str, object], *, tied: bool
 ) -> tuple[dict[str, object] | None, str]:
@@ -223,6 +243,18 @@ def model_type(model: str | Mapping[str, object] | None) -> str | None:
     """
     name = _config_of(model or {}).get("model_type")
     return None if name is None else str(name)
+
+
+def is_stored_wide(model: str | Mapping[str, object] | None) -> bool:
+    """Whether a checkpoint is known to hold fp32 weights; a copy or a variant may hold others.
+
+    >>> is_stored_wide("google-t5/t5-small"), is_stored_wide("llama-3.1-8b")
+    (True, False)
+    """
+    from memplan.sources.registry import find_builtin
+
+    builtin = find_builtin(model) if isinstance(model, str) else None
+    return builtin is not None and builtin.dtype == "float32"
 
 
 def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:

@@ -14,12 +14,14 @@ from memplan.sources.stacks.models import (
     ANY_SIZE,
     HEARING,
     given_text_alone,
+    is_stored_wide,
     model_type,
     num_layers,
 )
 from memplan.sources.stacks.optimizer import add_named_optimizer
 from memplan.sources.stacks.wording import EVERY_LINEAR, lora
 from memplan.training.setup_derived import GPUS_PER_NODE
+from memplan.units import ceil_div
 
 NAME = "NeMo AutoModel"
 
@@ -51,6 +53,9 @@ _OTHER_KERNELS = {
 """Other values of ``BackendConfig`` than those that are modelled."""
 _TEXTS = ("make_tulu3_dataset", "make_tulu3_magicoder_text_mix_dataset")
 """Texts alone that recipes for pictures are given (``components/datasets/vlm/datasets.py``)."""
+_MOCKED = "build_mock_vlm_dataset"
+_MOCKED_SIZE = (256, 256)
+"""Pictures of noise, and their width and height (``components/datasets/vlm/mock.py``)."""
 _DTYPES = {
     "bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32",
     "torch.bfloat16": "bf16", "torch.float32": "fp32",
@@ -140,10 +145,24 @@ def _read_pictures(keys: Keys, found: Found) -> None:
     if reads_text:
         given_text_alone(found)
         return
-    pixels = keys.count("processor.max_pixels")
+    if data.endswith(_MOCKED):
+        found.fields["images_per_sample"] = keys.count("dataset.num_images_per_sample") or 1
+    pixels = _mocked_pixels(keys, data) or keys.count("processor.max_pixels")
     if pixels is not None and model_type(found.model) in ANY_SIZE:
         found.fields["image_size"] = isqrt(pixels)
-        found.notes.append(f"processor.max_pixels {pixels} is taken for the size of every picture")
+        found.notes.append(
+            f"pictures of {pixels} pixels each, as its processor or mock data have them"
+        )
+
+
+def _mocked_pixels(keys: Keys, data: str) -> int | None:
+    """Pixels of each picture of noise (``components/datasets/vlm/mock.py``)."""
+    if not data.endswith(_MOCKED):
+        return None
+    sides = keys.take("dataset.image_size") or _MOCKED_SIZE
+    if not isinstance(sides, list | tuple) or len(sides) != 2:
+        keys.refuse("dataset.image_size", "write a width and a height")
+    return int(sides[0]) * int(sides[1])
 
 
 def _read_allocator(keys: Keys, found: Found) -> None:
@@ -295,7 +314,14 @@ def _read_length(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     for name in _LENGTHS:
         value = keys.take(name)
         length = length or (value if isinstance(value, int) and value > 0 else None)
+    if keys.has(
+        "dataset.max_sentence_len"
+    ):  # and a mark of its end (``components/datasets/llm/mock.py``)
+        length = (keys.count("dataset.max_sentence_len") or 0) + 1
     padded = keys.count("packed_sequence.collate_max_length")
+    multiple = keys.count("dataloader.collate_fn.pad_seq_len_divisible") or 1
+    if packed is None and length is not None:
+        length = ceil_div(length, multiple) * multiple
     if packed is not None:
         found.fields["packing"] = "documents"
         length = padded or packed
@@ -312,9 +338,17 @@ def _read_length(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 
 
 def _read_formats(keys: Keys, found: Found) -> None:
-    """Weights in ``torch_dtype``; FSDP2 computes in bf16 and reduces in fp32, DDP casts nothing."""
+    """Weights in ``torch_dtype``; FSDP2 computes in bf16 and reduces in fp32, DDP casts nothing.
+
+    A pretrained checkpoint's fp32 weights stay fp32 whatever is asked for, and FSDP2 computes in it
+    (``_transformers/model_init.py``, ``_restore_loaded_model_dtype``; ``distributed/parallelizer_utils.py``).
+    """
     dtype = keys.choice("model.torch_dtype", _DTYPES) or "bf16"
     compute = keys.choice("distributed.mp_policy.param_dtype", _DTYPES) or "bf16"
+    pretrained = str(keys.text("model._target_")).endswith("from_pretrained")
+    if pretrained and is_stored_wide(found.model) and not keys.section("quantization"):
+        dtype = compute = "fp32"
+        found.notes.append(f"{found.model}: its checkpoint holds fp32 weights, which stay fp32")
     reduced = keys.choice("distributed.mp_policy.reduce_dtype", _DTYPES) or "fp32"
     autocast = keys.on("distributed.autocast_dtype")
     if found.fields["engine"] == "fsdp":

@@ -40,4 +40,6 @@ def add_named_optimizer(
         found.fields["optimizer"] = coerce_enum("optimizer", wanted, Optimizer)
     except SetupError:
         if "optimizer" not in given:
-            found.notes.append(f"{key} {name} is not modelled: counted as adamw-fused")
+            found.left_out.append(
+                f"{key} {name} (its own states and step; adamw-fused's are counted)"
+            )

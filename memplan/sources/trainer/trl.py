@@ -14,20 +14,10 @@ from memplan.sources.trainer.keys import (
     trl_job,
     trl_remarks,
 )
-from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.kernels import ATTENTION_NAMES, AttentionKernel, Packing
 from memplan.units import ceil_div
 
 _LOADED_IN = ("load_in_4bit", "load_in_8bit")
-_ATTENTIONS = {
-    "eager": AttentionKernel.EAGER,
-    "sdpa": AttentionKernel.SDPA,
-    "flash_attention_2": AttentionKernel.FLASH,
-    "kernels-community/flash-attn2": AttentionKernel.FLASH,
-    "flash_attention_3": AttentionKernel.FLASH3,
-    "kernels-community/flash-attn3": AttentionKernel.FLASH3,
-    "kernels-community/vllm-flash-attn3": AttentionKernel.FLASH3,
-}
-"""``attn_implementation`` in memplan's words."""
 _BEST_FIT = ("bfd", "bfd_split", "ffd")
 """``packing_strategy`` (the last: its name in TRL 0.17) under which TRL drops the padding (``SFTTrainer.__init__``); the first by default."""
 
@@ -149,12 +139,12 @@ class TrlFlags(Flags):
         self._read_quantization(found, options)
         named = options.get("attn_implementation")
         if named is not None:
-            kernel = _ATTENTIONS.get(str(named))
+            kernel = ATTENTION_NAMES.get(str(named))
             if kernel is None:
-                known = ", ".join(_ATTENTIONS)
+                known = ", ".join(ATTENTION_NAMES)
                 advice = f"{named!r} is not modelled; there are {known}"
                 self.refuse("model_init_kwargs.attn_implementation", advice)
-            found["attention"] = kernel
+            found["attention"] = AttentionKernel(kernel)
         dtype = str(options.get("dtype", options.get("torch_dtype", "float32"))).split(".")[-1]
         if dtype == "bfloat16":
             self.half_weights = True

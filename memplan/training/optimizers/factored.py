@@ -28,8 +28,9 @@ def torch_loop(script: Script, tensor: Stepped) -> None:
     """``update`` is ``var_estimate``, changed in place: the last one goes when both names are new."""
     if tensor.is_factored:
         script.let("row_mean", tensor.num_rows, tensor.dtype)
-        script.let("col_mean", tensor.num_columns, tensor.dtype)
+        script.let("norm", tensor.num_columns, tensor.dtype)
         script.column_mean(tensor, tensor.dtype)
+        script.rename("norm", "col_mean")
     else:
         script.let("grad_squared", tensor.numel, tensor.dtype)
     script.let("update", tensor.numel, tensor.dtype)
@@ -76,19 +77,26 @@ def factored_moment(script: Script, tensor: Stepped, name: str = "exp_avg_sq") -
 
 
 def mean_of_squares(script: Script, tensor: Stepped) -> None:
-    """``update = (grad**2) + eps``, its means, and what comes of them: ``_approx_sq_grad``."""
+    """``update = (grad**2) + eps``, and what comes of it."""
     script.let("square", tensor.numel, DType.FP32)
     script.let("update", tensor.numel, DType.FP32)
     script.drop("square")
     if tensor.is_factored:
-        script.let("mean", tensor.num_rows, DType.FP32)
-        script.drop("mean")
-        script.let("mean", tensor.num_columns, DType.FP32)
-        script.column_mean(tensor, DType.FP32)
-        script.drop("mean")
-        script.let("r_factor", tensor.num_rows, DType.FP32)
-        script.let("c_factor", tensor.num_columns, DType.FP32)
-    script.let("update", tensor.numel, DType.FP32)
+        product_of_means(script, tensor, "update")
+    else:
+        script.let("update", tensor.numel, DType.FP32)
+
+
+def product_of_means(script: Script, tensor: Stepped, name: str) -> None:
+    """Means over columns and rows, and the product of what comes of them: ``_approx_sq_grad``."""
+    script.let("mean", tensor.num_rows, DType.FP32)
+    script.drop("mean")
+    script.let("mean", tensor.num_columns, DType.FP32)
+    script.column_mean(tensor, DType.FP32)
+    script.drop("mean")
+    script.let("r_factor", tensor.num_rows, DType.FP32)
+    script.let("c_factor", tensor.num_columns, DType.FP32)
+    script.let(name, tensor.numel, DType.FP32)
     script.drop("r_factor", "c_factor")
 
 
@@ -125,12 +133,9 @@ def came(script: Script, tensor: Stepped) -> None:
     script.let("res", tensor.numel, DType.FP32)
     script.drop("square")
     if tensor.is_factored:
-        script.let("mean", tensor.num_columns, DType.FP32)
-        script.column_mean(tensor, DType.FP32)
-        script.drop("mean")
         # ``update = res_approx.mul_(exp_avg)``: one tensor with two names, of which a vector, whose
         # update is a clone, only takes one over.
-        script.let("res_approx", tensor.numel, DType.FP32)
+        product_of_means(script, tensor, "res_approx")
         script.drop("update")
     else:
         script.let("update", tensor.numel, DType.FP32)

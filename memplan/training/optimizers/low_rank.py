@@ -220,8 +220,10 @@ def apollo_adamw(script: Script, tensor: Stepped) -> None:
         rank = script.number("rank")
         shape = (rows, rank) if rows >= columns else (rank, columns)
         stepped = Stepped(shape, tensor.dtype)
-        if script.first:
+        if script.first and script.text("proj") == "random":
             random_projector(script, tensor)
+        elif script.first:
+            make_projector(script, tensor, tensor.dtype)
         script.let("grad", stepped.numel, tensor.dtype)
     if script.first:
         _moments(script, stepped)
@@ -229,6 +231,7 @@ def apollo_adamw(script: Script, tensor: Stepped) -> None:
     script.let("norm_grad", stepped.numel, tensor.dtype)
     if stepped is tensor:
         return
+    _scale_of_each(script, tensor)
     script.let("scaled_grad", tensor.numel, tensor.dtype)
     if script.first:
         script.state("scaled_grad", 1, tensor.dtype)
@@ -237,6 +240,17 @@ def apollo_adamw(script: Script, tensor: Stepped) -> None:
         script.rename("limited", "scaled_grad")
     # ``norm_grad = scaled_grad``: the low-rank one goes, and that one has two names.
     script.drop("norm_grad")
+
+
+def _scale_of_each(script: Script, tensor: Stepped) -> None:
+    """``torch.norm(norm_grad, dim) / (torch.norm(grad, dim) + 1e-8)`` along the shorter side, or of all."""
+    length = 1 if script.text("scale_type") == "tensor" else max(tensor.shape)
+    for name in ("norm_of_update", "norm_of_grad", "sum"):
+        script.let(name, length, tensor.dtype)
+    script.drop("norm_of_grad")
+    script.let("ratio", length, tensor.dtype)
+    script.drop("norm_of_update", "sum")
+    script.rename("ratio", "grad_scaling_factor")
 
 
 _OPTIONS: dict[str, OptionValue] = {

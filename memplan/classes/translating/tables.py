@@ -1,0 +1,83 @@
+"""Tables of tokens and positions of BART and its kin.
+
+(transformers 5.23: models/bart, pegasus, blenderbot, m2m_100)
+"""
+
+from memplan.dtypes import DType
+from memplan.graph.modules.basic import Embedding
+from memplan.graph.modules.functional import made_from
+from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.model.config import ConfigReader
+
+
+class WordEmbedding(Embedding):
+    """``torch.nn.Embedding``, of whose rows an adapter may want a gradient."""
+
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
+        made = super().forward(shape, ids)
+        self.run.embedded(made.record, self.run.parameters[self.weight])
+        return made
+
+
+class ScaledWordEmbedding(Embedding):
+    """``BartScaledWordEmbedding``."""
+
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
+        made = super().forward(shape, ids) * 1.0
+        self.run.embedded(made.record, self.run.parameters[self.weight])
+        return made
+
+
+class LearnedPositions(Embedding):
+    """``BartLearnedPositionalEmbedding``: rows for positions, which begin behind an offset."""
+
+    offset = 2
+
+    def __init__(self, config: ConfigReader) -> None:
+        rows = config.integer("max_position_embeddings") + self.offset
+        super().__init__(rows, config.integer("d_model"))
+
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
+        """Of each sequence of the batch; where there is one, of all."""
+        ids = made_by(self.run, OperationKind.ARANGE, shape, DType.INT64)
+        return super().forward(shape, ids)
+
+
+class PositionsWithoutOffset(LearnedPositions):
+    """Blenderbot's, which take the positions of one sequence."""
+
+    offset = 0
+
+    def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
+        """One row for all sequences."""
+        return super().forward((1, shape[-1]), ids)
+
+
+class FixedPositions(PositionsWithoutOffset):
+    """``PegasusSinusoidalPositionalEmbedding``: a table that is not trained."""
+
+    def declare(self, name: str, weight: Weight) -> Parameter:
+        """Put it on the tape."""
+        return self.run.parameter(name, *weight.shape, trainable=False, role=weight.role)
+
+
+class PositionBuffer(Module):
+    """``M2M100SinusoidalPositionalEmbedding``: rows of a buffer, for every sequence of the batch."""
+
+    offset = 2
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.rows = config.integer("max_position_embeddings") + self.offset
+        self.width = config.integer("d_model")
+
+    def forward(self, shape: tuple[int, ...]) -> Handle:
+        """Of each sequence."""
+        run = self.run
+        position_ids = made_by(run, OperationKind.ARANGE, shape, DType.INT64)
+        run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
+        return made_from(
+            OperationKind.INDEX_SELECT, (*shape, self.width), run.compute, position_ids
+        )
