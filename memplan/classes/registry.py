@@ -99,6 +99,7 @@ CLASSES = {
     "phi3": "glm.Phi3Model",
     "phimoe": "mixed.mixtures.PhimoeModel",
     "plbart": "translating.bart.PLBartModel",
+    "prophetnet": "translating.prophetnet.ProphetNetModel",
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixed.mixtures.Qwen2MoeModel",
     "qwen3": "llama.Qwen3Model",

@@ -31,7 +31,7 @@ from memplan.graph.operations.products import linear
 from memplan.graph.options import TapeOptions
 from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.stack_forms import embedded, own_loss, settled, share
+from memplan.graph.stack_forms import settled, share
 from memplan.graph.stacks import (
     BASE_MODEL,
     WHOLE_MODEL,
@@ -141,8 +141,7 @@ def record_stack(
     t.enter(stack.name)
     spec = stack.embedding or model.stacks[0].embedding
     spec = spec or EmbeddingSpec(embedding_size=model.hidden_size)
-    own = embedded(t, stack, spec, context, table, ids)
-    x = embed(t, spec, context, table, ids, model=model, stack=stack) if own is None else own
+    x = embed(t, spec, context, table, ids, model=model, stack=stack)
     if stack.spare_mask:
         context.mask = spare_mask(t, context)
     share(t, stack, context)
@@ -252,9 +251,7 @@ def layer(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext) -> Tensor:
         return own
     x = attention_sublayer(t, x, spec, context, cross=False)
     if spec.cross_attention is not None:
-        weights: list[Tensor] = []
-        if not spec.names_parts:
-            weights, t.segment.lingering = t.segment.lingering, []
+        weights, t.segment.lingering = t.segment.lingering, []
         x = attention_sublayer(t, x, spec, context, cross=True, named_weights=weights)
     x = feed_forward_sublayer(t, x, spec, context)
     return x if spec.half_clamp is HalfClamp.NEVER else clamped(t, x)
@@ -294,10 +291,6 @@ def attention_sublayer(
     t.touch(normed)
     t.touch(*named_weights)
     dropped = dropout(t, attended, spec.dropout)
-    if spec.names_parts:
-        t.touch(*context.attention_frame)
-        context.attention_frame = ()
-        t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
     t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, name, context)
@@ -309,8 +302,6 @@ def feed_forward_sublayer(t: Tape, x: Tensor, spec: LayerSpec, context: StackCon
     normed = norm(t, x, spec.norm, "final_layer_norm", context.hidden_size) if before else x
     fed = feed_forward_of(t, normed, spec, context)
     dropped = dropout(t, fed, spec.dropout)
-    if spec.names_parts:
-        t.linger(dropped)
     out = add_residual(t, x, dropped, spec)
     t.touch(x)
     return out if before else _norm_behind(t, x, out, spec, "final_layer_norm", context)
@@ -340,9 +331,8 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     product = _products(t, context, cross=cross)
     of_queries = linear if cross else product
     query = of_queries(t, x, f"{name}.q_proj", hidden, width, bias=kind.query_bias, role=matched)
-    contracted = kind.form is AttentionForm.CONTRACTED
     if kind.query_scaling is QueryScaling.AT_ONCE:
-        query = t.scale(query, OperationKind.DIV if contracted else OperationKind.MUL_SCALAR)
+        query = t.scale(query)
     written_out = kind.form is AttentionForm.INTERFACE and splits_heads(t, kind)
     shape = Shape(context.batch, context.seq_len, length, kind, heads_split=written_out)
     if written_out:
@@ -359,11 +349,6 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
         from memplan.graph.attention.folded import folded_attention  # only for LED
 
         out, held = folded_attention(t, query, key, value, shape, mask)
-    elif contracted:
-        from memplan.graph.attention.contracted import contracted_attention  # only for ProphetNet
-
-        out, kept = contracted_attention(t, query, key, value, shape)
-        context.attention_frame = held = (*held, *kept)
     else:
         out = attend(t, query, key, value, shape, mask)
     last = WeightRole.ATTENTION_OUTPUT
@@ -410,12 +395,8 @@ def head(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> None:
     decoder = model.stacks[-1]
     if decoder.final_norm is None:
         t.leave(decoder.name)
-    loss, own = x, None
+    loss = x
     if model.task is Task.SEQ2SEQ_LM:
-        own = own_loss(t, model, x, table)
-    if own is not None:
-        loss = own
-    elif model.task is Task.SEQ2SEQ_LM:
         scaled = t.scale(x) if model.head.scaled else x
         logits = output_matrix(t, model, replace(model.head, scaled=False), scaled, table)
         if model.head.logits_bias:

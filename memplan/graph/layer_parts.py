@@ -109,7 +109,6 @@ MIXERS: Mapping[str, Writer] = {
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
     "RelativeSpec": Writer("attention.relative", "relative_attention"),
-    "FutureTokensSpec": Writer("attention.future_tokens", "future_tokens"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),

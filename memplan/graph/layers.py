@@ -104,8 +104,6 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
     if layer.names_attended:
         t.linger(attended)
     attended = attention_dropout(t, attended, layer, context)
-    if layer.names_parts:
-        t.linger(attended)
     middle = norm(t, t.add(attended, x), layer.norm, "self_attn_layer_norm", hidden)
     t.touch(attended, *context.attention_frame)
     context.attention_frame = ()

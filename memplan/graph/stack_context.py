@@ -38,10 +38,6 @@ class StackContext:
     """It is a part of what the encoder gave, which had padded its sequences."""
     bias: Tensor | None = None
     """What all layers add to their scores (CPM-Ant), or its table of positions (XLNet)."""
-    stream_mask: Tensor | None = None
-    """That of streams behind the tokens, whose own is ``mask`` (ProphetNet)."""
-    stream_buckets: tuple[Tensor, Tensor] | None = None
-    """Buckets of the distances between tokens, and between them and a stream."""
     chosen: Tensor | None = None
     """The tokens that the last layer with an indexer has chosen (GLM-5)."""
     handed_on: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)

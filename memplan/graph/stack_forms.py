@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
     from memplan.graph.stack_context import StackContext
     from memplan.graph.tape import Tape
-    from memplan.graph.tensors import Parameter, Tensor
-    from memplan.model.layers import EmbeddingSpec, StackSpec
-    from memplan.model.spec import ModelSpec
+    from memplan.model.layers import StackSpec
 
 
 class StackForm(NamedTuple):
@@ -25,12 +23,8 @@ class StackForm(NamedTuple):
     module: str
     settled: str = ""
     """The stack as it runs at a sequence length."""
-    embedded: str = ""
-    """Tokens to hidden states."""
     shared: str = ""
     """What all layers read: left in the context, once the tokens are embedded."""
-    loss: str = ""
-    """The sequence-to-sequence loss."""
 
 
 FORMS: Mapping[str, StackForm] = {
@@ -38,9 +32,6 @@ FORMS: Mapping[str, StackForm] = {
         "attention.block_sparse", settled="settled", shared="share_band_mask"
     ),
     "RelativeSpec": StackForm("attention.relative", shared="share_positions"),
-    "FutureTokensSpec": StackForm(
-        "attention.future_tokens", embedded="embed_streams", loss="stream_loss"
-    ),
 }
 """By the class of what mixes the tokens of the first layer."""
 
@@ -63,34 +54,8 @@ def settled(stack: StackSpec, seq_len: int) -> StackSpec:
     return found
 
 
-def embedded(
-    t: Tape,
-    stack: StackSpec,
-    spec: EmbeddingSpec,
-    context: StackContext,
-    table: Parameter,
-    ids: Tensor | None,
-) -> Tensor | None:
-    """The tokens, where they are embedded otherwise than the rest."""
-    write = _written(stack, "embedded")
-    if write is None:
-        return None
-    x: Tensor = write(t, spec, stack.runs[0].layer.attention, context, table, ids)
-    return x
-
-
 def share(t: Tape, stack: StackSpec, context: StackContext) -> None:
     """Make what all layers read."""
     write = _written(stack, "shared")
     if write is not None:
         write(t, stack.runs[0].layer.attention, context)
-
-
-def own_loss(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor | None:
-    """The loss of a decoder that has one of its own."""
-    stack = model.stacks[-1]
-    write = _written(stack, "loss")
-    if write is None:
-        return None
-    loss: Tensor = write(t, model, stack.runs[0].layer.attention, x, table)
-    return loss

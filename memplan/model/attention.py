@@ -69,8 +69,6 @@ class AttentionForm(Enum):
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
     FOLDED = "folded"
     """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
-    CONTRACTED = "contracted"
-    """Two ``einsum``, the softmax in the scores' own dtype; queries are scaled at once (ProphetNet)."""
 
 
 class QueryScaling(Enum):
@@ -212,23 +210,3 @@ class RelativeSpec:
     head_dim: int
     dropout: float = 0.0
     """Probability on the attention weights, and on the table of positions."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FutureTokensSpec:
-    """ProphetNet's self-attention: of the tokens, and of streams that each predict one of the next few."""
-
-    num_heads: int
-    head_dim: int
-    num_streams: int
-    num_buckets: int
-    """Of distances, each with a score for every head."""
-    num_positions: int
-    """All that there are: masks and buckets are made of them, then cut."""
-    dropout: float = 0.0
-    """Probability on the attention weights."""
-
-    @property
-    def bias_width(self) -> int:
-        """Outputs of the layer that scores buckets."""
-        return self.num_buckets * self.num_heads

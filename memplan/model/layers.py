@@ -124,9 +124,6 @@ class LayerSpec:
     """The layer has a vector of its own for each token, which enters last (Gemma 4)."""
     buffer_scaled: bool = False
     """What it returns is multiplied in place by a buffer (Gemma 4)."""
-    names_parts: bool = False
-    """Variables of the layer hold what each of its parts gave until the layer ends, dropout being the
-    part's own (ProphetNet)."""
     names_attended: bool = False
     """A variable of the layer holds what attention returned until the layer ends (GPT-2)."""
 

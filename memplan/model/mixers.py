@@ -9,7 +9,6 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
-    FutureTokensSpec,
     RelativeSpec,
     SlidingChunksSpec,
 )
@@ -243,7 +242,6 @@ OtherMixer = (
     | SlidingChunksSpec
     | BlockSparseSpec
     | RelativeSpec
-    | FutureTokensSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from memplan.compute.flops import count_flops
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.estimator import estimate
@@ -23,6 +24,7 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }  # fmt: skip
+FOUR_BIT = (QuantizationKind.NF4, QuantizationKind.FP4)
 ADAPTER = {"lora": {"rank": 8, "targets": "all-linear"}}
 
 
@@ -73,6 +75,17 @@ def test_four_bit_products_keep_nothing() -> None:
             if operation.kind is OperationKind.LINEAR_4BIT:
                 assert not operation.saved
                 assert not operation.keeps
+
+
+@pytest.mark.parametrize("kind", list(QuantizationKind), ids=lambda kind: kind.value)
+def test_products_are_as_many_however_weights_are_stored(kind: QuantizationKind) -> None:
+    model = load_model(LLAMA)
+    plain = record_model(model, TapeOptions(seq_len=512, compute=DType.BF16))
+    fields = {"compute_dtype": DType.BF16} if kind in FOUR_BIT else {}
+    found = count_flops(tape(kind.value, **fields), model)
+    assert found.forward == count_flops(plain, model).forward
+    # A frozen base has the gradients of its inputs alone.
+    assert found.backward < found.forward * 1.5
 
 
 def test_int8_holds_its_inputs_past_checkpointing() -> None:

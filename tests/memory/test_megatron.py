@@ -10,7 +10,7 @@ from memplan.estimator.job import Job
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.accounts import rank_account
 from memplan.memory.megatron.buffers import groups_of, heaviest_ranks, lay_out, rank_kinds
-from memplan.memory.megatron.options import MegatronStates
+from memplan.memory.megatron.options import MegatronStates, layers_of
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import round_up
@@ -211,3 +211,29 @@ def check_both_ledgers(config: dict[str, Any], fields: dict[str, Any]) -> None:
 def test_what_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SetupError, match=message):
         estimate(load_model(LLAMA), TrainingSetup(num_gpus=2, engine="megatron", **fields))  # type: ignore[arg-type]
+
+
+def test_what_is_no_decoder_is_refused() -> None:
+    bert = {
+        "model_type": "bert", "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
+        "num_hidden_layers": 2, "vocab_size": 1000,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="only decoders with a language model's head"):
+        estimate(load_model(bert, "masked-lm"), TrainingSetup(num_gpus=2, engine="megatron"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "options"),
+    [
+        ("2", {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2}),
+        ("full", {"recompute_granularity": "full"}),
+        ("selective", {"recompute_granularity": "selective"}),
+        ("none", {}),
+    ],
+)  # fmt: skip
+def test_checkpointing_in_megatrons_words(checkpointing: str, options: dict[str, Any]) -> None:
+    asked = {"num_gpus": 2, "engine": "megatron", "seq_len": 128}
+    said = TrainingSetup(**asked, checkpointing=checkpointing).resolve(None)
+    assert layers_of(said) == layers_of(
+        TrainingSetup(**asked, engine_options=options).resolve(None)
+    )

@@ -14,6 +14,7 @@ from memplan.estimator.job import prepared
 from memplan.graph.tensors import ALLOCATION_ROUNDING
 from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
+from memplan.memory.rank import RankInput
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
 from memplan.sources.catalog import load_gpu
@@ -91,16 +92,20 @@ def recorded_tokens(events: list[int | str]) -> list[Token]:
 def predicted_tokens(record: dict[str, Any]) -> list[Token]:
     """The same of memplan's ledger."""
     model = load_model(record["config"], record["task"])
-    return second_step(model, TrainingSetup(**record["setup"]))
+    return second_step(rank_input(model, TrainingSetup(**record["setup"])))
 
 
-def second_step(model: ModelSpec, setup: TrainingSetup) -> list[Token]:
-    """What happens in it."""
+def rank_input(model: ModelSpec, setup: TrainingSetup) -> RankInput:
+    """What one rank runs on the card of the records."""
     gpu = load_gpu(DATA["gpu"])
     resolved = setup.resolve(model.context_length, has_bf16=gpu.has_bf16)
+    return prepared(model, resolved, gpu).rank_input
+
+
+def second_step(given: RankInput) -> list[Token]:
+    """What happens in it."""
     ledger = Ledger()
-    workspace = workspace_bytes(gpu.compute_capability) // NUM_HANDLES
-    given = prepared(model, resolved, gpu).rank_input
+    workspace = workspace_bytes(load_gpu(DATA["gpu"]).compute_capability) // NUM_HANDLES
     program = program_of(given, ledger, workspace_bytes=workspace)
     program.start()
     program.run_step(0)

@@ -7,10 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.dtypes import DType
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.tensors import ALLOCATION_ROUNDING, allocated_bytes
 from memplan.memory.account import RankAccount
 from memplan.memory.fsdp1.units import FlatUnit, own_states
 from memplan.memory.fsdp1.wrapping import wrap
+from memplan.memory.fsdp2.units import num_spread, places_alike
+from memplan.memory.fsdp2.units import own_states as own_shards
+from memplan.memory.ledger import Ledger
+from memplan.memory.programs import program_of
+from memplan.memory.programs.fsdp2 import Fsdp2Program
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import account_of
 from tests.memory.deepspeed.small_model import given_for
@@ -70,6 +75,36 @@ def test_ranks_of_fsdp1_share_the_states_out(num_gpus: int, original: bool) -> N
                     count += unit.num_copies
         expected[place] = size, count
     assert found == expected
+
+
+MIXTURE: dict[str, Any] = {
+    **SMALL, "model_type": "qwen3_moe", "moe_intermediate_size": 104, "num_experts": 6, "num_experts_per_tok": 2,
+    "head_dim": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("experts", "num_gpus"), [(1, 3), (2, 16)])
+def test_ranks_of_fsdp2_are_alike_where_they_keep_the_same(experts: int, num_gpus: int) -> None:
+    given = given_for(
+        MIXTURE, engine="fsdp", zero_stage=None, num_gpus=num_gpus, expert_parallel=experts
+    )
+    program = program_of(given, Ledger(), workspace_bytes=0)
+    assert isinstance(program, Fsdp2Program)
+    kept = [
+        own_shards(program.units, program.formats, range(place, place + 1)).state_bytes
+        for place in range(num_gpus)
+    ]
+    runs = [[kept[place] for place in run] for run in places_alike(program.units, num_gpus)]
+    assert sum(map(len, runs)) == num_gpus
+    assert [len(set(run)) for run in runs] == [1] * len(runs)
+    # Two moments in 16 bits of each of the model's elements, each expert's once; blocks' rounding comes to them.
+    whole = sum(
+        4 * parameter.numel * num_spread(parameter) * unit.num_copies
+        for unit in program.units.all()
+        for parameter in unit.parameters
+    )
+    blocks = sum(len(unit.parameters) * unit.num_copies for unit in program.units.all())
+    assert whole <= sum(kept) <= whole + 2 * blocks * ALLOCATION_ROUNDING * num_gpus
 
 
 @given(fields=SETUPS, sync=st.booleans())

@@ -49,6 +49,8 @@ class Stack(Module):
     """The model whose towers' results are written over its embeddings; None: there are none."""
     name: str
     """``encoder`` or ``decoder``."""
+    table = "embed_tokens"
+    """What it calls its token table."""
 
     @property
     def layer_list(self) -> LayerList:
@@ -106,8 +108,15 @@ class TwoStacks(Base):
 
     def add_table(self, config: ConfigReader, table: Embedding) -> None:
         """Declare the table that both stacks look their tokens up in."""
-        self.shared = table
+        self.children[self.table] = table
         self.is_tied = self.always_tied or config.flag("tie_word_embeddings", default=True)
+
+    @property
+    def shared(self) -> Embedding:
+        """The table that both stacks look their tokens up in."""
+        found = self.children[self.table]
+        assert isinstance(found, Embedding)
+        return found
 
     @property
     def vocabulary(self) -> Embedding:
@@ -118,7 +127,7 @@ class TwoStacks(Base):
         """Let both stacks look up in it, where the config says so."""
         if self.is_tied:
             for stack in (self.encoder, self.decoder):
-                own = stack.children["embed_tokens"]
+                own = stack.children[stack.table]
                 assert isinstance(own, Embedding)
                 own.weight = self.shared.weight
 
