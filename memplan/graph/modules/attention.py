@@ -12,6 +12,7 @@ from memplan.graph.attention.head_layout import Shape as Sizes
 from memplan.graph.attention.kernels import cudnn, efficient, flash
 from memplan.graph.attention.kernels import math as written_out
 from memplan.graph.modules.basic import dropout
+from memplan.graph.modules.functional import spread_copy
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import always, in_rows
 from memplan.graph.modules.run import Run
@@ -296,7 +297,7 @@ def matmul(left: Handle, right: Handle) -> Handle:
     if run.autocast is not None:
         right = right.to(run.autocast)
         cast_left = left.to(run.autocast)
-    first, second = _merged(cast_left), _merged(right)
+    first, second = _merged(cast_left, batch), _merged(right, batch)
     made = empty(run, (batch * heads, rows, columns), first.dtype)
     one, two = first.record, second.record
     saves = ([two] if one.requires_grad else []) + ([one] if two.requires_grad else [])
@@ -311,7 +312,9 @@ def matmul(left: Handle, right: Handle) -> Handle:
     return made.view(batch, heads, rows, columns)
 
 
-def _merged(x: Handle) -> Handle:
-    """Batch and heads as one dimension, in a view or a copy."""
+def _merged(x: Handle, sequences: int) -> Handle:
+    """Batch and heads as one dimension, in a view or a copy; one that all sequences share is copied for each."""
     batch, heads, rows, columns = x.shape
-    return x.reshape(batch * heads, rows, columns)
+    if batch != sequences:
+        x = spread_copy(x, (sequences, heads, rows, columns))
+    return x.reshape(sequences * heads, rows, columns)
