@@ -431,8 +431,11 @@ def head(
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
-    if model.stacks[0].multiple_of > 1:
-        x = t.slice(x, t.options.batch_size * t.options.seq_len * model.hidden_size)
+    kept = t.options.batch_size * t.options.seq_len * model.hidden_size
+    if model.stacks[0].multiple_of > 1 and kept < x.numel:
+        x = t.slice(x, kept)
+        if model.task is Task.MASKED_LM and t.options.batch_size > 1 and t.autocast is None:
+            x = t.contiguous(x)  # for the product that reads it
     embedded = model.stacks[0].embedding
     if embedded is not None and embedded.prompts is not None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant
