@@ -63,6 +63,7 @@ def html_report(found: Sequence[Estimate], *, version: str) -> str:
             "The step", step_picture(first)._repr_html_(), phases_picture(first)._repr_html_()
         ),
         _section("On the GPU", _verdicts(found)),
+        _time(first),
         _pipeline(first),
         _section("Another batch or sequence", _heat_map(first)),
         _section("The account", _tree(explained), *_kinds(explained)),
@@ -102,6 +103,19 @@ def heat_cells(found: Estimate) -> list[HeatCell]:
 def _section(title: str, *parts: str) -> str:
     name = title.lower().replace(" ", "-")
     return f'<section id="{name}">\n<h2>{escape(title)}</h2>\n{"".join(parts)}</section>\n'
+
+
+def _time(found: Estimate) -> str:
+    """The step as lanes with its critical path, and its parts; nothing where it is not known how long it takes."""
+    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.report.pictures.lanes import lanes_picture
+    from memplan.report.times import time_lines, timed
+
+    time = timed(found, TimeQuestion()).time if found.gpu is not None else None
+    if time is None:
+        return ""
+    lines = "".join(f"<p>{escape(each)}</p>" for each in time_lines(found, TimeQuestion()))
+    return _section("Its time", lines, lanes_picture(found, time)._repr_html_())
 
 
 def _pipeline(found: Estimate) -> str:

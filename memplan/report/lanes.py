@@ -64,7 +64,7 @@ def lane_lines(intervals: Sequence[Interval], width: int) -> Iterator[str]:
         for each in own:
             first = min(width - 1, int(each.start_s / end * width))
             last = max(first + 1, round(each.stop_s / end * width))
-            mark = BACKWARD_MARK if _is_backward(each) else MARKS[lane]
+            mark = BACKWARD_MARK if is_backward(each) else MARKS[lane]
             share = min(1.0, each.busy_s / (each.stop_s - each.start_s))
             for place in range(first, min(last, width)):
                 if int((place - first + 1) * share + TOLERANCE) > int(
@@ -87,7 +87,7 @@ def path_line(path: Sequence[Interval], width: int) -> str:
     end = max((each.stop_s for each in path), default=0.0)
     cells = [dict[str, float]() for _ in range(width)]
     for each in path:
-        mark = BACKWARD_MARK if _is_backward(each) else MARKS[each.lane]
+        mark = BACKWARD_MARK if is_backward(each) else MARKS[each.lane]
         first, last = each.start_s / end * width, each.stop_s / end * width
         for place in range(int(first), min(width, int(last) + 1)):
             own = cells[place]
@@ -96,7 +96,8 @@ def path_line(path: Sequence[Interval], width: int) -> str:
     return (f"{'critical path':<{LABEL_WIDTH}}" + "".join(found)).rstrip()
 
 
-def _is_backward(each: Interval) -> bool:
+def is_backward(each: Interval) -> bool:
+    """Whether it computes gradients."""
     return each.lane is Lane.COMPUTE and (
         each.words.endswith("backward") or each.words[:1] in ("B", "I", "W")
     )

@@ -7,6 +7,7 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
 from memplan.model.spec import ModelSpec
+from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 
 MAX_MICRO_BATCH = 65_536
@@ -180,11 +181,16 @@ GROWING = (ComponentKind.INPUTS, ComponentKind.ACTIVATIONS, ComponentKind.LOGITS
 
 
 def likely_growth(answer: Estimate, room_bytes: int) -> float:
-    """By how much tokens may become more until some phase takes so much room, as if nothing else grew with them."""
+    """By how much tokens may become more until some phase takes so much room, as if nothing else grew with them.
+
+    Among activations lie autocast's casts of all weights, which do not.
+    """
     found = [MAX_MICRO_BATCH * 1.0]
+    autocast = PRECISIONS[answer.setup.chosen_precision].autocast
+    casts = 0 if autocast is None else autocast.num_bytes * answer.num_params
     for phase in answer.account.phases:
-        growing = sum(entry.num_bytes for entry in phase.entries if entry.kind in GROWING)
-        if growing:
+        growing = sum(entry.num_bytes for entry in phase.entries if entry.kind in GROWING) - casts
+        if growing > 0:
             found.append((room_bytes - phase.peak_bytes + growing) / growing)
     return max(0.0, min(found))
 
@@ -248,7 +254,7 @@ class LargestFit:
     def _note(self, size: int, answer: Estimate) -> None:
         rooms = self._rooms[size] = self._rooms_of(answer)
         if self._growth is not None and len(self._rooms) == 1:
-            self._likely = int(size * self._growth(answer))
+            self._likely = round(size * self._growth(answer))
         if min(rooms) >= 0:
             self._low = max(self._low, size)
         else:
@@ -260,9 +266,10 @@ class LargestFit:
         if not self._rooms:
             return min(self._first, self._limit)
         if len(self._rooms) == 1:
-            guess = self._likely
-            if guess in self._rooms:
-                guess = low + 1 if low else high // 2
+            if self._likely not in self._rooms:
+                return min(max(self._likely, low + 1), high - 1)
+            before = high // 2 if self._growth is None else high - 1
+            guess = low + 1 if low else before
         elif len(self._rooms) > _AIMED and high <= self._limit:
             guess = (low + high) // 2
         else:

@@ -1,7 +1,9 @@
 """A step that was measured, and what it says of other setups; parts of a step that add up to it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import memplan
 from memplan.cli.calibrating import lines_of
 from memplan.compute.host import HostSpeed
 from memplan.compute.rates import rates_of
-from memplan.errors import ConfigError, InputError, UsageError
+from memplan.errors import ConfigError, InputError, MemplanError, UsageError
 from memplan.estimator.calibration import Calibration, Part
 from memplan.estimator.job import Job
 from memplan.estimator.site import USUAL_SITE, Site
@@ -78,6 +80,44 @@ def test_the_parts_of_a_step_add_up_to_it(name: str) -> None:
     assert sum(each.seconds for each in found.shares) == pytest.approx(found.expected_s, abs=1e-6)
     assert all(each.seconds > 0 for each in found.shares)
     assert found.low_s < found.expected_s < found.high_s
+
+
+def test_parts_and_paths_of_drawn_setups() -> None:
+    """Of 30 setups that a seed draws, those that are refused apart: parts sum to the step, its path has no gaps, its range is in order."""
+    draw = Random(32)
+    model, told = memplan.load_model(CONFIG, "causal-lm"), 0
+    while told < 30:
+        settings: dict[str, Any] = {
+            "engine": draw.choice(["ddp", "deepspeed", "fsdp", "fsdp1", "megatron"]),
+            "num_gpus": draw.choice([1, 2, 8, 64]), "seq_len": draw.choice([64, 512, 2048]),
+            "gradient_accumulation_steps": draw.choice([1, 3, 8]), "checkpointing": draw.choice(["none", "full"]),
+        }  # fmt: skip
+        if settings["engine"] == "deepspeed":
+            settings |= {
+                "zero_stage": draw.choice([1, 2, 3]),
+                "offload_optimizer": draw.choice(["none", "cpu", "nvme"]),
+            }
+        if settings["engine"] == "megatron":
+            settings |= {
+                "tensor_parallel": draw.choice([1, 2]),
+                "pipeline_parallel": draw.choice([1, 2, 4]),
+            }
+        try:
+            setup = memplan.TrainingSetup(**settings)
+            found = time_of(
+                Job.of(
+                    model, setup, memplan.load_gpu(draw.choice(["h100", "a100-80gb", "rtx4090"]))
+                )
+            )
+        except MemplanError:
+            continue
+        told += 1
+        assert sum(each.seconds for each in found.shares) == pytest.approx(
+            found.expected_s, abs=1e-6
+        ), settings
+        assert found.low_s <= found.expected_s <= found.high_s, settings
+        for one, other in pairwise(found.path):
+            assert other.start_s == pytest.approx(one.stop_s, abs=1e-6), settings
 
 
 def test_virtual_stages_wait_less() -> None:

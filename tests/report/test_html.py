@@ -10,9 +10,13 @@ from xml.etree import ElementTree
 import pytest
 
 from memplan.estimator import estimate
+from memplan.estimator.step_time import step_time
 from memplan.report.html import heat_cells, html_report
+from memplan.report.pictures.canvas import Area, Words
+from memplan.report.pictures.lanes import lanes_picture
 from memplan.report.pictures.steps import step_picture
 from memplan.report.stages import pipeline_places
+from memplan.report.times import seconds_text
 from memplan.sources.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -67,7 +71,7 @@ def test_sections(page: Page) -> None:
     ids = [attributes["id"] for tag, attributes in page.tags if tag == "section"]
 
     assert ids == [
-        "the-step", "on-the-gpu", "another-batch-or-sequence", "the-account", "flops",
+        "the-step", "on-the-gpu", "its-time", "another-batch-or-sequence", "the-account", "flops",
         "what-other-methods-say", "assumptions",
     ]  # fmt: skip
 
@@ -219,3 +223,23 @@ def test_a_pipeline_has_its_ranks() -> None:
     bars = [each for tag, each in page.tags if tag == "div" and each.get("class") == "stage"]
     assert len(bars) == 4
     assert 'id="the-pipeline"' not in report()
+
+
+def test_the_step_is_drawn_over_time(page: Page) -> None:
+    """Lanes with the critical path below them; the parts in the table behind them sum to the step."""
+    setup = TrainingSetup(num_gpus=8, engine="fsdp")
+    found = estimate(load_model("gpt2"), setup, load_gpu("h100"))
+    time = step_time(found)
+    picture = lanes_picture(found, time)
+    words = [each for each in picture.canvas.shapes if isinstance(each, Words)]
+    (path,) = [each for each in words if each.text == "critical path"]
+    assert {each.text for each in words} >= {"compute", "communication", "backward"}
+    row = [
+        each
+        for each in picture.canvas.shapes
+        if isinstance(each, Area) and each.words and each.points[2][1] > path.y
+    ]
+    assert sum(each.points[1][0] - each.points[0][0] for each in row) == pytest.approx(880)
+    assert picture.rows[-1][1] == seconds_text(time.expected_s)
+    assert "critical path" in page.text
+    assert "products of matrices" in page.text
