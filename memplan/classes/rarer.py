@@ -27,11 +27,10 @@ from memplan.graph.modules.functional import (
     batched_product,
     best,
     detached,
-    difference,
     expanded,
     made_from,
     masked_fill,
-    repeated_heads,
+    repeated,
     softmax,
     summed,
     topk,
@@ -94,12 +93,12 @@ class DiffLlamaAttention(LlamaAttention):
         self.lambda_k2 = Weight(self.head_dim)
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
-        batch, length, _ = x.shape
+        batch, length = x.shape[:2]
         query, key, value = self.projected(x)
         cos, sin = tables
         query, key = turn_function(self.run.kernels.rotary, self.turn)(query, key, cos, sin)
         heads = value.shape[1] // 2
-        value1, value2 = (repeated_heads(v, 2) for v in value.split(heads, heads, dim=1))
+        value1, value2 = (repeated(v, 2, dim=1) for v in value.split(heads, heads, dim=1))
         attend = attention_function(self.run)
         attn_output1, attn_weights = attend(query, key, value1, mask, 0.0)
         attn_output2, _ = attend(query, key, value2, mask, 0.0)
@@ -108,8 +107,8 @@ class DiffLlamaAttention(LlamaAttention):
         attn_output1, attn_output2 = attn_output.split(heads, heads, dim=2)
         lambda_1 = self.weighted(self.lambda_q1, self.lambda_k1, query.dtype)
         lambda_2 = self.weighted(self.lambda_q2, self.lambda_k2, query.dtype)
-        lambda_full = difference(lambda_1, lambda_2) + 0.8
-        attn_output = difference(attn_output1, lambda_full * attn_output2)
+        lambda_full = lambda_1 - lambda_2 + 0.8
+        attn_output = attn_output1 - lambda_full * attn_output2
         attn_output = self.groupnorm(attn_output) * 0.2
         attn_output = attn_output.reshape(batch, length, -1)
         attn_output = self.project_out(attn_output)

@@ -1,6 +1,6 @@
 """Encoders that are counted: their attention, convolutions or mixing are not written down.
 
-Of Funnel classes of whole sequences; of BigBird, Longformer and XLNet the tasks that BERT's heads do not cover. Each class adds its own weights to BERT's layer or replaces parts of it;
+Of Funnel classes of whole sequences; of BigBird and Longformer the tasks that BERT's heads do not cover. Each class adds its own weights to BERT's layer or replaces parts of it;
 a row of ``FORMS`` says how.
 """
 
@@ -187,7 +187,7 @@ def _longformer(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> No
             square(table, f"self_attn.{name}", sizes.hidden_size)
 
 
-# -- Funnel and XLNet: Transformer-XL's attention --------------------------------------------------
+# -- Funnel: Transformer-XL's attention --------------------------------------------------
 
 
 def _funnel_layer(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
@@ -239,33 +239,6 @@ def _funnel_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task
         classifier(table, task, sizes.hidden_size, sizes.num_labels, dense=whole)
 
 
-def _xlnet(table: ParameterTable, reader: ConfigReader, sizes: Sizes) -> None:
-    """``XLNetRelativeAttention`` owns all of its projections itself, without biases."""
-    hidden, heads = sizes.hidden_size, sizes.num_heads
-    head_dim = reader.divide("d_model", hidden, "n_head", heads)
-    with table.block("embed"):
-        table.parameter("transformer", "mask_emb", 1, 1, hidden)
-        table.embedding(WORDS, sizes.vocab_size, hidden)
-    with table.block("decoder.layers", count=sizes.num_layers):
-        for name in ("q", "k", "v", "o", "r"):
-            table.parameter("self_attn", name, hidden, heads, head_dim)
-        for name in ("r_r_bias", "r_s_bias", "r_w_bias"):
-            table.parameter("self_attn", name, heads, head_dim)
-        table.parameter("self_attn", "seg_embed", 2, heads, head_dim)
-        table.norm("self_attn_layer_norm", hidden)
-        feed_forward(table, hidden, sizes.inner_size)
-        table.norm("final_layer_norm", hidden)
-
-
-def _xlnet_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task: Task) -> None:
-    """A sequence classifier summarizes through a dense layer (``XLNetSequenceSummary``)."""
-    if task is Task.CAUSAL_LM:
-        _bare_output(table, sizes)
-    elif task is not Task.BASE:
-        dense = reader.flag("summary_use_proj", default=True)
-        classifier(table, task, sizes.hidden_size, sizes.num_labels, dense=dense)
-
-
 _NO_POOLER: frozenset[Task] = frozenset()
 _POOLED_CLASSES = frozenset({Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE})
 _UNPOOLED = (Task.MASKED_LM, Task.BASE, *CLASSIFIED)
@@ -288,17 +261,5 @@ FORMS: dict[str, Form] = {
         head=_funnel_head,
         pooler_tasks=_NO_POOLER,
         tasks=(*_UNPOOLED, Task.MULTIPLE_CHOICE, Task.PRETRAINING),
-    ),
-    "xlnet": Form(
-        body=_xlnet,
-        head=_xlnet_head,
-        pooler_tasks=_NO_POOLER,
-        tasks=(
-            Task.CAUSAL_LM,
-            Task.BASE,
-            Task.SEQUENCE_CLASSIFICATION,
-            Task.TOKEN_CLASSIFICATION,
-            Task.MULTIPLE_CHOICE,
-        ),
     ),
 }

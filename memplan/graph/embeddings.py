@@ -44,10 +44,6 @@ def module_embeddings(
         added = embedding(t, "position_embeddings", spec.num_positions, width, rows, positions)
         held.append(added)
         x = add_in_place(t, x, added) if spec.positions_in_place else t.add(x, added)
-    elif spec.zeros_for_positions:
-        zeros = t.tensor(x.numel, x.dtype)
-        t.record(OperationKind.ZEROS, (), (zeros,))
-        held.append(zeros)
     if spec.regions is not None:
         x = _with_regions(t, spec.regions, x, width, held)
     module = "dropout" if spec.dropout_module else ""
@@ -55,8 +51,6 @@ def module_embeddings(
         x = dropout(t, x, spec.dropout, module=module)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
-    if spec.padding_product:
-        x = _times_mask(t, x, tokens)
     if not spec.dropout_first:
         x = dropout(t, x, spec.dropout, module=module)
     t.touch(*held)
@@ -107,11 +101,3 @@ def _with_regions(t: Tape, spec: RegionsSpec, x: Tensor, width: int, held: list[
     summed = t.add(t.add(projected, places), kinds)
     held += [projected, kinds, places, summed]
     return t.concatenate(x, summed)
-
-
-def _times_mask(t: Tape, x: Tensor, tokens: int) -> Tensor:
-    """DeBERTa's: rows of padding become zero, though there be none."""
-    mask = t.tensor(tokens, x.dtype)
-    t.record(OperationKind.ONES, (), (mask,))
-    t.hold(mask)
-    return t.mul(x, mask)

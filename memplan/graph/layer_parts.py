@@ -52,12 +52,6 @@ def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tenso
         from memplan.graph.attention.older_classes import own_attention  # only for older classes
 
         return own_attention(t, x, spec, context)
-    if spec.distances is not None:
-        from memplan.graph.attention.disentangled import (  # only for DeBERTa
-            disentangled_attention,
-        )
-
-        return disentangled_attention(t, x, spec, context)
     from memplan.graph.attention.self_attention import self_attention  # not for two stacks
 
     return self_attention(t, x, spec, context)
@@ -108,7 +102,6 @@ MIXERS: Mapping[str, Writer] = {
     "CompressedAttentionSpec": Writer("attention.compressed", "compressed_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.sliding_chunks", "sliding_chunks"),
-    "RelativeSpec": Writer("attention.relative", "relative_attention"),
     "BlockSparseSpec": Writer("attention.block_sparse", "block_sparse"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
     "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),

@@ -80,7 +80,7 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
     if group.kind is TensorParallelKind.AUTOTP:
         _check_autotp(model, group)
     stack = model.stacks[0]
-    if model.tables or stack.convolution is not None or stack.projected_out:
+    if model.tables or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
     spec = stack.embedding
     if spec is None or not _is_plain(spec):
@@ -221,7 +221,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     """Whether each head's scores are its own, from what it was projected to alone."""
     rows_normed = spec.query_key_norm is not None and not spec.query_key_norm_per_head
     odd = (
-        spec.form is not AttentionForm.INTERFACE, spec.distances, spec.sinks, spec.own_eager,
+        spec.form is not AttentionForm.INTERFACE, spec.sinks, spec.own_eager,
         spec.output_gate is not OutputGate.NONE,
         spec.fills_cache, spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip

@@ -303,10 +303,6 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
             context.local_cos, context.local_sin = tables(
                 t, context.seq_len * rows, local.dim, t.compute
             )
-    if any(spec.distances is not None for spec in attentions(stack)):
-        from memplan.graph.attention.disentangled import make_distances  # only for DeBERTa
-
-        make_distances(t, stack, context)
 
 
 def _first_rotary(stack: StackSpec) -> RotarySpec | None:
@@ -333,19 +329,14 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
 
         return run_funnel(t, stack.funnel, x, context)
     t.end(x)
-    embedded = x
     runs = split_runs(t, stack)
     if t.options.stage is not None:
         from memplan.graph.stages import edge_runs  # only for pipelines
 
         runs = edge_runs(runs, t.options.stage)
     runs = _last_choice_apart(runs)
-    for position, run in enumerate(runs):
+    for run in runs:
         x = run_layer(t, stack, run, x, context)
-        if position == 0 and stack.convolution is not None:
-            from memplan.graph.attention.disentangled import convolve  # only for DeBERTa-v2
-
-            x = convolve(t, stack.convolution, embedded, x, context)
     if stack.crossed is not None:
         from memplan.graph.crossed_streams import cross_streams  # only for LXMERT
 
@@ -408,7 +399,7 @@ def run_layer(
 
 def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> Tensor:
     """The final norm; then the stack's shared tensors are let go."""
-    if stack.final_norm is not None or stack.final_dropout or stack.projected_out:
+    if stack.final_norm is not None or stack.projected_out:
         t.begin(f"{stack.name}.norm", part=ModelPart.NORM, x=x, frozen=_norm_frozen(t, stack))
     if stack.streams is not None:
         from memplan.graph.hyper_connections import collapse_streams  # only for DeepSeek-V4
@@ -419,9 +410,6 @@ def finish_stack(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) ->
     if stack.projected_out and stack.embedding is not None:
         width = stack.embedding.embedding_size
         x = linear(t, x, "project_out", context.hidden_size, width)
-    x = dropout(t, x, stack.final_dropout)
-    if stack.tokens_first and context.batch > 1:
-        x = t.scale(x, OperationKind.CLONE)
     kept = [tensor.storage for tensor, _ in t.cached]
     kept += [leaf.storage for leaf in t.leaves]
     kept += [storage for segment in t.segments for storage in segment.releases]
@@ -447,8 +435,11 @@ def head(
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
-    if model.stacks[0].multiple_of > 1:
-        x = t.slice(x, t.options.batch_size * t.options.seq_len * model.hidden_size)
+    kept = t.options.batch_size * t.options.seq_len * model.hidden_size
+    if model.stacks[0].multiple_of > 1 and kept < x.numel:
+        x = t.slice(x, kept)
+        if model.task is Task.MASKED_LM and t.options.batch_size > 1 and t.autocast is None:
+            x = t.contiguous(x)  # for the product that reads it
     embedded = model.stacks[0].embedding
     if embedded is not None and embedded.prompts is not None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant

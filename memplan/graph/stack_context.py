@@ -56,10 +56,6 @@ class StackContext:
     """What an attention module still holds while it adds the residual itself (BLOOM)."""
     attention_variables: tuple[Tensor, ...] = ()
     """What it holds until it returns, a dropout of its own included (GPT-2)."""
-    distances: Tensor | None = None
-    """The table of relative distances (DeBERTa)."""
-    relative: Tensor | None = None
-    """The distance of each pair of tokens."""
     local_cos: Tensor | None = None
     local_sin: Tensor | None = None
     """Tables of their own for layers with a sliding window (Gemma 3)."""

@@ -31,7 +31,6 @@ FORMS: Mapping[str, StackForm] = {
     "BlockSparseSpec": StackForm(
         "attention.block_sparse", settled="settled", shared="share_band_mask"
     ),
-    "RelativeSpec": StackForm("attention.relative", shared="share_positions"),
 }
 """By the class of what mixes the tokens of the first layer."""
 

@@ -13,7 +13,6 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stacks import TrainedRun
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Storage, Tensor
-from memplan.model.attention import AttentionSpec
 from memplan.model.layers import LayerRun, LayerSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.shared_keys import KeySource, SharedKeysSpec
@@ -33,7 +32,7 @@ def check_stages(model: ModelSpec) -> None:
         )
     stack = model.stacks[0]
     spec = stack.embedding
-    if model.tables or stack.convolution is not None or stack.projected_out:
+    if model.tables or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.streams is not None:
         _refuse(model, "its residual stream is several")
@@ -54,7 +53,7 @@ def _reads_earlier_layer(layer: LayerSpec) -> bool:
         return True
     if isinstance(attention, SharedKeysSpec):
         return attention.source is not KeySource.OWN
-    return isinstance(attention, AttentionSpec) and bool(attention.distances)
+    return False
 
 
 def _refuse(model: ModelSpec, why: str) -> None:

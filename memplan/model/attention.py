@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from memplan.model.distances import DistanceSpec
     from memplan.model.norms import NormSpec
 
 
@@ -178,8 +177,6 @@ class AttentionSpec:
     hands_on_weights: bool = True
     """Such a layer of a class with a form of its own returns them too: they live until the next one has
     returned. BigBird's does not."""
-    distances: DistanceSpec | None = None
-    """Scores of relative distances are added (DeBERTa)."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 
@@ -200,13 +197,3 @@ class BlockSparseSpec:
     num_random_blocks: int
     integer_masks: bool = False
     """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RelativeSpec:
-    """XLNet's attention: contents and relative positions scored apart."""
-
-    num_heads: int
-    head_dim: int
-    dropout: float = 0.0
-    """Probability on the attention weights, and on the table of positions."""

@@ -223,10 +223,6 @@ class EmbeddingSpec:
     """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
     """Positions are added in place (VisualBERT)."""
-    zeros_for_positions: bool = False
-    """Zeros are made where no positions are looked up, and not added (DeBERTa)."""
-    padding_product: bool = False
-    """The norm's result is multiplied by the attention mask (DeBERTa)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
     projection_bias: bool = True
@@ -247,17 +243,6 @@ class EmbeddingSpec:
     """Layers read a copy of the embeddings too (Zamba)."""
     unscaled_held: bool = False
     """The class keeps a name for the embeddings as they were before (AFMoE, RecurrentGemma)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConvolutionSpec:
-    """A convolution of the embeddings, added to the first layer's output (DeBERTa-v2)."""
-
-    kernel_size: int
-    groups: int
-    activation: Activation
-    norm: NormSpec
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,9 +273,6 @@ class StackSpec:
     """Its layers run on fewer tokens, block by block; then its runs only say what one is like (Funnel)."""
     crossed: CrossedSpec | None = None
     """What comes behind its layers, of another stream too (LXMERT)."""
-    convolution: ConvolutionSpec | None = None
-    """Beside the first layer, which then is a run of its own."""
-    final_dropout: float = 0.0
     projected_out: bool = False
     """The result is projected back to the width of the token table (OPT-350m)."""
     mixed_masks: bool = False
@@ -303,8 +285,6 @@ class StackSpec:
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     multiple_of: int = 1
     """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
-    tokens_first: bool = False
-    """Tokens come before sequences inside, so that the result is turned back (FSMT)."""
     spare_mask: bool = False
     """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
     padded_mask: bool = False

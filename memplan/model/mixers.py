@@ -9,7 +9,6 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.attention import (
     AttentionSpec,
     BlockSparseSpec,
-    RelativeSpec,
     SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
@@ -241,7 +240,6 @@ OtherMixer = (
     | GatedRecurrenceSpec
     | SlidingChunksSpec
     | BlockSparseSpec
-    | RelativeSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec

@@ -26,8 +26,6 @@ class NormKind(Enum):
     """Nemotron's: a layer norm with one plus its weight, in autocast's dtype."""
     LAYER_UPCAST = "layer_norm_upcast"
     """Cohere's: a layer norm written out in fp32, with a weight only."""
-    LAYER_DIVIDED = "layer_norm_divided"
-    """DeBERTa's: written out in fp32, divided by the root; weight and bias in the input's dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

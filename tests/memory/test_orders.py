@@ -28,9 +28,9 @@ KNOWN = RECORDED.with_name("orders_known.json")
 """How many events of a step are known to stand elsewhere, and why: a change that makes it more fails."""
 MOST_SPARE = 2
 """A bound is at most so many times what is reached."""
-MOST_DIFFERENT = 5
+MOST_DIFFERENT = 4
 """Kinds of layers of which anything is known to stand elsewhere."""
-MOST_EVENTS = 34
+MOST_EVENTS = 16
 """Their events in all."""
 DATA: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
 DIFFERENT: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))

@@ -241,6 +241,19 @@ def test_sizes_equal_the_published_configs(reference_dir: Path) -> None:
     assert differing == []
 
 
+def test_sizes_equal_those_that_litgpt_has(checkout: Path) -> None:
+    """A source for built-ins of which no published config is among the references."""
+    told = json.loads((checkout / "tests" / "data" / "litgpt_sizes.json").read_text())["sizes"]
+    keys = (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+    )  # fmt: skip
+    for name, sizes in told.items():
+        found = builtin_config(name)
+        assert found is not None, name
+        ours = sizes_of(found[1])
+        assert [ours.get(key) for key in keys] == sizes, name
+
+
 OTHERWISE_PUBLISHED = {
     # The activation that transformers uses since its own repair of these files.
     "google/gemma-7b",

@@ -16,7 +16,7 @@ from memplan.graph.modules.attention import (
     matmul,
     unwidened_attention,
 )
-from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
+from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear, Norm
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
@@ -126,12 +126,13 @@ class SelfOutput(Module):
     role = WeightRole.ATTENTION_OUTPUT
     inner = "hidden_size"
     normed = True
+    norm_class: Callable[[int], Norm] = LayerNorm
 
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         self.dense = self.linear(config)
         if self.normed:
-            self.LayerNorm = LayerNorm(hidden)
+            self.LayerNorm = self.norm_class(hidden)
         self.dropout = Dropout(config.number("hidden_dropout_prob"))
 
     def linear(self, config: ConfigReader) -> Module:

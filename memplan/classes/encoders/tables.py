@@ -3,8 +3,10 @@
 (transformers 5.23: models/bert/modeling_bert.py, models/roberta/modeling_roberta.py, which most encoders copy)
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
-from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
+from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, Norm
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.operation_kinds import OperationKind
@@ -35,6 +37,7 @@ class TableParts(Module):
     width_key = "hidden_size"
     dropout_key = "hidden_dropout_prob"
     normed = True
+    norm_class: Callable[[int], Norm] = LayerNorm
 
     def __init__(self, config: ConfigReader) -> None:
         width = config.integer(self.width_key)
@@ -42,7 +45,7 @@ class TableParts(Module):
         self.word_embeddings = Embedding(rows, width, role=role)
         self.add_tables(config, width)
         if self.normed:
-            self.LayerNorm = LayerNorm(width)
+            self.LayerNorm = self.norm_class(width)
         self.dropout = Dropout(config.number(self.dropout_key))
 
     def add_tables(self, config: ConfigReader, width: int) -> None:

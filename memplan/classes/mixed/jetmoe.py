@@ -17,7 +17,7 @@ from memplan.graph.modules.functional import (
     made_from,
     part_of,
     product,
-    repeated_heads,
+    repeated,
     rows_added_to_zeros,
     softmax,
     sort,
@@ -190,8 +190,8 @@ class JetMoeAttention(SelfAttention):
         value = value.view(batch, length, -1, self.head_dim).transpose(1, 2)
         cos, sin = tables
         query, key = turn_function(self.run.kernels.rotary, apply_rotary)(query, key, cos, sin)
-        key = repeated_heads(key, self.top_k)
-        value = repeated_heads(value, self.top_k)
+        key = repeated(key, self.top_k, dim=1)
+        value = repeated(value, self.top_k, dim=1)
         attend = attention_function(self.run)
         out, weights = attend(query, key, value, mask, self.attention_dropout)
         out = out.view(batch, length, self.top_k, -1)

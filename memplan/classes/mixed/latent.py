@@ -31,7 +31,6 @@ from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import Linear, RMSNorm
 from memplan.graph.modules.functional import (
     detached,
-    difference,
     divide_in_place,
     fill,
     fp32_linear,
@@ -197,8 +196,8 @@ def apply_rotary_interleave(query: Handle, key: Handle, cos: Handle, sin: Handle
     sin = sin.narrow(sin.shape[-1] // 2).unsqueeze(1)
     q1, q2 = alternate(query)
     k1, k2 = alternate(key)
-    turned_query = concatenate(difference(q1 * cos, q2 * sin), q2 * cos + q1 * sin)
-    turned_key = concatenate(difference(k1 * cos, k2 * sin), k2 * cos + k1 * sin)
+    turned_query = concatenate(q1 * cos - q2 * sin, q2 * cos + q1 * sin)
+    turned_key = concatenate(k1 * cos - k2 * sin, k2 * cos + k1 * sin)
     return turned_query, turned_key
 
 

@@ -32,7 +32,6 @@ from memplan.graph.modules.basic import (
 )
 from memplan.graph.modules.functional import (
     add_rows,
-    difference,
     index,
     less_largest,
     part_of,
@@ -105,7 +104,7 @@ def turned_in_pairs(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tab
 def _turned(x: Handle, cos: Handle, sin: Handle) -> Handle:
     width = x.shape[-1] // 2
     first_half, second_half = x.narrow(width), x.narrow(width)
-    first = difference(first_half * cos, second_half * sin)
+    first = first_half * cos - second_half * sin
     second = second_half * cos + first_half * sin
     return concatenate(first, second)
 

@@ -32,7 +32,6 @@ from memplan.graph.modules.attention import Attended, attention_function, matmul
 from memplan.graph.modules.basic import Norm, UpcastRMSNorm, dropout
 from memplan.graph.modules.functional import (
     clamped,
-    difference,
     expanded,
     less_largest,
     linear,
@@ -84,7 +83,7 @@ class SinkAttention(LlamaAttention):
 def turned_halves(x: Handle, cos: Handle, sin: Handle) -> Handle:
     """``_apply_rotary_emb``."""
     first_half, second_half = halves(x)
-    first = difference(first_half * cos, second_half * sin)
+    first = first_half * cos - second_half * sin
     second = second_half * cos + first_half * sin
     return concatenate(first, second)
 

@@ -11,7 +11,7 @@ from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import matmul_weight, trained_weight
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
@@ -159,14 +159,19 @@ def summed_rows(t: Tape, x: Tensor, rows: int) -> Tensor:
 
 
 def divided(t: Tape, x: Tensor, divisor: Tensor, *, in_place: bool) -> Tensor:
-    """Each row over a number of its own: what is divided and what by are kept, in place a copy of it."""
+    """Each row over a number of its own: what is divided and what by are kept, in place a copy of it.
+
+    The divisor's gradient is ``-grad * ((self / other) / other)``, summed up (FunctionsManual.cpp,
+    ``div_tensor_other_grad``).
+    """
     kept = t.tensor(x.numel, x.dtype)
+    size = kept.storage.num_bytes
+    quotients = () if t.decomposed else (size, size, size, RESULT, ~2, ~1, ~0, RESULT)
     out = t.view(x, x.numel) if in_place else kept
     outputs = (out, kept) if in_place else (out,)
     t.record(
         OperationKind.DIV, (x, divisor), outputs, saves=(kept if in_place else x, divisor),
-        gradients=(Gradient.FRESH, kept.storage.num_bytes),
-        backward_scratch_bytes=2 * kept.storage.num_bytes,
+        gradients=(Gradient.FRESH, size), backward_scratch_bytes=quotients,
     )  # fmt: skip
     return out
 

@@ -50,7 +50,7 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
         _refuse(model, f"only decoders with a language model's head are, not {model.task.value}")
     stack = model.stacks[0]
     spec = stack.embedding
-    if model.tables or stack.convolution is not None or spec is None or stack.final_norm is None:
+    if model.tables or spec is None or stack.final_norm is None:
         _refuse(model, "it has other parts than an embedding, layers, a norm and a head")
     if sequence:
         divided(
@@ -124,8 +124,7 @@ def _check_attention(model: ModelSpec, spec: object, options: TapeOptions) -> No
     norm = spec.query_key_norm
     odd = (
         spec.value_head_dim not in (None, spec.head_dim), spec.sinks, spec.softcap,
-        spec.output_gate is not OutputGate.NONE,
-        spec.distances is not None, spec.form is AttentionForm.SEGMENTS,
+        spec.output_gate is not OutputGate.NONE, spec.form is AttentionForm.SEGMENTS,
         norm is not None and not spec.query_key_norm_per_head,
     )  # fmt: skip
     if any(odd):

@@ -8,15 +8,14 @@ from math import prod
 
 from memplan.graph.modules.functional import batched_product
 from memplan.graph.modules.handles import Handle
+from memplan.graph.tensors import Parameter
 
 
 def einsum(equation: str, left: Handle, right: Handle) -> Handle:
     """A letter for every dimension: ``bqhd,bkhd->bhqk``. Autocast casts both before anything is copied."""
     operands, _, wanted = equation.partition("->")
     one, _, two = operands.partition(",")
-    run = left.run
-    if run.autocast is not None:
-        left, right = left.to(run.autocast), right.to(run.autocast)
+    left, right = _under_autocast(left), _under_autocast(right)
     sizes = dict(zip(two, right.shape, strict=True)) | dict(zip(one, left.shape, strict=True))
     shared = [each for each in wanted if each in one and each in two]
     rows = [each for each in wanted if each not in two]
@@ -35,3 +34,13 @@ def einsum(equation: str, left: Handle, right: Handle) -> Handle:
     order = shared + rows + columns
     made = made.view(*(sizes[each] for each in order))
     return made.permute(*map(order.index, wanted))
+
+
+def _under_autocast(x: Handle) -> Handle:
+    """Its copy, which is cached where it is a weight."""
+    run, record = x.run, x.record
+    if run.autocast is None:
+        return x
+    if isinstance(record, Parameter):
+        return Handle(run, run.cast_weight(record), x.shape, x.strides)
+    return x.to(run.autocast)

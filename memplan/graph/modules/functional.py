@@ -162,6 +162,16 @@ def masked_fill(x: Handle, mask: Handle) -> Handle:
     return made
 
 
+def masked_fill_in_place(x: Handle, mask: Handle) -> Handle:
+    """``x.masked_fill_(mask, number)``: keeps the mask."""
+    run, made = x.run, x.run.view(x.record, x.numel)
+    run.record(
+        OperationKind.MASKED_FILL_IN_PLACE, (x.record, mask.record), (made,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return x.like(made)
+
+
 def scatter(x: Handle, places: Handle) -> Handle:
     """``torch.scatter(x, -1, places, number)``: keeps the places."""
     run, made = x.run, empty(x.run, x.shape, x.dtype)
@@ -173,11 +183,12 @@ def scatter(x: Handle, places: Handle) -> Handle:
 
 
 def gather(x: Handle, places: Handle) -> Handle:
-    """``x.gather(-1, places)``: keeps the places."""
-    run, made = x.run, empty(x.run, places.shape, x.dtype)
+    """``x.gather(-1, places)``: keeps both (derivatives.yaml, ``gather_backward``)."""
+    run, made = x.run, empty(x.run, (*x.shape[:-1], places.shape[-1]), x.dtype)
     run.record(
-        OperationKind.GATHER, (x.record, places.record), (made.record,), saves=(places.record,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
+        OperationKind.GATHER, (x.record, places.record), (made.record,),
+        saves=(x.record, places.record), gradients=(Gradient.FRESH, Gradient.NONE),
+        backward_scratch_bytes=x.record.storage.num_bytes if run.decomposed else 0,
     )  # fmt: skip
     return made
 
@@ -253,10 +264,11 @@ def product(x: Handle, factor: Handle, bias: Handle | None = None) -> Handle:
     return Handle(x.run, made, (*x.shape[:-1], outputs))
 
 
-def repeated_heads(x: Handle, times: int) -> Handle:
-    """``x.repeat(1, times, 1, 1)``."""
-    batch, heads, length, width = x.shape
-    made = empty(x.run, (batch, heads * times, length, width), x.dtype)
+def repeated(x: Handle, times: int, *, dim: int = 0) -> Handle:
+    """``x.repeat(...)`` along one dimension."""
+    shape = list(x.shape)
+    shape[dim] *= times
+    made = empty(x.run, tuple(shape), x.dtype)
     x.run.record(OperationKind.REPEAT, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     return x.leads_to(made, in_rows(x.shape))
 
@@ -286,16 +298,6 @@ def rows_added_to_zeros(rows: Handle, places: Handle, shape: Shape) -> Handle:
         saves=(places.record, rows.record), gradients=(Gradient.NONE, Gradient.FRESH, Gradient.NONE),
     )  # fmt: skip
     return made
-
-
-def difference(left: Handle, right: Handle) -> Handle:
-    """``left - right``, of one shape."""
-    run, made = left.run, left.run.tensor(left.numel, left.dtype)
-    run.record(
-        OperationKind.SUB, (left.record, right.record), (made,),
-        gradients=(Gradient.ALIAS, Gradient.FRESH),
-    )  # fmt: skip
-    return left.like(made, right)
 
 
 def fill(base: Handle, part: Handle) -> Handle:
@@ -337,6 +339,26 @@ def batched_product(one: Handle, two: Handle) -> Handle:
     for each in (one, two):
         each.leads_to(made, in_rows(each.shape))
     return made
+
+
+def index_select(x: Handle, count: int) -> Handle:
+    """The first so many of each row, by a list of them that is made for it and kept."""
+    run, made = x.run, empty(x.run, (*x.shape[:-1], count), x.dtype)
+    places = made_by(run, OperationKind.ARANGE, (count,), DType.INT64)
+    run.record(
+        OperationKind.INDEX_SELECT, (x.record, places.record), (made.record,),
+        saves=(places.record,), gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def spread(x: Handle, shape: Shape) -> Handle:
+    """``x.expand(shape)`` of what has no gradient."""
+    strides = tuple(
+        0 if size == 1 < wanted else stride
+        for size, wanted, stride in zip(x.shape, shape, x.strides, strict=True)
+    )
+    return Handle(x.run, x.run.view(x.record, prod(shape)), shape, strides)
 
 
 def not_below(x: Handle) -> Handle:
@@ -392,11 +414,19 @@ def add_in_place(left: Handle, right: Handle) -> Handle:
     return left.like(made, right)
 
 
-def scaled_in_place(x: Handle) -> Handle:
-    """``x *= number``, or over one: its gradient is another number of times what arrives."""
-    made = x.run.view(x.record, x.numel)
-    x.run.record(OperationKind.MUL_IN_PLACE, (x.record,), (made,), gradients=(Gradient.FRESH,))
-    return x.like(made)
+def scaled_in_place(x: Handle, *, of_view: bool = False) -> Handle:
+    """``x *= number``, or over one: its gradient is another number of times what arrives.
+
+    Where ``x`` is a view, that of all it shows is copied first, and the view's part of it once more
+    (torch 2.13, csrc/autograd/functions/tensor.cpp, ``CopySlices``); what reads it then goes through a view
+    of another kind, whose gradient is a copy (``as_strided_backward``).
+    """
+    made, size = x.run.view(x.record, x.numel), allocated_bytes(x.numel, x.dtype)
+    x.run.record(
+        OperationKind.MUL_IN_PLACE, (x.record,), (made,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=(RESULT, size, size) if of_view and not x.run.decomposed else (),
+    )  # fmt: skip
+    return x.like(x.run.slice(made, made.numel) if of_view else made)
 
 
 def spread_copy(x: Handle, shape: Shape) -> Handle:
@@ -420,12 +450,14 @@ def picked(x: Handle, mask: Handle, rows: int) -> Handle:
 
 
 def copy_at(x: Handle, part: Handle) -> Handle:
-    """``x[mask] = part``: in place."""
+    """``x[mask] = part``: in place; backward writes zeros over a copy of the gradient, which is ``x``'s."""
     run, made = x.run, x.run.view(x.record, x.numel)
     of_x = Gradient.FRESH if x.requires_grad else Gradient.NONE
+    blank = allocated_bytes(part.numel, x.dtype) if x.requires_grad else 0
     run.record(
-        OperationKind.COPY_SLICE, (x.record, part.record), (made,), gradients=(of_x, Gradient.FRESH)
-    )
+        OperationKind.COPY_SLICE, (x.record, part.record), (made,), gradients=(of_x, Gradient.FRESH),
+        backward_scratch_bytes=(blank, RESULT, ~0, RESULT) if blank else 0,
+    )  # fmt: skip
     return x.leads_to(Handle(run, made, x.shape), in_rows(x.shape))
 
 

@@ -135,7 +135,15 @@ class Handle:
         return self.like(add_in_place(self.run, self.record, other.record), other)
 
     def __sub__(self, other: "Handle") -> "Handle":
-        return self + other
+        """The second one's gradient is what arrives, negated; then summed up where it was broadcast."""
+        run, shape = self.run, broadcast(self.shape, other.shape)
+        made = run.tensor(prod(shape), self.dtype)
+        negated = made.storage.num_bytes if other.shape != shape else Gradient.FRESH
+        run.record(
+            OperationKind.SUB, (self.record, other.record), (made,),
+            gradients=(Gradient.ALIAS if self.shape == shape else Gradient.SUMMED, negated),
+        )  # fmt: skip
+        return self.like(made, other)
 
     def __mul__(self, other: "Handle | Number") -> "Handle":
         if isinstance(other, Handle):
@@ -347,7 +355,8 @@ class Handle:
             made, kind = Handle(self.run, record, shape, strides), OperationKind.EXPAND
         else:
             made, kind = empty(self.run, shape, self.dtype), OperationKind.REPEAT_KV
-        self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.FRESH,))
+        # What is summed over the heads of a group is seen without the dimension that they were.
+        self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.VIEW,))
         return self.leads_to(made, in_rows(self.shape))
 
 

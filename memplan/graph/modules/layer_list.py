@@ -93,8 +93,9 @@ class LayerList(Module):
             first: Segment | None = None
             while left:
                 once = 1 if self.shared or self.streams else left
-                yield Layer(self, stretch, once, first)
-                segment = self.run.segment
+                turn = Layer(self, stretch, once, first)
+                yield turn
+                segment = turn.segment  # others may have followed: what stands between two layers
                 if self.shared:
                     first = first or segment
                 left -= segment.repeat
@@ -121,13 +122,15 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_again", "_left", "_module", "_name", "_stretch")
+    __slots__ = ("_again", "_left", "_module", "_name", "_stretch", "segment")
 
     def __init__(
         self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
         self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
         self._name, self._again = layers.segment_name, again
+        self.segment: Segment
+        """What the call wrote down."""
 
     @property
     def kind(self) -> Any:
@@ -146,6 +149,7 @@ class Layer:
             self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
             checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
         )  # fmt: skip
+        self.segment = run.segment
         run.segment.layer = run.layers[self._name.partition(".")[0]][stretch.start]
         given = x.dtype, x.requires_grad
         if run.options.casts_inputs:

@@ -18,6 +18,8 @@ from memplan.model.parameters import ModelPart
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
 
+_PASSING_ON = OperationKind.ADD, OperationKind.CLONE, OperationKind.CONTIGUOUS
+"""What hands on the gradient that it is given, be it a view."""
 check_once = cache(check_interpreter)
 
 
@@ -101,7 +103,7 @@ class Run(Tape):
 
     def finish(self, x: Tensor) -> None:
         """End the open segment with what it hands on."""
-        views = self.layouts.settle()
+        views = [each for each in self.layouts.settle() if not _is_added_behind(self.segment, each)]
         if self.seen_as:
             views += [each for each in self.seen_as if not _is_added_to(self.segment, each)]
             self.seen_as.clear()
@@ -139,6 +141,16 @@ def _is_added_to(segment: Segment, view: Operation) -> bool:
         return True
     if maker is None or maker.kind is not OperationKind.ADD:
         return False
+    return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
+
+
+def _is_added_behind(segment: Segment, view: Operation) -> bool:
+    """Whether gradients are added up at what was copied for a view, as ``reshape`` copies, or at a part of a sum."""
+    (given,) = view.inputs
+    maker = next((each for each in segment.operations if given in each.outputs), None)
+    if maker is None or maker.kind not in _PASSING_ON:
+        return False
+    readers = [each for each in segment.operations if each is not maker]
     return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
 
 

@@ -27,7 +27,8 @@ def dense_strides(shape: Shape, like: Shape) -> Shape:
     >>> dense_strides((2, 4, 3), like=(100, 1, 30))
     (12, 1, 4)
     """
-    if len(shape) != len(like):
+    spread = any(step == 0 and size > 1 for size, step in zip(shape, like, strict=False))
+    if spread or len(shape) != len(like):
         return row_strides(shape)
     strides, step = [0] * len(shape), 1
     for each in sorted(range(len(shape)), key=lambda each: (like[each], -each)):

@@ -46,8 +46,6 @@ def _norm(
         return layer_norm_per_head(t, x, name, width, groups)
     if kind is NormKind.LAYER:
         return layer_norm(t, x, name, width, bias=spec.bias, strided=strided)
-    if kind is NormKind.LAYER_DIVIDED:
-        return layer_norm_divided(t, x, name, width)
     if not spec.weight:
         return t.cast(_normalized(t, x, width, kind)[0], x.dtype)
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
@@ -163,26 +161,6 @@ def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -
     out = t.concatenate(*parts)
     out.by_head = True
     t.touch(*parts)
-    return out
-
-
-def layer_norm_divided(t: Tape, x: Tensor, name: str, width: int) -> Tensor:
-    """DeBERTa's: centred twice in fp32, divided by the root of the variance, cast back."""
-    full = t.cast(x, DType.FP32)
-    mean = t.mean(full, width)
-    variance = t.mean(t.square(t.add(full, mean)), width)
-    centred = t.add(full, mean)
-    root = t.elementwise(OperationKind.SQRT, t.shift(variance))
-    quotient = t.tensor(centred.numel, DType.FP32)
-    t.record(
-        OperationKind.DIV, (centred, root), (quotient,), saves=(centred, root),
-        gradients=(Gradient.FRESH, 3 * quotient.storage.num_bytes),
-    )  # fmt: skip
-    t.touch(full)
-    normalized = t.cast(quotient, x.dtype)
-    weighted = t.mul(t.parameter(f"{name}.weight", width, role=WeightRole.NORM), normalized)
-    out = t.add(weighted, t.parameter(f"{name}.bias", width, role=WeightRole.NORM))
-    t.touch(normalized, mean, variance)
     return out
 
 
