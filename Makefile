@@ -7,6 +7,7 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 MUTATE_FLAGS ?=
+BOUNDS_FLAGS ?= tests/accuracy tests/measured tests/memory
 EQUAL_FLAGS ?=
 
 # Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.
@@ -30,7 +31,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs pictures site test test-pure sanitize schedulers pythons fuzz golden bench mutate equal accuracy build clean
+.PHONY: help fix check lint format types layers readme docs pictures site test test-pure sanitize schedulers pythons fuzz golden bench mutate bounds equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,6 +132,9 @@ bench: $(ENVIRONMENT)  ## Measure the wheel, start-up, commands beside a minimal
 
 mutate: $(ENVIRONMENT)  ## Change 100 lines of the estimation core at random, in memory: nine of ten have to fail a test
 	$(PYTHON) benchmarks/mutate.py $(MUTATE_FLAGS)
+
+bounds: $(ENVIRONMENT)  ## Name the tolerances of the accuracy tests that are more than five times what is reached
+	$(PYTHON) benchmarks/bounds.py $(BOUNDS_FLAGS)
 
 equal: $(ENVIRONMENT)  ## Compare every figure of a matrix of setups with those of another commit: BEFORE=main
 	$(PYTHON) benchmarks/equal.py $(BEFORE) $(EQUAL_FLAGS)

@@ -125,8 +125,8 @@ class Finder(ast.NodeVisitor):
         """Words."""
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        """How much a cache keeps changes no answer."""
-        if node.arg != "maxsize":
+        """How much a cache keeps changes no answer, nor whether lengths are compared that are equal."""
+        if node.arg not in ("maxsize", "strict"):
             self.visit(node.value)
 
     def visit_If(self, node: ast.If) -> None:

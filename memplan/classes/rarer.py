@@ -93,7 +93,7 @@ class DiffLlamaAttention(LlamaAttention):
         self.lambda_k2 = Weight(self.head_dim)
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
-        batch, length, _ = x.shape
+        batch, length = x.shape[:2]
         query, key, value = self.projected(x)
         cos, sin = tables
         query, key = turn_function(self.run.kernels.rotary, self.turn)(query, key, cos, sin)

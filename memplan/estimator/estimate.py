@@ -30,7 +30,7 @@ FLUSHES_NOTE = (
     "a smaller micro-batch or checkpointing leaves room"
 )
 COMPILED = "what a compiler makes of a step, beyond what is kept between steps"
-NO_EVALUATION = "evaluation between steps, which is laid out for models that lie whole on a rank or are sharded, and not for PPO"
+NO_EVALUATION = "evaluation between steps, which is laid out for models without a pipeline and losses without tiles"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 

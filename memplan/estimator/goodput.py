@@ -12,6 +12,7 @@ References
    of 992 A100 (remembered, not read again).
 """
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
@@ -101,15 +102,11 @@ def goodput(
     >>> often = goodput(1024, 128, 10**12, save_every_s=120.0, evaluating=0.05)
     >>> round(often.share, 3), round(often.saving_share, 3), round(often.evaluating_share, 3)
     (0.921, 0.03, 0.046)
-    >>> round(goodput(1024, 128, 10**12, per_gpu_day=0.01).failure_every_s / 3600, 2)
-    2.34
     """
     save_s = checkpoint_bytes / (num_nodes * SAVED_BYTES_PER_S)
-    rates = [
-        each if per_gpu_day is None else each._replace(per_gpu_day=per_gpu_day) for each in FAILING
-    ]
+    rates = _rates(per_gpu_day)
     high, expected, low = (
-        _share(num_gpus, save_s, failing, save_every_s, evaluating) for failing in rates
+        _share(num_gpus, save_s, each, save_every_s, evaluating) for each in rates
     )
     every_s = DAY_S / (num_gpus * rates[1].per_gpu_day)
     best_s = best_interval_s(save_s, every_s)
@@ -125,6 +122,13 @@ def goodput(
         saving_share=expected * save_s / interval_s,
         evaluating_share=expected * evaluating,
     )
+
+
+def _rates(per_gpu_day: float | None) -> Sequence[Failing]:
+    """Few failures, as expected, many; where their number is known, restarts alone differ."""
+    if per_gpu_day is None:
+        return FAILING
+    return [each._replace(per_gpu_day=per_gpu_day) for each in FAILING]
 
 
 def _share(

@@ -385,6 +385,7 @@ def _check(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> None:
     _refuse_kernels(setup, gpu)
     _refuse_sdpa(setup, model)
     _refuse_half(setup, model)
+    _refuse_autocast(setup, model)
     _refuse_fp8(setup, gpu)
     _refuse_packing(setup, model)
 
@@ -433,6 +434,17 @@ def _refuse_half(setup: TrainingSetup, model: ModelSpec) -> None:
         msg = (
             f"precision: {setup.chosen_precision.value}: transformers' class of {model.family} makes a weight in "
             "fp32 whatever it is loaded in, and raises; choose fp32 weights: bf16-amp or fp32"
+        )
+        raise SetupError(msg)
+
+
+def _refuse_autocast(setup: TrainingSetup, model: ModelSpec) -> None:
+    """Refuse a class that writes autocast's 16 bits into a tensor of fp32."""
+    autocast = PRECISIONS[setup.chosen_precision].autocast or engine_autocast(setup)
+    if model.without_autocast and autocast:
+        msg = (
+            f"precision: {setup.chosen_precision.value}: transformers' class of {model.family} raises under "
+            "autocast (index_put_ of 16 bits into fp32); choose bf16 or fp32"
         )
         raise SetupError(msg)
 

@@ -219,7 +219,9 @@ class _Plan:
 
     def _evaluation(self) -> "Iterator[SideModel]":
         job, how = self.job, self.setup.evaluation
-        if how is not None and self.setup.evaluates:
+        if how is not None and job.kind is JobKind.PPO:
+            yield from self._sampled(how)
+        elif how is not None and self.setup.evaluates:
             side = self._side(
                 self.walked.model, self._evaluation_options(how), role="evaluation",
                 when=When.EVALUATION, owns=False,
@@ -228,6 +230,18 @@ class _Plan:
             yield from self._attending(how, side)
         if job.generate_batch_size is not None:
             yield from self._generation(When.EVALUATION, job.generate_batch_size)
+
+    def _sampled(self, how: Evaluation) -> "Iterator[SideModel]":
+        """PPO's evaluation: completions of a batch of prompts, and their rewards.
+
+        (TRL 1.16, experimental/ppo/ppo_trainer.py, ``PPOTrainer.generate_completions``)
+        """
+        yield from self._generation(When.EVALUATION, how.batch_size)
+        job = replace(self.job, scoring_batch_size=None)
+        setup = replace(self._evaluated(how), job=job, evaluation=None)
+        plan = _Plan(self.walked, setup, self.gpu)
+        for each in plan._scorer("reward", When.EVALUATION, Objective.VALUES):
+            yield replace(each, owns_weights=False)
 
     def _attending(self, how: Evaluation, side: SideModel) -> "Iterator[SideModel]":
         """What a step's passes are joined by, over a batch of evaluation; weights are there."""

@@ -9,7 +9,12 @@ operations that a ``ModelSpec`` describes, and knows no family.
 from collections.abc import Mapping
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
-from memplan.families.class_checks import DECLARING_FP32, WITHOUT_SDPA, check_heads
+from memplan.families.class_checks import (
+    DECLARING_FP32,
+    WITHOUT_AUTOCAST,
+    WITHOUT_SDPA,
+    check_heads,
+)
 from memplan.families.index import FAMILY_MODULES, FamilyModule, family_module
 from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
 from memplan.fast_dataclass import replace
@@ -73,6 +78,7 @@ def read_model(
         layerdrop=_layerdrop(reader),
         without_sdpa=model_type in WITHOUT_SDPA,
         declares_fp32=model_type in DECLARING_FP32,
+        without_autocast=model_type in WITHOUT_AUTOCAST,
     )
 
 

@@ -34,6 +34,10 @@ DECLARING_FP32 = frozenset({"deberta", "xlnet"})
 loaded in 16 bits it stays in fp32, and a product of two formats raises (``XLNetRelativeAttention.q``,
 ``DisentangledSelfAttention.q_bias``). A model that is cast as a whole, as DeepSpeed does, runs."""
 
+WITHOUT_AUTOCAST = frozenset({"xmod"})
+"""Types that write what a linear layer gave into a tensor of the norm's format: under autocast 16 bits into
+fp32, which raises (models/xmod, ``XmodOutput.lang_adapter``; aten's ``index_put_``)."""
+
 
 def check_heads(reader: ConfigReader, model_type: str) -> None:
     """Refuse what the type's config refuses."""

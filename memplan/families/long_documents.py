@@ -177,14 +177,19 @@ def _with_biases(stack: StackSpec, *, bias: bool) -> StackSpec:
 
 
 def _in_blocks(reader: ConfigReader, stack: StackSpec) -> StackSpec:
-    """The encoder in blocks, or with all pairs of tokens as ``attention_type`` says."""
+    """The encoder in blocks, or with all pairs of tokens as ``attention_type`` says: BigBird's own function."""
     key, run = "attention_type", stack.runs[0]
     kind = reader.choice(key, reader.text(key), ("block_sparse", "original_full"))
-    if kind == "original_full":
-        return replace(stack, spare_mask=True)
     assert isinstance(run.layer.attention, AttentionSpec)
+    full = replace(
+        run.layer.attention,
+        form=AttentionForm.PLAIN_SCORES, output_apart=True, hands_on_weights=False,
+    )  # fmt: skip
+    if kind == "original_full":
+        run = replace(run, layer=replace(run.layer, attention=full))
+        return replace(stack, runs=(run,), spare_mask=True)
     blocks = BlockSparseSpec(
-        full=run.layer.attention,
+        full=full,
         block_size=reader.integer("block_size"),
         num_random_blocks=reader.integer("num_random_blocks"),
         integer_masks=True,

@@ -323,7 +323,7 @@ def attention(t: Tape, x: Tensor, spec: LayerSpec, context: StackContext, *, cro
     if cross and spec.cross_attention is not None and context.memory is not None:
         kind, read, length = spec.cross_attention, context.memory, context.memory_len
         name = "cross_attn"
-    if not isinstance(kind, AttentionSpec):
+    if not isinstance(kind, AttentionSpec) or kind.form is AttentionForm.PLAIN_SCORES:
         return mix_tokens(t, x, kind, context)
     width, hidden = kind.num_heads * kind.head_dim, context.hidden_size
     t.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION

@@ -8,7 +8,7 @@ from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor
-from memplan.model.attention import AttentionSpec
+from memplan.model.attention import AttentionSpec, BlockSparseSpec
 from memplan.model.layers import LayerSpec, NormPlacement
 
 
@@ -112,7 +112,8 @@ def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext)
         t.touch(fed)
     if _output_apart(layer):
         t.touch(activated)
-    t.linger(middle)
+    # One statement names what attention returned and its weights, in this order.
+    t.segment.lingering.insert(0, middle)
     return out
 
 
@@ -125,7 +126,9 @@ def _activated(t: Tape) -> Tensor:
 
 def _output_apart(layer: LayerSpec) -> bool:
     """Whether ``feed_forward_chunk`` calls a module for each half, and holds what is between them."""
-    return isinstance(layer.attention, AttentionSpec) and layer.attention.output_apart
+    mixer = layer.attention
+    scores = mixer.full if isinstance(mixer, BlockSparseSpec) else mixer
+    return isinstance(scores, AttentionSpec) and scores.output_apart
 
 
 def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

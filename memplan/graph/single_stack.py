@@ -339,10 +339,6 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
         return cross_streams(t, stack, stack.crossed, x, context)
     if context.chosen is not None and t.segment.repeat == 1:
         t.segment.handed_in -= {context.chosen.storage}
-    if context.beside is not None:
-        from memplan.graph.pruning import prune  # only where a stream ends before the others
-
-        prune(t.segment)
     return x
 
 
@@ -371,7 +367,7 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
-    is_repeated = context.beside is None and stack.crossed is None
+    is_repeated = stack.crossed is None
     while remaining:
         given = x
         t.begin(
@@ -431,8 +427,11 @@ def head(
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
-    if model.stacks[0].multiple_of > 1:
-        x = t.slice(x, t.options.batch_size * t.options.seq_len * model.hidden_size)
+    kept = t.options.batch_size * t.options.seq_len * model.hidden_size
+    if model.stacks[0].multiple_of > 1 and kept < x.numel:
+        x = t.slice(x, kept)
+        if model.task is Task.MASKED_LM and t.options.batch_size > 1 and t.autocast is None:
+            x = t.contiguous(x)  # for the product that reads it
     embedded = model.stacks[0].embedding
     if embedded is not None and embedded.prompts is not None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant

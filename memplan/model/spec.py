@@ -91,6 +91,8 @@ class ModelSpec(Displayed, HashedOnce):
     """The class cannot be asked for torch's ``scaled_dot_product_attention``."""
     declares_fp32: bool = False
     """The class makes a weight in fp32 whatever format it is built or loaded in, and then raises."""
+    without_autocast: bool = False
+    """The class raises under autocast."""
     tables: tuple[ParameterBlock, ...] = ()
     """Parts that are counted but not written down: towers, projectors, or, without any stack, the
     whole model."""

@@ -75,6 +75,8 @@ def print_comparison(
     console.print()
     print_assumed(console, rows, everything=shown.assumptions)
     print_notes(console, rows, everything=shown.assumptions)
+    for text in beside_lines(rows):
+        print_dim(console, text)
     zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
     _print_words(console, SHORT_LEGEND, legend=shown.legend, zero_init=zero_init)
     if shown.reserved:
@@ -134,9 +136,8 @@ def _print_bytes(console: "Console", estimates: Sequence[Estimate], *, lifetimes
 
 def _print_beside(console: "Console", estimates: Sequence[Estimate], shown: Shown) -> None:
     """What comes on top of the bytes, and what the allocator makes of them."""
-    if shown.reserved or shown.legend:
-        for text in beside_lines(estimates):
-            print_dim(console, text)
+    for text in beside_lines([estimates]):
+        print_dim(console, text)
     if not shown.reserved:
         return
     for each in estimates:

@@ -140,12 +140,22 @@ def _table(taught: Taught, title: str | None) -> "Table":
             size_text(kept) if kept else "-", ", ".join(dict.fromkeys(what)),
         )  # fmt: skip
     table.add_section()
-    beside = taught.kept_beside_output_bytes
-    note = "" if beside == taught.kept_bytes else f"{size_text(beside)} beside its result"
-    table.add_row("kept", "", size_text(taught.kept_bytes), note, style="bold")
+    notes = [
+        f"{size_text(beside)} beside {what}"
+        for beside, what in (
+            (taught.kept_beside_output_bytes, "its result"),
+            (taught.kept_beside_given_bytes, GIVEN),
+        )
+        if beside != taught.kept_bytes
+    ]
+    table.add_row("kept", "", size_text(taught.kept_bytes), ", ".join(notes), style="bold")
     for name, size, words in (
-        ("forward", taught.forward_peak_bytes, "the most alive at once, weights left out"),
-        ("peak", taught.peak_bytes, "the same, with backward"),
+        ("forward", taught.forward_peak_bytes, "the most at once, no weights"),
+        ("peak", taught.peak_bytes, "with backward"),
     ):
+        words += f"; {GIVEN} apart {size_text(size - taught.given_bytes)}"
         table.add_row(name, size_text(size), "", words, style="dim")
     return table
+
+
+GIVEN = "its input"

@@ -82,13 +82,13 @@ def _kept_result(t: Tape, kind: OperationKind, x: Tensor, *, in_place: bool = Fa
 
 
 def _own_function(t: Tape, sizes: Sizes) -> Tensor:
-    """A ``torch.autograd.Function`` that writes the sigmoid out and keeps its result alone."""
+    """A ``torch.autograd.Function`` that writes the sigmoid out, keeps its input and writes it out again in backward."""
     x = hidden_states(t, sizes)
     out = t.tensor(x.numel, x.dtype)
     size = out.storage.num_bytes
     t.record(
-        OperationKind.SIGMOID, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
-        forward_scratch_bytes=size, backward_scratch_bytes=size,
+        OperationKind.SIGMOID, (x,), (out,), saves=(x,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=size, backward_scratch_bytes=(size, size),
     )  # fmt: skip
     return out
 
@@ -202,7 +202,7 @@ LESSONS: tuple[Lesson, ...] = (
         "take the negative's place, which nothing keeps, and the reciprocal the sum's, but what exp keeps must "
         "stay as it is (backward raises where it was modified). Inside a Function's forward nothing records "
         "gradients: its temporaries go, apply attaches one node to the result, and what lasts is what "
-        "ctx.save_for_backward was given (grad_fn.saved_tensors): the result, which is there anyway.",
+        "ctx.save_for_backward was given (grad_fn.saved_tensors): here its input, which is there anyway.",
         Variant(name="in place where it may be", record=_written_out(in_place=True)),
         Variant(name="the operator", record=_unary(OperationKind.SIGMOID)),
         Variant(name="an autograd.Function of one's own", record=_own_function),

@@ -135,6 +135,9 @@ class Taught:
     output_bytes: int
     kept_beside_output_bytes: int
     """The same without the result, which somebody else holds anyway."""
+    kept_beside_given_bytes: int
+    """The same without what it is given, which is there before it runs."""
+    given_bytes: int
     peak_bytes: int
     """The most alive at once, forward or backward, weights and their gradients left out."""
     forward_peak_bytes: int
@@ -153,9 +156,12 @@ def teach(variant: Variant, sizes: Sizes = USUAL) -> Taught:
     out = variant.record(tape, sizes)
     tape.end(out)
     seen: dict[Storage, None] = {}
-    steps = []
+    steps: list[SavedStep] = []
+    given: dict[Storage, None] = {}
     for operation in tape.segment.operations:
-        if operation.kind is not OperationKind.GIVEN:
+        if operation.kind is OperationKind.GIVEN:
+            given.update(dict.fromkeys(each.storage for each in operation.outputs))
+        else:
             steps.append(_step(operation, tape.segment.operations, seen))
     kept = sum(storage.num_bytes for storage in seen)
     beside = sum(storage.num_bytes for storage in seen if storage is not out.storage)
@@ -166,6 +172,8 @@ def teach(variant: Variant, sizes: Sizes = USUAL) -> Taught:
         kept_bytes=kept,
         output_bytes=out.storage.num_bytes,
         kept_beside_output_bytes=beside,
+        kept_beside_given_bytes=sum(each.num_bytes for each in seen if each not in given),
+        given_bytes=sum(each.num_bytes for each in given),
         peak_bytes=peak,
         forward_peak_bytes=forward_peak,
     )

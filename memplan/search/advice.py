@@ -255,11 +255,7 @@ def _nearest_changes(
     setup = answer.setup
     has_room = _holds_states(answer, gpu)
     if has_room:
-        yield from lean_kernels(model, setup, gpu)
-    if has_room and setup.micro_batch_size > 1:
-        if micro_batch is None:
-            micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
-        yield from smaller_batches(setup, micro_batch)
+        yield from _smaller_steps(model, setup, gpu, micro_batch)
     if setup.chosen_engine is Engine.MEGATRON:
         from memplan.search.megatron_advice import megatron_changes  # only for it
 
@@ -285,6 +281,17 @@ def _nearest_changes(
         for base in (setup, least):
             yield from possible(conceded, base, given_up)
     yield from _furthest_changes(model, setup, single, least, gpu)
+
+
+def _smaller_steps(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec, micro_batch: int | None
+) -> Iterator[TrainingSetup]:
+    """The same engine and states: leaner kernels, then fewer sequences at once."""
+    yield from lean_kernels(model, setup, gpu)
+    if setup.micro_batch_size > 1:
+        if micro_batch is None:
+            micro_batch = largest_micro_batch(model, setup, gpu, limit=setup.micro_batch_size)
+        yield from smaller_batches(setup, micro_batch)
 
 
 def _furthest_changes(

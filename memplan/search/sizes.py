@@ -1,5 +1,7 @@
 """What bounds and speeds need of a model: how many parameters, and of which kind."""
 
+from typing import NamedTuple
+
 from memplan.fast_dataclass import dataclass
 from memplan.graph.model import record_model
 from memplan.graph.options import TapeOptions
@@ -57,6 +59,42 @@ def model_sizes(model: ModelSpec) -> ModelSizes:
     >>> found.num_experts, found.experts_per_token, found.expert_layers
     (8, 2, 32)
     """
+    counted = _counted(model)
+    layers = [(run.count, run.layer) for stack in model.stacks for run in stack.runs]
+    mixtures = [
+        (count, each)
+        for count, layer in layers
+        if isinstance(each := layer.feed_forward, MixtureSpec)
+    ]
+    return ModelSizes(
+        num_params=counted.total,
+        expert_params=counted.routed,
+        active_params=counted.active,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        expert_layers=sum(count for count, _ in mixtures),
+        experts_per_token=max((each.num_experts_per_token for _, each in mixtures), default=0),
+        num_experts=max((each.num_experts for _, each in mixtures), default=0),
+        layer_params=counted.largest,
+        layer_expert_params=counted.largest_routed,
+        key_value_size=max((_key_value_size(layer.attention) for _, layer in layers), default=0),
+    )
+
+
+class _Counted(NamedTuple):
+    """Weights of a tape."""
+
+    total: int
+    routed: int
+    """Of experts."""
+    active: int
+    """That a token passes."""
+    largest: int
+    """Of the largest layer."""
+    largest_routed: int
+
+
+def _counted(model: ModelSpec) -> _Counted:
     tape = record_model(model, TapeOptions())
     total = routed = active = 0
     largest = (0, 0)
@@ -73,25 +111,7 @@ def model_sizes(model: ModelSpec) -> ModelSizes:
             active += parameter.active_numel * segment.num_copies
             if parameter.experts is not None:
                 routed += count
-    layers = [(run.count, run.layer) for stack in model.stacks for run in stack.runs]
-    mixtures = [
-        (count, each)
-        for count, layer in layers
-        if isinstance(each := layer.feed_forward, MixtureSpec)
-    ]
-    return ModelSizes(
-        num_params=total,
-        expert_params=routed,
-        active_params=active,
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        expert_layers=sum(count for count, _ in mixtures),
-        experts_per_token=max((each.num_experts_per_token for _, each in mixtures), default=0),
-        num_experts=max((each.num_experts for _, each in mixtures), default=0),
-        layer_params=largest[0],
-        layer_expert_params=largest[1],
-        key_value_size=max((_key_value_size(layer.attention) for _, layer in layers), default=0),
-    )
+    return _Counted(total, routed, active, *largest)
 
 
 def _key_value_size(spec: object) -> int:

@@ -412,13 +412,9 @@ def _strict_loader(base: Any) -> Any:
 def _check_mapping(value: object, *, label: str, kind: str) -> dict[str, object]:
     if not isinstance(value, dict):
         _refuse(label, f"must hold {kind}, not {_KINDS.get(type(value), 'a value')}")
-    for key, item in value.items():
+    for key in value:
         if not isinstance(key, str):
             _refuse(label, f"the key {shown(key)} is not text: put it in quotes")
-        if isinstance(item, float) and not math.isfinite(item):
-            _refuse(
-                label, f"{shown(key)} is {item}, which is not a number: give one or leave it out"
-            )
     check_tree(value, label=label)
     return value
 
@@ -429,12 +425,12 @@ def check_tree(mapping: Mapping[str, object], *, label: str) -> None:
     Raises ``ConfigError`` for nesting beyond ``MAX_DEPTH``, as of a mapping that holds itself, for
     keys such as YAML's ``on``, which is true, and for integers that are no number of anything.
     """
-    level: list[tuple[str, object]] = [(key, value) for key, value in mapping.items()]
+    level = _children("", mapping)
     for _ in range(MAX_DEPTH):
         # Each container once: two that hold each other would double from level to level.
         inside: dict[int, tuple[str, object]] = {}
-        for place, value in level:
-            _check_value(value, place=place, label=label)
+        for place, value, in_list in level:
+            _check_value(value, place=place, label=label, in_list=in_list)
             if isinstance(value, Mapping | list | tuple):
                 inside[id(value)] = (place, value)
         level = [child for place, value in inside.values() for child in _children(place, value)]
@@ -443,9 +439,14 @@ def check_tree(mapping: Mapping[str, object], *, label: str) -> None:
     _refuse(label, _TOO_DEEP)
 
 
-def _check_value(value: object, *, place: str, label: str) -> None:
+def _check_value(value: object, *, place: str, label: str, in_list: bool) -> None:
     if isinstance(value, int) and abs(value) > _LARGEST:
         _refuse(label, f"{place}: holds {shown(value)}")
+    # A list may end in infinity, as Mamba 2's ``time_step_limit`` does.
+    if isinstance(value, float) and not (math.isfinite(value) or (in_list and value > 0)):
+        _refuse(
+            label, f"{shown(place)} is {value}, which is not a number: give one or leave it out"
+        )
     if isinstance(value, Mapping):
         for key in value:
             # Whole numbers are the usual keys of id2label.
@@ -457,10 +458,12 @@ _LARGEST = 10**300
 """Largest whole number that is read: still a float where one is made of it."""
 
 
-def _children(place: str, value: object) -> list[tuple[str, object]]:
+def _children(place: str, value: object) -> list[tuple[str, object, bool]]:
+    """What a container holds: where, what, and whether in a list."""
     if isinstance(value, Mapping):
-        return [(shortened(f"{place}.{key}", MAX_PLACE), item) for key, item in value.items()]
-    return [(place, item) for item in value] if isinstance(value, list | tuple) else []
+        dot = f"{place}." if place else ""
+        return [(shortened(f"{dot}{key}", MAX_PLACE), item, False) for key, item in value.items()]
+    return [(place, item, True) for item in value] if isinstance(value, list | tuple) else []
 
 
 MAX_PLACE = 120

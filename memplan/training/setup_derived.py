@@ -7,7 +7,7 @@ from memplan.training.choices import ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
 from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
-from memplan.training.jobs import PLAIN, JobKind
+from memplan.training.jobs import PLAIN
 from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, TILED_LOSSES, WHOLE, Kernels
 from memplan.training.parallelism import (
     PipelineParallel,
@@ -118,18 +118,14 @@ class DerivedSetup(SetupFields):
 
     @property
     def evaluates(self) -> bool:
-        """Whether evaluation is laid out: under the engines and splits in which a pass of the model alone is."""
+        """Whether evaluation is laid out: where a rank runs a pass of the model by itself."""
         return self.evaluation is not None and not self.evaluates_elsewhere
 
     @property
     def evaluates_elsewhere(self) -> bool:
         """Whether it is asked for where only a step's own passes are laid out."""
         return self.evaluation is not None and (
-            self.chosen_engine is Engine.MEGATRON
-            or self.tensor_parallel * self.pipeline_parallel * self.context_parallel > 1
-            or self.expert_parallel > 1
-            or self.chosen_kernels.loss in TILED_LOSSES
-            or self.job.kind is JobKind.PPO
+            self.pipeline_parallel > 1 or self.chosen_kernels.loss in TILED_LOSSES
         )
 
     @property

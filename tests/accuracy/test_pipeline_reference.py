@@ -82,8 +82,8 @@ def test_own_records(checkout: Path) -> None:
     for record in records:
         predicted = predict_own(record)
         for figure, truth in record["bytes"].items():
-            error = abs(predicted[figure] - truth) / truth
-            assert error <= OWN_BARS[figure], (record["settings"], figure, error)
+            own = pytest.approx(truth, rel=OWN_BARS[figure])
+            assert predicted[figure] == own, (record["settings"], figure)
 
 
 def test_composed_ranks(checkout: Path) -> None:
@@ -92,8 +92,8 @@ def test_composed_ranks(checkout: Path) -> None:
     for record in records:
         predicted = predict_composed(record)
         for figure, truth in record["bytes"].items():
-            error = abs(predicted[figure] - truth) / truth
-            assert error <= 0.0001, (record["settings"], figure, error)
+            near = pytest.approx(truth, rel=0.0001)
+            assert predicted[figure] == near, (record["settings"], figure)
 
 
 def test_deepspeed_ranks(checkout: Path) -> None:
@@ -103,6 +103,5 @@ def test_deepspeed_ranks(checkout: Path) -> None:
     for record in records:
         predicted = predict_deepspeed(record)
         for figure, truth in record["bytes"].items():
-            error = abs(predicted[figure] - truth) / truth
             bar = 0.005 if record["settings"]["ckpt"] else 0.002
-            assert error <= bar, (record["settings"], figure, error)
+            assert predicted[figure] == pytest.approx(truth, rel=bar), (record["settings"], figure)

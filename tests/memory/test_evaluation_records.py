@@ -70,17 +70,44 @@ def test_it_takes_part_in_every_figure(case: dict[str, Any]) -> None:
     assert any("evaluation between steps in batches of 8" in text for text in answer.assumptions)
 
 
+def split_answer(**fields: Any) -> Estimate:
+    model = load_model(DATA["models"]["llama 1024 x4"], "causal-lm")
+    return estimate(model, TrainingSetup(seq_len=128, **fields), load_gpu("h200"))
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"num_gpus": 8, "engine": "fsdp", "tensor_parallel": 2},
-        {"num_gpus": 2, "pipeline_parallel": 2, "gradient_accumulation_steps": 4},
+        {"num_gpus": 4, "engine": "fsdp", "context_parallel": 2},
+        {"num_gpus": 4, "engine": "megatron", "tensor_parallel": 2},
         {"job": "ppo"},
     ],
+    ids=str,
 )
-def test_where_it_is_not_laid_out_no_verdict_says_fits(fields: dict[str, Any]) -> None:
-    model = load_model(DATA["models"]["llama 1024 x4"], "causal-lm")
-    answer = estimate(model, TrainingSetup(seq_len=128, evaluation=4, **fields), load_gpu("h200"))
+def test_it_is_a_phase_of_models_that_are_split_and_of_ppo(fields: dict[str, Any]) -> None:
+    """A larger batch needs more of it alone; its logits are shared as a step's are."""
+    small, large = (split_answer(evaluation=batch, **fields) for batch in (1, 64))
+    assert small.verdict == large.verdict == "fits"
+    assert not small.unmodelled
+    assert small.peak_bytes == large.peak_bytes
+    assert large.phases["evaluation"].peak_bytes > small.phases["evaluation"].peak_bytes
+    assert large.required_bytes > small.required_bytes
+    degree = fields.get("tensor_parallel", 1) * fields.get("context_parallel", 1)
+    if (degree > 1 and fields["engine"] == "megatron") or "context_parallel" in fields:
+        whole = split_answer(
+            evaluation=64, **{**fields, "tensor_parallel": 1, "context_parallel": 1}
+        )
+        logits = [
+            each.phases["evaluation"].components["logits_and_loss"] for each in (large, whole)
+        ]
+        assert logits[0] * degree == pytest.approx(logits[1], rel=1e-3)
+
+
+def test_where_it_is_not_laid_out_no_verdict_says_fits() -> None:
+    answer = split_answer(
+        num_gpus=2, pipeline_parallel=2, gradient_accumulation_steps=4, evaluation=4
+    )
     assert "evaluation" not in answer.phases
     assert answer.verdict == "states fit"
     assert any("evaluation between steps" in text for text in answer.unmodelled)

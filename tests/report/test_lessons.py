@@ -168,7 +168,7 @@ def test_sizes_of_ones_own(run: Callable[..., Any]) -> None:
     assert [each.kept_bytes for each in (written, in_place, operator, function)] == [
         2 * GIB, 2 * GIB, GIB, GIB,
     ]  # fmt: skip
-    assert [each.kept_beside_output_bytes for each in (operator, function)] == [0, 0]
+    assert operator.kept_beside_output_bytes == function.kept_beside_given_bytes == 0
     peaks = [each.forward_peak_bytes for each in (written, in_place, operator, function)]
     beside_x = [peak - GIB for peak in peaks]
     assert beside_x == [3 * GIB, 2 * GIB, GIB, 2 * GIB]

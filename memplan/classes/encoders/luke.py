@@ -25,8 +25,9 @@ from memplan.classes.encoders.tasks import (
     Tasks,
 )
 from memplan.families.llama import read_activation
-from memplan.graph.modules.attention import in_heads
+from memplan.graph.modules.attention import Attended, in_heads, matmul
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
+from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
@@ -50,8 +51,6 @@ class LukeEntityEmbeddings(Module):
 
 
 class LukeSelfAttention(PlainScores):
-    hands_on_weights = False
-
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         hidden = config.integer("hidden_size")
@@ -64,12 +63,28 @@ class LukeSelfAttention(PlainScores):
         ):
             setattr(self, name, each)
 
-    def heads(self, x: Handle) -> list[Handle]:
+    def forward(
+        self,
+        x: Handle,
+        mask: Handle | None,
+        position_bias: Handle | None = None,  # noqa: ARG002
+    ) -> Attended:
         key_layer = in_heads(self.key(x), self.head_dim)
         value_layer = in_heads(self.value(x), self.head_dim)
         for each in self.of_entities:
             spare(each)
-        return [in_heads(self.query(x), self.head_dim), key_layer, value_layer]
+        # Where there are entities scores come first: their name is older than the queries', and dies before it.
+        attention_scores = query_layer = in_heads(self.query(x), self.head_dim)
+        attention_scores = matmul(query_layer, key_layer.transpose(2, 3))
+        attention_scores = attention_scores / self.head_dim**0.5
+        if mask is not None:
+            attention_scores = attention_scores + mask
+        attention_probs = softmax(attention_scores)
+        attention_probs = self.dropout(attention_probs)
+        context_layer = matmul(attention_probs, value_layer)
+        context_layer = context_layer.permute(0, 2, 1, 3).contiguous()
+        context_layer = context_layer.view(*x.shape[:2], -1)
+        return context_layer, None
 
 
 class LukeAttention(Attention):

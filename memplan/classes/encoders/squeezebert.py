@@ -45,7 +45,7 @@ class SqueezeBertLayerNorm(LayerNorm):
     """Of the channels, which are the second dimension."""
 
     def forward(self, x: Handle) -> Handle:
-        x = x.permute(0, 2, 1)
+        x = x.seen_as(*x.shape).permute(0, 2, 1)
         x = super().forward(x)
         return x.permute(0, 2, 1)
 
@@ -78,9 +78,8 @@ class SqueezeBertSelfAttention(Heads):
     def __init__(self, config: ConfigReader) -> None:
         self.read_sizes(config)
         for name in self.names:
-            made = convolution(config, "hidden_size", "hidden_size", f"{name[0]}_groups")
-            made.gives_rows = True
-            setattr(self, name, made)
+            groups = f"{name[0]}_groups"
+            setattr(self, name, convolution(config, "hidden_size", "hidden_size", groups))
         self.add_dropout(config.number(self.dropout_key))
 
     def columns(self, x: Handle) -> Handle:
@@ -109,7 +108,6 @@ class SqueezeBertModule(EncoderLayer):
     def __init__(self, config: ConfigReader) -> None:
         self.attention = SqueezeBertSelfAttention(config)
         self.post_attention = ConvDropoutLayerNorm(config, "hidden_size", "post_attention_groups")
-        self.post_attention.conv1d.gives_rows = True
         self.intermediate = ConvActivation(config)
         self.output = ConvDropoutLayerNorm(config, "intermediate_size", "output_groups")
 

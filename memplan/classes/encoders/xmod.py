@@ -2,8 +2,8 @@
 
 (transformers 5.23: models/xmod)
 
-Every adapter is called with the sequences of its language. All are taken to be of one: the others' adapters are
-given nothing, and their weights gradients of zeros all the same.
+Every adapter is called with the sequences of its language. All are taken to be of ``default_language``, or of the
+first: the others' adapters are given nothing, and their weights gradients of zeros all the same.
 """
 
 from collections.abc import Callable
@@ -84,6 +84,8 @@ class XmodAdapters(Module):
         if not languages:
             error = config.fail(key, "is empty; name at least one")
             raise error
+        default = config.text("default_language", default=languages[0])
+        self.default = config.choice("default_language", default, languages)
         for each in languages:
             setattr(self, each, XmodAdapter(config))
 
@@ -118,13 +120,12 @@ class XmodOutput(Module):
         if self.ln_before_adapter:
             residual = x
         new_hidden_states = zeros(x)
-        rows = x.shape[0]
-        for adapter in self.adapter_modules.children.values():
+        for language, adapter in self.adapter_modules.children.items():
+            rows = x.shape[0] * (language == self.adapter_modules.default)
             lang_mask = lang_ids.apart(OperationKind.EQ, dtype=DType.BOOL)
             lang_hidden_states = picked(x, lang_mask, rows)
             adapted_lang_hidden_states = adapter(lang_hidden_states)
             new_hidden_states = copy_at(new_hidden_states, adapted_lang_hidden_states)
-            rows = 0
         x = self.dropout(new_hidden_states)
         x += residual
         return x

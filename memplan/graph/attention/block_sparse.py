@@ -13,7 +13,7 @@ from memplan.graph.attention.head_layout import as_heads, batched_matmul
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
+from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
 from memplan.graph.tape import Tape
 from memplan.graph.tensors import Tensor, allocated_bytes
@@ -87,19 +87,21 @@ def block_sparse(t: Tape, x: Tensor, spec: BlockSparseSpec, context: StackContex
     mask = context.mask
     if mask is not None and not spec.integer_masks:
         mask = t.cast(mask, x.dtype)
-    biases = (full.query_bias, full.key_bias, full.value_bias)
-    projected = [
-        linear(t, x, f"self_attn.{name}_proj", hidden, hidden, bias=bias)
-        for name, bias in zip("qkv", biases, strict=True)
-    ]
-    query, key, value = (as_heads(t, each, sizes.heads) for each in projected)
+    projected, heads = [], []
+    for name, bias in zip("qkv", (full.query_bias, full.key_bias, full.value_bias), strict=True):
+        projected.append(linear(t, x, f"self_attn.{name}_proj", hidden, hidden, bias=bias))
+        heads.append(as_heads(t, projected[-1], sizes.heads))
     work = _Work(t, sizes, mask, DType.INT64 if spec.integer_masks else DType.FP32)
-    out = work.attended(query, key, value)
-    t.touch(*work.held, *projected)
+    out = work.attended(*heads)
+    t.touch(*work.held, *work.seen_last)
     rows = t.contiguous(out)
+    t.touch(out, *projected)
+    # The output's module, or the caller, has names for what it is given.
+    context.attention_frame = rows, *(() if mask is None or spec.integer_masks else (mask,))
     last = WeightRole.ATTENTION_OUTPUT
     result = linear(t, rows, "self_attn.o_proj", hidden, hidden, bias=full.output_bias, role=last)
-    t.touch(rows, *(() if mask is None or spec.integer_masks else (mask,)))
+    if spec.integer_masks:
+        t.touch(rows)
     return result
 
 
@@ -109,17 +111,26 @@ class _Work:
     def __init__(self, t: Tape, sizes: Sizes, mask: Tensor | None, mask_dtype: DType) -> None:
         self.t, self.sizes, self.mask, self.mask_dtype = t, sizes, mask, mask_dtype
         self.held: list[Tensor] = []
+        self.seen_last: list[Tensor] = []
+        """Weights of which views are taken at the end."""
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """What each block of queries finds, side by side; then the matrix of all weights."""
         t, sizes = self.t, self.sizes
         drawn = self._drawn()
-        keys, values = self._gathered(key, drawn), self._gathered(value, drawn)
-        first = self._to_all(query, key, value)
-        second = self._to_some(query, key, value, keys, values)
-        middle = self._middle(query, key, value, keys, values)
-        second_last = self._to_some(query, key, value, keys, values)
-        last = self._to_all(query, key, value)
+        queries, blocks, values = (t.reshaped(each) for each in (query, key, value))
+        parts = (
+            queries,
+            blocks,
+            values,
+            self._gathered(blocks, drawn),
+            self._gathered(values, drawn),
+        )
+        first = self._to_all(queries, key, value)
+        second = self._to_some(*parts)
+        middle = self._middle(*parts)
+        second_last = self._to_some(*parts)
+        last = self._to_all(queries, key, value)
         joined = t.concatenate(first, second, middle, second_last, last)
         rows = t.tensor(sizes.batch * sizes.tokens, t.compute)
         out = t.mul(joined, rows)
@@ -137,7 +148,7 @@ class _Work:
         mask = t.tensor(count * sizes.block**2, self.mask_dtype)
         t.record(
             OperationKind.GATHER, (drawn,), (mask,),
-            forward_scratch_bytes=allocated_bytes(count * sizes.block, self.mask_dtype),
+            forward_scratch_bytes=(allocated_bytes(count * sizes.block, self.mask_dtype), RESULT),
         )  # fmt: skip
         self.held.append(mask)
         return drawn
@@ -160,21 +171,41 @@ class _Work:
     def _scored(self, left: Tensor, right: Tensor, keys: int) -> Tensor:
         t, sizes = self.t, self.sizes
         rows = left.numel // sizes.width
-        scores = t.scale(batched_matmul(t, left, right, rows * keys, sizes.width))
+        scores = t.scale(self._product(left, right, rows * keys, sizes.width))
         self.held.append(scores)
         return scores
 
+    def _product(self, left: Tensor, right: Tensor, numel: int, inner: int) -> Tensor:
+        """``torch.matmul`` or ``einsum``: what it copied of the right one goes first."""
+        out = batched_matmul(self.t, left, right, numel, inner)
+        self.t.touch(right, left)
+        return out
+
+    def _part(self, out: Tensor) -> Tensor:
+        """A product that is joined to others: its gradient is a part of theirs, and is copied into rows."""
+        seen = self.t.view(out, out.numel)
+        self.t.record(OperationKind.VIEW, (out,), (seen,), gradients=(Gradient.FRESH,))
+        return seen
+
     def _masked(
-        self, scores: Tensor, elements: int, dtype: DType, mask: Tensor | None = None
+        self,
+        scores: Tensor,
+        elements: int,
+        dtype: DType,
+        mask: Tensor | None = None,
+        *,
+        of_two: bool = False,
     ) -> Tensor:
-        """``+= (1 - mask) * penalty``: two temporaries of the mask's size."""
+        """``+= (1 - mask) * penalty``: temporaries of the mask's size, one behind another; ``of_two`` masks the
+        lesser comes first."""
         t, size = self.t, allocated_bytes(elements, dtype)
+        lesser = allocated_bytes(elements, self.mask_dtype)
         out = t.view(scores, scores.numel)
         inputs = (scores,) if mask is None else (scores, mask)
         t.record(
             OperationKind.ADD_IN_PLACE, inputs, (out,),
             gradients=(Gradient.ALIAS, Gradient.NONE)[: len(inputs)],
-            forward_scratch_bytes=(size, size),
+            forward_scratch_bytes=(lesser, size, ~0, size, ~1) if of_two else (size, size, ~0),
         )  # fmt: skip
         return out
 
@@ -184,11 +215,9 @@ class _Work:
         block = self._copied(t.slice(query, sizes.rows * sizes.width))
         scores = self._scored(block, self._copied(key), sizes.tokens)
         weights = softmax(t, scores)
-        out = batched_matmul(
-            t, weights, self._copied(value), sizes.rows * sizes.width, sizes.tokens
-        )
-        self.held.append(out)
-        return out
+        out = self._product(weights, self._copied(value), sizes.rows * sizes.width, sizes.tokens)
+        self.held += [weights, out]
+        return self._part(out)
 
     def _to_some(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor
@@ -204,17 +233,16 @@ class _Work:
         seen = (4 + sizes.random) * sizes.block
         block = self._copied(t.slice(query, numel))
         pad = t.tensor(sizes.rows * seen, self.mask_dtype)
-        product = batched_matmul(t, block, near, sizes.rows * seen, sizes.width)
-        t.record(
-            OperationKind.CAT, (), (pad,),
-            forward_scratch_bytes=allocated_bytes(sizes.rows * 4 * sizes.block, self.mask_dtype),
-        )  # fmt: skip
+        product = self._product(block, near, sizes.rows * seen, sizes.width)
+        ones = allocated_bytes(sizes.rows * 4 * sizes.block, self.mask_dtype)
+        t.record(OperationKind.CAT, (), (pad,), forward_scratch_bytes=(ones, RESULT))
         scores = t.scale(product)
-        self.held += [pad, scores]
-        weights = softmax(t, self._masked(scores, sizes.rows * seen, DType.FP32))
+        masked = self._masked(scores, sizes.rows * seen, DType.FP32, of_two=True)
+        weights = softmax(t, masked)
         out = batched_matmul(t, weights, far, numel, seen)
-        self.held.append(out)
-        return out
+        self.held += [scores, pad, out]
+        self.seen_last.append(weights)
+        return self._part(out)
 
     def _middle(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor
@@ -230,35 +258,37 @@ class _Work:
         queries = t.slice(query, numel)
         block, random = sizes.block, sizes.random * sizes.block
         inner = self._scored(t.contiguous(queries), near, 3 * block)
-        some = self._scored(
-            t.contiguous(queries), t.contiguous(t.slice(keys, numel * sizes.random)), random
-        )
-        first, last = (
-            self._scored(self._copied(queries), self._copied(t.slice(key, edge)), block)
-            for _ in range(2)
-        )
+        # Arguments are cut before the product copies either of them.
+        drawn = t.slice(keys, numel * sizes.random)
+        some = self._scored(t.contiguous(queries), t.contiguous(drawn), random)
+        ends = []
+        for _ in range(2):
+            end = t.slice(key, edge)
+            ends.append(self._scored(self._copied(queries), self._copied(end), block))
+        first, last = ends
         masked = 0 if self.mask is None else self.mask.numel
         inner = self._masked(inner, masked, t.compute, self.mask)
         some = self._masked(some, sizes.rows * blocks * random, DType.FP32)
         band = t.concatenate(first, inner, some, last)
         self.held.append(band)
         weights = softmax(t, band)
-        self.held.append(weights)
+        self.seen_last.append(weights)
         rows = sizes.rows * blocks
         out = batched_matmul(t, t.slice(weights, rows * 3 * block), far, numel, 3 * block)
-        others = t.contiguous(t.slice(values, numel * sizes.random))
-        product = batched_matmul(t, t.slice(weights, rows * random), others, numel, random)
+        out = self._part(out)
+        part, drawn = t.slice(weights, rows * random), t.slice(values, numel * sizes.random)
+        product = self._product(part, t.contiguous(drawn), numel, random)
         out = self._added(out, product)
         for _ in range(2):
             part = t.slice(weights, rows * block)
-            product = batched_matmul(t, part, self._copied(t.slice(value, edge)), numel, block)
+            product = self._product(part, self._copied(t.slice(value, edge)), numel, block)
             out = self._added(out, product)
         return out
 
     def _added(self, x: Tensor, added: Tensor) -> Tensor:
         out = self.t.view(x, x.numel)
         self.t.record(
-            OperationKind.ADD_IN_PLACE, (x, added), (out,),
+            OperationKind.ADD_IN_PLACE, (x, self._part(added)), (out,),
             gradients=(Gradient.ALIAS, Gradient.ALIAS),
         )  # fmt: skip
         return out

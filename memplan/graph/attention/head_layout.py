@@ -160,7 +160,7 @@ def batched_matmul(
     if right.requires_grad:
         saves.append(left)
     t.record(
-        OperationKind.MATMUL, (left, right), (out,), saves=saves, gradients=(Gradient.FRESH, Gradient.FRESH),
+        OperationKind.MATMUL, (left, right), (out,), saves=saves, gradients=(Gradient.VIEW, Gradient.VIEW),
         backward_scratch_bytes=backward_scratch_bytes, flops=2 * numel * inner,
     )  # fmt: skip
     return out

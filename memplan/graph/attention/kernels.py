@@ -222,6 +222,11 @@ def math(
     return result
 
 
+def in_token_rows(t: Tape, out: Tensor, shape: Shape) -> Tensor:
+    """What a product of heads gave, token by token: of several sequences its gradient is copied for the product."""
+    return t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
+
+
 def _turned(t: Tape, query: Tensor, shape: Shape) -> Tensor:
     """Queries as a batched product takes them; their gradient stays as it comes, since it is only scaled."""
     if t.decomposed or query.by_head or shape.heads_split:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from memplan.dtypes import DType
 from memplan.graph.attention.eager import eager_fused
 from memplan.graph.attention.head_layout import Shape as Sizes
-from memplan.graph.attention.kernels import cudnn, efficient, flash
+from memplan.graph.attention.kernels import cudnn, efficient, flash, in_token_rows
 from memplan.graph.attention.kernels import math as written_out
 from memplan.graph.modules.basic import dropout
 from memplan.graph.modules.functional import spread_copy
@@ -230,7 +230,10 @@ def scaled_dot_product_attention(
     else:
         made = Handle(run, out, (batch, length, heads, made_width)).transpose(1, 2)
     for each in (query, key, value):
-        each.leads_to(made, always(dense_strides(each.shape, each.strides)))
+        # What is written out gives the gradients of products, in rows; a kernel gives them as it is given heads.
+        rows = kernel is ScoreKernel.MATH
+        lies = in_rows(each.shape) if rows else always(dense_strides(each.shape, each.strides))
+        each.leads_to(made, lies)
     return made
 
 
@@ -285,7 +288,7 @@ def _through(
         return cudnn(run, *given, sizes, mask)
     if kernel is ScoreKernel.EFFICIENT:
         return efficient(run, *given, sizes, mask)
-    return run.contiguous(written_out(run, *given, sizes, mask, spread=spread))
+    return in_token_rows(run, written_out(run, *given, sizes, mask, spread=spread), sizes)
 
 
 def matmul(left: Handle, right: Handle) -> Handle:
@@ -303,7 +306,7 @@ def matmul(left: Handle, right: Handle) -> Handle:
     saves = ([two] if one.requires_grad else []) + ([one] if two.requires_grad else [])
     run.record(
         OperationKind.MATMUL, (one, two), (made.record,), saves=saves,
-        gradients=(Gradient.FRESH, Gradient.FRESH),
+        gradients=(Gradient.VIEW, Gradient.VIEW),
         flops=2 * batch * heads * rows * columns * inner,
     )  # fmt: skip
     for each in (first, second):

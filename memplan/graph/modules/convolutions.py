@@ -3,19 +3,17 @@
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layouts import always
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import dense_strides
+from memplan.graph.modules.strides import is_contiguous, row_strides
 from memplan.graph.operations.convolutions import convolve
 
 
 class Conv1d(Module):
-    """``torch.nn.Conv1d`` that gives as many tokens as it is given, and lies as what it is given.
+    """``torch.nn.Conv1d`` that gives as many tokens as it is given.
 
-    Kernels take the weight and the gradient so (ATen/native/cudnn/ConvShared.cpp,
-    ``cudnn_conv_suggest_memory_format``); a weight that spans one token lies either way.
+    What does not lie in rows is copied for the kernel, in backward once more; what it gives lies in rows, and so
+    does the gradient of what it is given (torch 2.13, ATen/native/Convolution.cpp, ``_convolution``,
+    ``convolution_backward``: "avoid accidentally going through NHWC for permuted 3d input").
     """
-
-    gives_rows = False
-    """Its gradient does not come as what it is given lies, and is copied."""
 
     def __init__(
         self,
@@ -38,8 +36,8 @@ class Conv1d(Module):
         bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
         made = convolve(
             x.run, x.record, weight, bias, batch * length, self.out_channels,
-            gives_rows=self.gives_rows,
+            reads_rows=not is_contiguous(x.shape, x.strides),
         )  # fmt: skip
         shape = batch, self.out_channels, length
-        lies = always(dense_strides(x.shape, x.strides))
-        return x.leads_to(Handle(x.run, made, shape, dense_strides(shape, x.strides)), lies)
+        lies = always(row_strides(x.shape))
+        return x.leads_to(Handle(x.run, made, shape, row_strides(shape)), lies)

@@ -450,12 +450,14 @@ def picked(x: Handle, mask: Handle, rows: int) -> Handle:
 
 
 def copy_at(x: Handle, part: Handle) -> Handle:
-    """``x[mask] = part``: in place."""
+    """``x[mask] = part``: in place; backward writes zeros over a copy of the gradient, which is ``x``'s."""
     run, made = x.run, x.run.view(x.record, x.numel)
     of_x = Gradient.FRESH if x.requires_grad else Gradient.NONE
+    blank = allocated_bytes(part.numel, x.dtype) if x.requires_grad else 0
     run.record(
-        OperationKind.COPY_SLICE, (x.record, part.record), (made,), gradients=(of_x, Gradient.FRESH)
-    )
+        OperationKind.COPY_SLICE, (x.record, part.record), (made,), gradients=(of_x, Gradient.FRESH),
+        backward_scratch_bytes=(blank, RESULT, ~0, RESULT) if blank else 0,
+    )  # fmt: skip
     return x.leads_to(Handle(run, made, x.shape), in_rows(x.shape))
 
 

@@ -366,7 +366,8 @@ class Handle:
             made, kind = Handle(self.run, record, shape, strides), OperationKind.EXPAND
         else:
             made, kind = empty(self.run, shape, self.dtype), OperationKind.REPEAT_KV
-        self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.FRESH,))
+        # What is summed over the heads of a group is seen without the dimension that they were.
+        self.run.record(kind, (self.record,), (made.record,), gradients=(Gradient.VIEW,))
         return self.leads_to(made, in_rows(self.shape))
 
 

@@ -49,7 +49,7 @@ class OtherModels:
         owners = {each.side.role: each for each in self.others if each.side.owns_weights}
         for each in self.others:
             owner = owners.get(each.side.role)
-            if owner is not each and each.side.when in _OF_A_STEP:
+            if owner is not each and (owner is not None or each.side.when in _OF_A_STEP):
                 each.borrow(trained if owner is None else owner.program)
         for each in self._at(When.EVALUATION) if attending else ():
             each.program.company = self._with_evaluation(attending, each, owners)
