@@ -9,6 +9,7 @@ from math import prod
 
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.strides import view_strides
 from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.segments import Gradient
 from memplan.graph.tensors import Parameter
@@ -39,7 +40,13 @@ def grouped(x: Handle, names: str, groups: tuple[list[str], ...]) -> Handle:
     """A tensor whose dimensions are merged into three."""
     turned = x.permute(*(names.index(each) for group in groups for each in group))
     sizes = dict(zip(names, x.shape, strict=True))
-    return turned.view(*(prod(sizes[each] for each in group) for group in groups))
+    shape = tuple(prod(sizes[each] for each in group) for group in groups)
+    if view_strides(turned.shape, turned.strides, shape) is None:
+        turned = turned.contiguous()
+    before, strides = turned.shape, view_strides(turned.shape, turned.strides, shape)
+    # The product's own gradients are views already, to which the engine adds nothing in place.
+    made = Handle(x.run, turned.record, shape, strides)
+    return turned.leads_to(made, lambda lies: view_strides(shape, lies, before))
 
 
 def multiplied(left: Handle, right: Handle, *, gradient: Gradient = Gradient.VIEW) -> Handle:
