@@ -78,11 +78,11 @@ class ClassBlueprint:
 def blueprint_of(
     model: ModelSpec, config: Mapping[str, object], row: Mapping[str, object]
 ) -> ClassBlueprint | None:
-    """The class that a model is written as; None where it is written down from its spec.
+    """The class that a model is written as; None where it is written down from its spec, or counted alone.
 
     ``row`` is what transformers' class fills in (``defaults``) and calls differently (``renamed``).
     """
-    if model.family not in CLASSES or model.task not in TASKS:
+    if model.family not in CLASSES or model.task not in TASKS or not model.stacks:
         return None
     return ClassBlueprint(model.family, config, row, source=model.source)
 

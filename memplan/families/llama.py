@@ -22,8 +22,6 @@ class Variation:
     """Fixed by the class; None reads ``attention_bias``."""
     output_bias: bool | None = None
     """Fixed by the class; None follows ``attention_bias``."""
-    feed_forward_bias: bool | None = None
-    """Fixed by the class; None reads ``mlp_bias``."""
     query_key_norm: NormKind | None = None
     norm_at_once: bool = False
     """``q_norm(q_proj(x))``: queries are normed before keys are projected."""

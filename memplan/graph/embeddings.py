@@ -64,7 +64,7 @@ def project(t: Tape, model: ModelSpec, spec: EmbeddingSpec, x: Tensor) -> Tensor
     width, hidden = spec.embedding_size, model.hidden_size
     if width == hidden:
         return x
-    return linear(t, x, "projection", width, hidden, bias=spec.projection_bias)
+    return linear(t, x, "projection", width, hidden, bias=True)
 
 
 def _made(t: Tape, num_ids: int, *, hold: bool) -> Tensor:

@@ -343,10 +343,6 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
         return cross_streams(t, stack, stack.crossed, x, context)
     if context.chosen is not None and t.segment.repeat == 1:
         t.segment.handed_in -= {context.chosen.storage}
-    if context.beside is not None:
-        from memplan.graph.pruning import prune  # only where a stream ends before the others
-
-        prune(t.segment)
     return x
 
 
@@ -375,7 +371,7 @@ def run_layer(
         pass_over(t, stack, run, context)
         return x
     remaining = run.count
-    is_repeated = context.beside is None and stack.crossed is None
+    is_repeated = stack.crossed is None
     while remaining:
         given = x
         t.begin(

@@ -225,8 +225,6 @@ class EmbeddingSpec:
     """Positions are added in place (VisualBERT)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
-    projection_bias: bool = True
-    """The projection to the hidden size, where there is one, has a bias."""
     norm: NormSpec | None = None
     norm_in_table: bool = False
     """The token table norms what it looks up (Muse Glimmer)."""
