@@ -204,6 +204,14 @@ class BambaDecoderLayer(HybridLayer):
     second, fed = "pre_ff_layernorm", "feed_forward"
     returns_weights = True
 
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        self.feed_forward = self.network(config, kind)
+        self.add_norms(config.integer("hidden_size"))
+        if kind.attends:
+            self.self_attn = self.attention_class(config, kind)
+        else:
+            self.mamba = self.mixer(config)
+
     def mixer(self, config: ConfigReader) -> Mixer:
         return BambaMixer(config)
 
