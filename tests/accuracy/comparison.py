@@ -190,8 +190,13 @@ def remember_off(section: str, *found: Comparison, update: bool) -> None:
 
 
 def remember_parted(found: dict[str, int], *, update: bool) -> None:
-    """The same of recorded steps: how many events stand elsewhere."""
-    _keep(EVENTS_FILE, "parted", found, update=update)
+    """How many events of recorded steps stand elsewhere: none may become more; ``make accuracy`` writes what became less."""
+    if update:
+        _keep(EVENTS_FILE, "parted", found, update=True)
+    known: dict[str, int] = json.loads(EVENTS_FILE.read_text(encoding="utf-8"))["parted"]
+    assert known.keys() == found.keys()
+    assert {each: size for each, size in found.items() if size > known[each]} == {}
+    assert sum(known.values()) <= 2 * sum(found.values()), f"{EVENTS_FILE.name} is idle"
 
 
 def remember_published(collection: str, rows: list[dict[str, Any]], *, update: bool) -> None:

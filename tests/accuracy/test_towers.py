@@ -78,7 +78,7 @@ def test_towers(
 
 def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
     """Second steps of these records and of rare models of text, block by block, on PyTorch's own CUDA build (as
-    ``orders.json`` has those of common ones): exactly as many events stand elsewhere as did.
+    ``orders.json`` has those of common ones): no more events stand elsewhere than did.
 
     FLOPs of the forward pass are those that torch's ``FlopCounterMode`` counted, to a thousandth: it runs a
     pooled token's product, too, that no loss reaches. What its zeros decide (tokens of an expert, of a language) is not

@@ -44,7 +44,14 @@ NO_CACHE = {
 
 
 def moved(**settings: object) -> dict[tuple[str, ExchangeKind], float]:
-    """Bytes of a step by part and kind, for each parameter."""
+    """Bytes of a step by part and kind, for each parameter; copies on the card left out."""
+    return {
+        key: size for key, size in moved_anywhere(**settings).items() if key[1] is not KIND.COPY
+    }
+
+
+def moved_anywhere(**settings: object) -> dict[tuple[str, ExchangeKind], float]:
+    """The same with them."""
     model = memplan.load_model(CONFIG)
     setup = memplan.TrainingSetup(**{"num_gpus": 8, "seq_len": 128, **settings})  # type: ignore[arg-type]
     job = Job.of(model, setup, memplan.load_gpu("h100"))
@@ -52,9 +59,7 @@ def moved(**settings: object) -> dict[tuple[str, ExchangeKind], float]:
     for visit in step_visits(job.given):
         for exchange, count in visit.exchanges:
             found[visit.part, exchange.kind] += count * exchange.num_bytes
-    return {
-        key: size / model.num_params for key, size in found.items() if key[1] not in (KIND.COPY,)
-    }
+    return {key: size / model.num_params for key, size in found.items()}
 
 
 def test_data_parallel_engines_send_two_messages_of_the_gradients() -> None:
@@ -85,6 +90,18 @@ def test_fsdp_gathers_in_16_bits_and_reduces_in_32() -> None:
     # Each rank's eighth of the gradients, with one row more where rows are not divided by eight.
     assert hybrid.pop(("backward", KIND.ALL_REDUCE)) == pytest.approx(4 / 8, rel=2e-3)
     assert hybrid == passes | rest
+
+
+def test_fsdp_copies_shards_and_what_it_gathers() -> None:
+    """An eighth is read in fp32 and written in bf16, then all of it both ways; so are gradients, in fp32, to be
+    reduced."""
+    copied = {
+        part: size
+        for (part, kind), size in moved_anywhere(engine="fsdp").items()
+        if kind is KIND.COPY
+    }
+    gathered = (4 + 2) / 8 + 2 * 2
+    assert copied == pytest.approx({"forward": gathered, "backward": gathered + 2 * 4}, rel=2e-3)
 
 
 def test_accumulation_gathers_each_time_and_reduces_once_under_fsdp() -> None:
