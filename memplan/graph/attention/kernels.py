@@ -214,6 +214,7 @@ def math(
     returned = t.cast(weights, dtype)
     merged = heads_of(t, value, shape)
     out = batched_matmul(t, weights, merged, shape.outputs, shape.keys)
+    out = _split_into_heads(t, out, shape)
     result = t.cast(out, dtype)
     t.touch(*given, *accurate, query, key, value, weights, returned, out, result)
     t.autocast = autocast
@@ -222,9 +223,14 @@ def math(
     return result
 
 
-def in_token_rows(t: Tape, out: Tensor, shape: Shape) -> Tensor:
-    """What a product of heads gave, token by token: of several sequences its gradient is copied for the product."""
-    return t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
+def _split_into_heads(t: Tape, out: Tensor, shape: Shape) -> Tensor:
+    """What a product of heads gave, heads apart again: of several sequences its gradient is copied into rows."""
+    if shape.batch == 1:
+        return out
+    seen = t.view(out, out.numel)
+    seen.by_head = out.by_head
+    t.record(OperationKind.VIEW, (out,), (seen,), gradients=(Gradient.FRESH,))
+    return seen
 
 
 def _turned(t: Tape, query: Tensor, shape: Shape) -> Tensor:

@@ -7,7 +7,7 @@ from memplan.dtypes import DType
 from memplan.fast_dataclass import replace
 from memplan.graph.attention.eager import eager, eager_fused
 from memplan.graph.attention.head_layout import Shape, expand_heads, splits_heads
-from memplan.graph.attention.kernels import cudnn, efficient, flash, in_token_rows, math
+from memplan.graph.attention.kernels import cudnn, efficient, flash, math
 from memplan.graph.operations.elementwise import dropout_probability
 from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.graph.tape import Tape
@@ -153,7 +153,7 @@ def _through(
     elif kernel is ScoreKernel.EFFICIENT:
         out = efficient(t, query, key, value, shape, mask)
     else:
-        out = in_token_rows(t, math(t, query, key, value, shape, mask, spread=spread), shape)
+        out = t.contiguous(math(t, query, key, value, shape, mask, spread=spread))
     # Autocast's copies go when the function returns, before what it found is copied into rows.
     t.touch(*reversed(cast))
     if out.by_head:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from memplan.dtypes import DType
 from memplan.graph.attention.eager import eager_fused
 from memplan.graph.attention.head_layout import Shape as Sizes
-from memplan.graph.attention.kernels import cudnn, efficient, flash, in_token_rows
+from memplan.graph.attention.kernels import cudnn, efficient, flash
 from memplan.graph.attention.kernels import math as written_out
 from memplan.graph.modules.basic import dropout
 from memplan.graph.modules.functional import spread_copy
@@ -288,9 +288,7 @@ def _through(
         return cudnn(run, *given, sizes, mask)
     if kernel is ScoreKernel.EFFICIENT:
         return efficient(run, *given, sizes, mask)
-    out = written_out(run, *given, sizes, mask, spread=spread)
-    # Of one key head for all, what arrives is no copy (the recorded order of Falcon, tests/data/orders.json).
-    return run.contiguous(out) if spread else in_token_rows(run, out, sizes)
+    return run.contiguous(written_out(run, *given, sizes, mask, spread=spread))
 
 
 def matmul(left: Handle, right: Handle) -> Handle:
