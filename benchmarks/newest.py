@@ -64,8 +64,8 @@ def steps() -> tuple[list[str], bool]:
     from memplan.errors import MemplanError
     from memplan.estimator import estimate
     from memplan.estimator.measured import figures_of
-    from memplan.sources.catalog import load_gpu
-    from memplan.sources.found_config import local_config
+    from memplan.sources.about_models.found_config import local_config
+    from memplan.sources.cards.catalog import load_gpu
     from memplan.sources.models import load_model
     from memplan.training.setup import TrainingSetup
     from memplan.verify.on_torch.measuring import follow

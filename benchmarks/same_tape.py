@@ -24,13 +24,13 @@ import memplan
 from memplan.classes.registry import base_class
 from memplan.dtypes import DType
 from memplan.families import index, read_model
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.tensors import Storage
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Operation, Segment
-from memplan.graph.tensors import Storage
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.sources.about_models.defaults import class_defaults
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 
 TASKS = (Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 DEPTH = 3

@@ -93,7 +93,7 @@ def tested(folder: Path, library: Path, arguments: list[str]) -> int:
         "-p",
         "no:faulthandler",
     ]
-    used = "from memplan.memory.replay import COMPILED; assert COMPILED is not None, 'not used'"
+    used = "from memplan.memory.replaying.replay import COMPILED; assert COMPILED is not None, 'not used'"
     subprocess.run([sys.executable, "-c", used], cwd=folder, env=environment, check=True)
     return subprocess.run(
         [*python, *arguments, TESTS], cwd=folder, env=environment, check=False

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import memplan
 from memplan.errors import MemplanError
 from memplan.estimator.job import Job
-from memplan.estimator.site import Site
-from memplan.estimator.step_time import StepTime, calibrated, time_of
+from memplan.estimator.time.site import Site
+from memplan.estimator.time.step_time import StepTime, calibrated, time_of
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = Path(os.environ.get("MEMPLAN_REFERENCE", ROOT.parent / "shared" / "reference"))

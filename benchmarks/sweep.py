@@ -85,7 +85,7 @@ def estimate_ms(*, runs: int = 101) -> float:
 def sweep_grid(*, with_time: bool = False) -> None:
     """The whole grid, each setup's step time too where it is asked for."""
     import memplan
-    from memplan.estimator.step_time import step_time
+    from memplan.estimator.time.step_time import step_time
 
     found = 0
     for each in memplan.sweep("llama-3.1-8b", AXES, gpus=GPUS):

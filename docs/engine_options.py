@@ -13,8 +13,9 @@ from memplan.memory.deepspeed import options as deepspeed
 from memplan.memory.fsdp1 import options as fsdp1
 from memplan.memory.fsdp2 import options as fsdp2
 from memplan.memory.megatron import options as megatron_states
-from memplan.training import megatron as megatron_layers
-from memplan.training import parallelism, quantization, quantize_setting
+from memplan.training import quantization, quantize_setting
+from memplan.training.splitting import megatron as megatron_layers
+from memplan.training.splitting import parallelism
 
 ENGINES: dict[str, tuple[str, ModuleType, Any]] = {
     "ddp": ("DDP, and one GPU", ddp, ddp.DdpOptions),

@@ -4,10 +4,10 @@ import ast
 import inspect
 from enum import Enum
 
-from memplan.training import kernels
-from memplan.training.kernels import KERNEL_PRESETS, LossKernel
-from memplan.training.liger import LIGER_MODELS, LIGER_VERSION
-from memplan.training.losses import LOSS_FORMS
+from memplan.training.choices_of_kernels import kernels
+from memplan.training.choices_of_kernels.kernels import KERNEL_PRESETS, LossKernel
+from memplan.training.choices_of_kernels.liger import LIGER_MODELS, LIGER_VERSION
+from memplan.training.choices_of_kernels.losses import LOSS_FORMS
 
 CHOICES: dict[str, type[Enum]] = {
     "--attention": kernels.AttentionKernel,

@@ -6,8 +6,8 @@ import shown
 
 from memplan.cli.doctor import examined
 from memplan.hardware.machine import CardsHere, Host
-from memplan.report.console import TerminalConsole
-from memplan.report.doctor import print_examination
+from memplan.report.lookups.doctor import print_examination
+from memplan.report.terminal.console import TerminalConsole
 from memplan.sources.machine.nvidia_smi import cards_from_xml
 from memplan.sources.machine.packages import packages_here
 from memplan.units import GIB

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec
     from memplan.live import Checked, MemplanCallback, check
     from memplan.model.spec import ModelSpec
-    from memplan.search.goal import Goal
     from memplan.search.grid import Grid
+    from memplan.search.planning.goal import Goal
     from memplan.sources.gpus import load_gpu
     from memplan.sources.models import load_model
     from memplan.tracing import save_tape, trace
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checked": "memplan.live",
     "Estimate": "memplan.estimator.estimate",
-    "Goal": "memplan.search.goal",
+    "Goal": "memplan.search.planning.goal",
     "GpuSpec": "memplan.hardware.gpu",
     "Grid": "memplan.search.grid",
     "Ia3": "memplan.training.adapters",

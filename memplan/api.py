@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from memplan.options.typed import EstimateOptions, PlanOptions, SweepOptions
     from memplan.report.comparison import Comparison
     from memplan.search.admission import Admission
-    from memplan.search.goal import Goal, Plan
     from memplan.search.grid import Grid
+    from memplan.search.planning.goal import Goal, Plan
     from memplan.search.quantity import Quantity
     from memplan.search.sweep import Sweep
-    from memplan.sources.registry import BuiltinModel
+    from memplan.sources.about_models.registry import BuiltinModel
 
 
 def estimate(
@@ -231,7 +231,7 @@ def plan(model: Model, goal: "Goal | None" = None, **options: Any) -> "Plan":
     asked = asked_in_python(model, options, PLAN)
     with python_words(asked.given):
         from memplan.options.planning import plan_question
-        from memplan.search.planner import plan as plan_setups
+        from memplan.search.planning.planner import plan as plan_setups
 
         remarks: list[str] = []
         question = plan_question(asked, remark=remarks.append)
@@ -251,7 +251,7 @@ def plan(model: Model, goal: "Goal | None" = None, **options: Any) -> "Plan":
 
 def _best_pool(question: "PlanQuestion", remarks: Sequence[str]) -> "Plan":
     """The plan of the pool that comes first."""
-    from memplan.search.pools import pool_plans, pool_times
+    from memplan.search.planning.pools import pool_plans, pool_times
 
     first = pool_plans(
         question.model, question.goal, question.pools, times=question.times,
@@ -264,7 +264,7 @@ def _best_pool(question: "PlanQuestion", remarks: Sequence[str]) -> "Plan":
 
 def _planned(model: Model, goal: "Goal", *, gpu: str | GpuSpec = "h100") -> "Plan":
     """A plan of objects."""
-    from memplan.search.planner import plan as plan_setups
+    from memplan.search.planning.planner import plan as plan_setups
     from memplan.sources.models import load_model
 
     return plan_setups(load_model(model), goal, _card(gpu))
@@ -321,7 +321,7 @@ def models(part: str = "") -> "tuple[BuiltinModel, ...]":
     >>> [each.name for each in memplan.models("t5-3b")]
     ['t5-3b']
     """
-    from memplan.sources.registry import builtin_models, builtins_holding
+    from memplan.sources.about_models.registry import builtin_models, builtins_holding
 
     return tuple(builtins_holding(part)) if part else builtin_models()
 
@@ -333,7 +333,7 @@ def gpus() -> tuple[GpuSpec, ...]:
     >>> [each.gpu_id for each in memplan.gpus() if each.gpu_id.startswith("h100")]
     ['h100-pcie-80gb', 'h100-sxm-80gb', 'h100-nvl-94gb']
     """
-    from memplan.sources.catalog import all_gpus
+    from memplan.sources.cards.catalog import all_gpus
 
     return all_gpus()
 

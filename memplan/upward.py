@@ -12,28 +12,28 @@ from importlib import import_module
 from typing import Any, Protocol
 
 PROVIDERS = {
-    "module_names": ("memplan.sources.module_names", "module_names"),
+    "module_names": ("memplan.sources.about_models.module_names", "module_names"),
     "class_facts": ("memplan.classes.reading", "read_class"),
     "advice_text": ("memplan.options.python", "advice_in_python"),
-    "data_frame": ("memplan.report.documents", "data_frame"),
+    "data_frame": ("memplan.report.rows.documents", "data_frame"),
     "explanation": ("memplan.report.explained.explanation", "explain_estimate"),
     "estimate_picture": ("memplan.report.pictures.of", "estimate_picture"),
-    "gpu_row": ("memplan.report.gpus", "gpu_row"),
-    "hint_row": ("memplan.report.documents", "hint_row"),
+    "gpu_row": ("memplan.report.lookups.gpus", "gpu_row"),
+    "hint_row": ("memplan.report.rows.documents", "hint_row"),
     "hints": ("memplan.search.advice", "hints_of"),
     "largest_batch": ("memplan.search.advice", "largest_batch_of"),
     "num_params": ("memplan.graph.counts", "num_parameters"),
-    "plan_document": ("memplan.report.documents", "plan_document"),
+    "plan_document": ("memplan.report.rows.documents", "plan_document"),
     "plan_picture": ("memplan.report.pictures.of", "plan_picture"),
-    "plan_rows": ("memplan.report.documents", "plan_row_list"),
-    "sweep_document": ("memplan.report.documents", "sweep_document"),
+    "plan_rows": ("memplan.report.rows.documents", "plan_row_list"),
+    "sweep_document": ("memplan.report.rows.documents", "sweep_document"),
     "sweep_picture": ("memplan.report.pictures.of", "sweep_picture"),
-    "timed_row": ("memplan.report.documents", "timed_row"),
+    "timed_row": ("memplan.report.rows.documents", "timed_row"),
     "rendered": ("memplan.report.display", "rendered"),
     "as_html": ("memplan.report.display", "as_html"),
     "plugged": ("memplan.sources.plugins", "plugged"),
-    "told": ("memplan.cli.terminal", "told"),
-    "waiting": ("memplan.cli.progress", "waiting"),
+    "told": ("memplan.cli.output.terminal", "told"),
+    "waiting": ("memplan.cli.output.progress", "waiting"),
 }
 """What is offered -> the module and the function of one argument (the value) that make it."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from memplan.memory.step import Height, StepPasses
-from memplan.memory.walk import Level
+from memplan.memory.walks.walk import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import memplan
-from memplan.memory.replay import OnCard
+from memplan.memory.replaying.replay import OnCard
 
 pytestmark = pytest.mark.long
 
@@ -43,7 +43,7 @@ def test_the_command_at_its_top_runs(
     path: Path, run: Callable[..., Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That it is read and answered: how much less memory would do as well is not looked for here."""
-    monkeypatch.setattr("memplan.memory.replay.floor_bytes", as_reserved)
+    monkeypatch.setattr("memplan.memory.replaying.replay.floor_bytes", as_reserved)
     monkeypatch.chdir(checkout)
     command = command_of(path)
     assert f"configs/{path.parent.name}/{path.name}" in command

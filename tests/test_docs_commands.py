@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from memplan.cli.coercion import read_plainly
 from memplan.cli.commands import COMMANDS
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
+from memplan.cli.words.coercion import read_plainly
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

@@ -18,11 +18,11 @@ import pytest
 
 import memplan
 from memplan.cli.commands import COMMANDS
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
 from memplan.errors import SetupError
 from memplan.estimator.measured import Measurement
-from memplan.memory.part_peaks import PartPeaks
-from memplan.training.kernels import Kernels, RotaryKernel
+from memplan.memory.replaying.part_peaks import PartPeaks
+from memplan.training.choices_of_kernels.kernels import Kernels, RotaryKernel
 from memplan.training.setup import TrainingSetup
 from memplan.verify.run import Run
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 import memplan
 from memplan.errors import MemplanError
-from memplan.search.goal import Objective
-from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.search.planning.goal import Objective
+from memplan.sources.cards.catalog import all_gpus, load_gpu
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine, Precision
 

@@ -16,7 +16,7 @@ import pytest
 
 import memplan
 from docs.browser import answering
-from memplan.report.answer import needed_text
+from memplan.report.estimates.answer import needed_text
 from memplan.search.batch import largest_micro_batch
 from tests.cli.test_hints import rows_of
 

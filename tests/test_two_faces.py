@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 import memplan
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
 from memplan.errors import MemplanError
 from memplan.options.python import ESTIMATE, PLAN, SWEEP, Keyword
 from memplan.options.typed import EstimateOptions, PlanOptions, SweepOptions

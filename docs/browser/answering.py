@@ -27,8 +27,8 @@ def answer(arguments: list[str], files: dict[str, str], *, columns: int, colour:
     sys.argv = ["memplan", *arguments]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        from memplan.cli import terminal
         from memplan.cli.app import run
+        from memplan.cli.output import terminal
 
         written: dict[str, bytes] = {}
         terminal.taken = lambda path, data: written.update({str(path): data})

@@ -10,8 +10,8 @@ from memplan.model.config import ConfigReader
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from memplan.graph.core.options import TapeOptions
     from memplan.graph.modules.run import Run
-    from memplan.graph.options import TapeOptions
     from memplan.model.spec import ModelSpec
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.classes.base import Base
-from memplan.graph.losses import language_model_loss, takes_matrix
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.written.losses import language_model_loss, takes_matrix
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER
 from memplan.model.parameters import ModelPart, WeightRole
@@ -80,7 +80,7 @@ def finish(module: Task, loss: Tensor) -> None:
     run.leave(WHOLE_MODEL)
     run.finish(loss)
     if run.options.objective in JOINED and run.options.ends_in_loss:
-        from memplan.graph.joint_losses import joint_loss  # only where several take part
+        from memplan.graph.written.joint_losses import joint_loss  # only where several take part
 
         joint_loss(run, loss, module.spec.num_outputs)
 
@@ -122,7 +122,7 @@ class ForCausalLM(Task):
             return self.logits(Handle(run, hidden, shape)).record
 
         if run.options.objective is not Objective.TASK:
-            from memplan.graph.joint_losses import objective_outputs  # only then
+            from memplan.graph.written.joint_losses import objective_outputs  # only then
 
             return objective_outputs(run, self.spec, x.record, self.table(), project)
         self.base.keep_logits()
@@ -185,6 +185,6 @@ class ForRetrieval(Task):
     """A short vector of every token (ColPali)."""
 
     def loss(self, x: Handle) -> Tensor:
-        from memplan.graph.token_vectors import token_vectors  # only for retrieval
+        from memplan.graph.written.token_vectors import token_vectors  # only for retrieval
 
         return token_vectors(self.run, self.spec, x.record)

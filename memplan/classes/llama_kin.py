@@ -27,11 +27,11 @@ from memplan.classes.llama import (
 )
 from memplan.classes.olmo import OutputNormLayer
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Norm, RMSNorm, dropout
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, Turn, apply_rotary, repeated
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.xielu import xielu
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement

@@ -20,6 +20,7 @@ from memplan.classes.llama import (
 )
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMSNorm, dropout
 from memplan.graph.modules.functional import (
@@ -39,7 +40,6 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import causal_mask
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, concatenate, turn_function
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.norms import norm_weightless
 from memplan.model.attention import AttentionForm
 from memplan.model.config import ConfigReader

@@ -9,21 +9,21 @@ from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
 from memplan.classes.stages import cut, layered, receive
 from memplan.fast_dataclass import replace
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.splits import Sharing, Split, SplitPlan
 from memplan.graph.modules.batch import input_bytes
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
-from memplan.graph.options import TapeOptions
-from memplan.graph.splits import Sharing, Split, SplitPlan
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.joining import Joining
-from memplan.training.kernels import AttentionKernel, Kernels, is_replacing
-from memplan.training.parallelism import StagePlace
+from memplan.model.towers.compared.joining import Joining
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels, is_replacing
+from memplan.training.splitting.parallelism import StagePlace
 
 if TYPE_CHECKING:
     from memplan.classes.mixed.mixtures import MixtureBlock

@@ -5,14 +5,14 @@ transformers' modules; ALST's ``TiledMLP`` stands around a network.
 """
 
 from memplan.classes.llama import MLP, GatedMLP, GateUpMLP
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.feed_forward import fused_gate
 from memplan.graph.modules.basic import FusedRMSNorm, RMSNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become, with_methods
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import Tensor
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.kernels import (
     FITTING_TILES,
     WHOLE,
     ExpertKernel,

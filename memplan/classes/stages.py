@@ -2,15 +2,15 @@
 
 from math import prod
 
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Storage, Tensor
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Storage, Tensor
 from memplan.model.parameters import ModelPart
-from memplan.training.parallelism import StagePlace
+from memplan.training.splitting.parallelism import StagePlace
 
 
 class Identity(Module):

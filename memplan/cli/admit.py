@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memplan.cli.mcp import NETWORK, ROOT
 from memplan.cli.taking import NO_VALUES, Argument, takes
 from memplan.fast_dataclass import replace
-from memplan.options.shared import FAIL_ON, POOLS
+from memplan.options.rows.shared import FAIL_ON, POOLS
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _fails_on_tight(word: str | None) -> bool:
 def _pools(file: str | None) -> "tuple[Pool, ...]":
     """The platform's pools. What is wrong with them is the hook's mistake, not the request's: ``UsageError``."""
     from memplan.errors import InputError, UsageError
-    from memplan.sources.organisation import pools_file
+    from memplan.sources.cards.organisation import pools_file
     from memplan.sources.pools import chosen_pools, read_pools
 
     if file is None and pools_file(None) is None:
@@ -118,8 +118,8 @@ def _below(request: str, values: Values) -> Iterator[None]:
     import os
 
     from memplan.errors import UsageError
+    from memplan.sources.about_models.hub import cache_folder
     from memplan.sources.files import confined_to
-    from memplan.sources.hub import cache_folder
 
     folder = values["root"]
     if folder is None:
@@ -150,13 +150,13 @@ def _read(request: str) -> dict[str, object]:
 
 
 def _show(found: "Admission", output_format: AdmitFormat) -> None:
-    from memplan.cli.terminal import say
+    from memplan.cli.output.terminal import say
     from memplan.report.admission import print_admission
-    from memplan.report.rows import json_text
+    from memplan.report.rows.written import json_text
 
     if output_format is AdmitFormat.JSON:
         say(json_text(found.to_dict(), indent=2))
         return
-    from memplan.report.console import TerminalConsole
+    from memplan.report.terminal.console import TerminalConsole
 
     print_admission(TerminalConsole(), found)

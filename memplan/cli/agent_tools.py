@@ -70,7 +70,7 @@ def _schema(name: str) -> dict[str, Any]:
 
 def _params(name: str) -> dict[str, Any]:
     """A command's parameters by the names that a call gives them."""
-    from memplan.cli.typer_app import load_command
+    from memplan.cli.with_typer.app import load_command
 
     return {each.name: each for each in load_command(name).params if each.name not in WITHHELD}
 
@@ -173,8 +173,8 @@ def _leads_into(root: Path, part: str) -> bool:
 def _run(words: list[str], root: Path) -> tuple[int, str]:
     """The exit code, and what was printed, remarks last."""
     from memplan.cli.app import run
+    from memplan.sources.about_models.hub import cache_folder
     from memplan.sources.files import confined_to
-    from memplan.sources.hub import cache_folder
 
     out, err = _Stream(), _Stream()
     with (

@@ -4,9 +4,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from memplan.cli import INTERRUPTED, terminal
+from memplan.cli import INTERRUPTED
 from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
-from memplan.cli.terminal import abandon, fail, prepare_streams
+from memplan.cli.output import terminal
+from memplan.cli.output.terminal import abandon, fail, prepare_streams
 from memplan.errors import ExitCode, MemplanError
 
 PIPE_CLOSED = 141
@@ -52,7 +53,7 @@ def _run(arguments: Sequence[str]) -> int:
             read = plain.read(arguments)
             if read is not None:
                 return read.run()
-        from memplan.cli.typer_app import answer
+        from memplan.cli.with_typer.app import answer
 
         return answer(arguments)
     except MemplanError as error:
@@ -65,7 +66,7 @@ def _own_message(error: MemplanError, arguments: Sequence[str]) -> str:
     """What the library says, which knows of fields, in terms of options."""
     if not arguments or arguments[0] not in COMMANDS:
         return str(error)
-    from memplan.cli.typer_app import load_command
+    from memplan.cli.with_typer.app import load_command
     from memplan.cli.wording import in_options, option_names
 
     return in_options(str(error), option_names(load_command(arguments[0])), arguments[1:])

@@ -3,10 +3,10 @@
 from typing import Never
 
 from memplan.cli.compare_sides import ASKED
+from memplan.cli.output.terminal import remark, say_legend, say_rows
 from memplan.cli.taking import NO_VALUES, Argument, Context, takes
-from memplan.cli.terminal import remark, say_legend, say_rows
+from memplan.options.rows.shared import FORMAT, LEGEND, MODEL, OutputFormat
 from memplan.options.run_times import TIME_OPTIONS
-from memplan.options.shared import FORMAT, LEGEND, MODEL, OutputFormat
 from memplan.options.table import Option, Values
 
 PAIR_PANEL = "What is compared"
@@ -63,7 +63,7 @@ def compare(
 ) -> None:
     """Set two setups side by side: what moved, verdicts, time, money; or published formulas."""
     from memplan.cli.compare_sides import is_a_pair
-    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.cli.words.unused import refuse_unused, refuse_without
 
     if values["params"] is not None:
         refuse_unused(ctx, "--params", TABLE_USES)
@@ -115,7 +115,7 @@ TABLE_USES = frozenset({
 def _show_pair(ctx: Context, words: list[str], values: Values) -> None:
     """Estimate both, and write what moved."""
     from memplan.cli.compare_sides import answer_of, typed_sides
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
     from memplan.options.run_times import time_question
     from memplan.report.versus import VERSUS_SCHEMA_VERSION, Side, print_versus, versus_rows
     from memplan.search.advice import hints_for
@@ -133,7 +133,7 @@ def _show_pair(ctx: Context, words: list[str], values: Values) -> None:
         for answer in [answer_of(each)]
     )
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_versus(TerminalConsole(), (first, second), question)
         return

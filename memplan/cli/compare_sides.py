@@ -8,7 +8,7 @@ from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass, replace
 from memplan.options.panels import FILES_PANEL
 from memplan.options.questions import ESTIMATE
-from memplan.options.shared import ALLOW, FILES, LAUNCH_FILES, MODEL
+from memplan.options.rows.shared import ALLOW, FILES, LAUNCH_FILES, MODEL
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
@@ -50,7 +50,7 @@ def typed_sides(ctx: Any, words: Sequence[str]) -> tuple[Typed, Typed]:
 
     Raises ``UsageError`` where there are more or fewer than two.
     """
-    from memplan.cli.asked import asked_of
+    from memplan.cli.words.asked import asked_of
 
     asked = asked_of(ctx)
     values, given = asked.values, asked.given
@@ -130,8 +130,8 @@ def _changed(ctx: Any, first: Typed, text: str) -> Typed:
 
     Raises ``UsageError`` for options that describe no setup, and where there are none.
     """
-    from memplan.cli.asked import asked_of
-    from memplan.cli.unused import given_options, refuse
+    from memplan.cli.words.asked import asked_of
+    from memplan.cli.words.unused import given_options, refuse
 
     try:
         words = shlex.split(text)
@@ -180,7 +180,7 @@ def answer_of(typed: Typed) -> "Estimate":
 
     Raises ``UsageError`` for a setup without a model, and for more than one GPU.
     """
-    from memplan.cli.terminal import remark
+    from memplan.cli.output.terminal import remark
     from memplan.options.asked import Asked
     from memplan.options.estimating import answers
 

@@ -10,7 +10,7 @@ from memplan.options.table import Option, Values
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec
     from memplan.hardware.machine import CardsHere, FoundPackage, Host
-    from memplan.report.doctor import Examination
+    from memplan.report.lookups.doctor import Examination
 
 WELL_KNOWN = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b")
 """A model of each size that people ask about: a laptop's, a card's and a node's."""
@@ -40,14 +40,14 @@ FORMAT = Option(
 @takes(FORMAT)
 def doctor(values: Values = NO_VALUES) -> None:
     """Look at this machine: cards and who uses them, memory, packages, and what fits here."""
-    from memplan.cli.terminal import say
-    from memplan.report.doctor import doctor_json, print_examination
+    from memplan.cli.output.terminal import say
+    from memplan.report.lookups.doctor import doctor_json, print_examination
 
     found = examination()
     if values["format"] is DoctorFormat.JSON:
         say(doctor_json(found))
         return
-    from memplan.report.console import TerminalConsole
+    from memplan.report.terminal.console import TerminalConsole
 
     print_examination(TerminalConsole(), found)
 
@@ -77,11 +77,11 @@ def examination() -> "Examination":
 def configuration_here() -> "tuple[tuple[str, str], ...]":
     """Files of the user's own configuration, what each is for, and what is wrong with one."""
     from memplan.errors import MemplanError
+    from memplan.sources.cards.organisation import all_files, defaults
+    from memplan.sources.cards.prices import read_prices
     from memplan.sources.files import read_mapping
     from memplan.sources.gpu_file import read_card
-    from memplan.sources.organisation import all_files, defaults
     from memplan.sources.pools import read_pools
-    from memplan.sources.prices import read_prices
 
     found = []
     for path, what in all_files():
@@ -121,7 +121,7 @@ def examined(
     plugins: "tuple[tuple[str, str, str], ...]" = (),
 ) -> "Examination":
     """What was found, with what fits there."""
-    from memplan.report.doctor import Examination
+    from memplan.report.lookups.doctor import Examination
     from memplan.sources.machine.local_gpu import gpu_of
 
     gpus = {each.index: gpu_of(each) for each in cards.cards}
@@ -160,7 +160,7 @@ def _answer(model: str, gpu: "GpuSpec", num_gpus: int, way: Mapping[str, Any]) -
     from memplan.api import estimate
     from memplan.errors import MemplanError
     from memplan.estimator import Verdict
-    from memplan.report.answer import verdict_words
+    from memplan.report.estimates.answer import verdict_words
 
     engine = "ddp" if num_gpus == 1 or "quantize" in way else "fsdp"
     try:

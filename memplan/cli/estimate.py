@@ -3,16 +3,16 @@
 import sys
 from typing import TYPE_CHECKING
 
+from memplan.cli.output.terminal import remark, say
 from memplan.cli.taking import NO_VALUES, OPTIONAL_MODEL, Context, takes
-from memplan.cli.terminal import remark, say
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
+from memplan.options.rows.shared import CHECKS, EMIT, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
 from memplan.options.run_times import MEASURED_OPTIONS, TIME_OPTIONS, time_question
-from memplan.options.shared import CHECKS, EMIT, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
-    from memplan.cli.checking import Checks
+    from memplan.cli.output.checking import Checks
     from memplan.estimator import Estimate
     from memplan.options.asked import Asked
     from memplan.options.estimating import EstimateQuestion
@@ -77,18 +77,18 @@ SHOWN = (
 )
 def estimate(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Estimate the memory of a training run, and say on which GPUs it fits."""
-    from memplan.cli.asked import asked_of
+    from memplan.cli.words.asked import asked_of
 
     _check_use(ctx, values)
     checks = None
     if any(values[option.parameter] is not None for option in CHECKS):
-        from memplan.cli.checking import read_checks
+        from memplan.cli.output.checking import read_checks
 
         checks = read_checks(values)
     asked = asked_of(ctx)
     spec = asked.model(model) if model is not None else None
     if values["deepspeed"] or values["params"] is not None:
-        from memplan.cli.deepspeed_tables import show_deepspeed_tables
+        from memplan.cli.output.deepspeed_tables import show_deepspeed_tables
 
         show_deepspeed_tables(spec, values)
         return
@@ -105,8 +105,8 @@ def estimate(ctx: Context, model: str | None = None, values: Values = NO_VALUES)
 
 def _check_use(ctx: Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
-    from memplan.cli.pictures import check_pictures
-    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.cli.output.pictures import check_pictures
+    from memplan.cli.words.unused import refuse_unused, refuse_without
 
     if values["params"] is not None:
         refuse_unused(ctx, "--params", TABLES_USE)
@@ -125,9 +125,9 @@ def _check_use(ctx: Context, values: Values) -> None:
 def _rows(asked: "Asked", judged: "EstimateQuestion") -> "list[list[Estimate]]":
     """The answers: a row for each setup, in it one for each card."""
     from memplan import cli
-    from memplan.search import together
-    from memplan.search.cores import usable_cores
-    from memplan.search.side_by_side import SideBySide
+    from memplan.search.in_parallel import together
+    from memplan.search.in_parallel.cores import usable_cores
+    from memplan.search.in_parallel.side_by_side import SideBySide
 
     if cli.owns_process:
         together.num_cores = usable_cores()
@@ -162,13 +162,13 @@ def _show(
     checks: "Checks | None",
 ) -> None:
     """Write the answers and what is drawn of them, then judge them."""
-    from memplan.cli.estimate_output import show, show_ranks
+    from memplan.cli.output.estimate_output import show, show_ranks
 
     values = asked.values
     emit, output_format = values["emit"], values["format"]
     written = None
     if values["report"] is not None:
-        from memplan.cli.pictures import estimate_pictures, estimate_report, write_report
+        from memplan.cli.output.pictures import estimate_pictures, estimate_report, write_report
 
         written = write_report(
             values["report"],
@@ -176,7 +176,7 @@ def _show(
             drawings=lambda: estimate_pictures(rows),
         )
     if emit is not None:
-        from memplan.cli.emitting import emit_only
+        from memplan.cli.output.emitting import emit_only
 
         emit_only(rows, emit, values["output"], time_question(values))
     elif values["per_rank"]:
@@ -184,13 +184,13 @@ def _show(
     else:
         show(rows, values, everywhere=_looks_everywhere(asked, judged))
     if values["chart"]:
-        from memplan.cli.pictures import estimate_pictures, print_charts
+        from memplan.cli.output.pictures import estimate_pictures, print_charts
 
         print_charts(estimate_pictures(rows))
     if written is not None:
         say(written)
     if checks is not None:
-        from memplan.cli.checking import check_rows
+        from memplan.cli.output.checking import check_rows
 
         for_people = emit is None and output_format is OutputFormat.TABLE
         check_rows(rows, checks, judged.model, sys.stdout if for_people else sys.stderr)

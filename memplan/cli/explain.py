@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.cli.pictures import check_pictures
+from memplan.cli.output.pictures import check_pictures
+from memplan.cli.output.terminal import remark, say, say_legend, say_rows, write_bytes
 from memplan.cli.taking import NO_VALUES, OPTIONAL_MODEL, Context, takes
-from memplan.cli.terminal import remark, say, say_legend, say_rows, write_bytes
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import ESTIMATE
-from memplan.options.shared import ALLOW, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
+from memplan.options.rows.shared import ALLOW, FORMAT, LEGEND, MODEL, PICTURES, OutputFormat
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ DEFAULT_GPU = "a100-80gb"
 @takes(*ASKED, *LESSON, *PICTURES, *IN_PLACE, LEGEND, FORMAT, argument=OPTIONAL_MODEL)
 def explain(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Show the arithmetic of an estimate: every component, the step's timeline, a report."""
-    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.cli.words.unused import refuse_unused, refuse_without
 
     if values["operation"] is not None:
         from memplan.cli.lesson import show_lesson
@@ -82,7 +82,7 @@ def explain(ctx: Context, model: str | None = None, values: Values = NO_VALUES) 
         return
     refuse_without(ctx, {"shape", "dtype"}, "--operation")
     _check_use(values)
-    from memplan.cli.asked import asked_of
+    from memplan.cli.words.asked import asked_of
     from memplan.fast_dataclass import replace
     from memplan.options.estimating import answers
 
@@ -107,7 +107,7 @@ def explain(ctx: Context, model: str | None = None, values: Values = NO_VALUES) 
 
 def _check_use(values: Values) -> None:
     """Raise ``UsageError`` for parts that do not go together."""
-    from memplan.cli.unused import refuse
+    from memplan.cli.words.unused import refuse
 
     check_pictures(values)
     given = [option.flag for option in IN_PLACE if values[option.parameter]]
@@ -130,8 +130,8 @@ def _show(answers: "Sequence[Estimate]", values: Values) -> None:
     if values["report"] is not None:
         written = _write(answers, values["report"])
     if values["time"]:
-        from memplan.report.console import TerminalConsole
         from memplan.report.lanes import print_lanes
+        from memplan.report.terminal.console import TerminalConsole
 
         print_lanes(TerminalConsole(), found)
     elif values["snapshot"] is not None:
@@ -143,7 +143,7 @@ def _show(answers: "Sequence[Estimate]", values: Values) -> None:
     else:
         _say_rows(found, output_format)
     if values["chart"]:
-        from memplan.cli.pictures import estimate_pictures, print_charts
+        from memplan.cli.output.pictures import estimate_pictures, print_charts
 
         print_charts(estimate_pictures([answers]))
     if written:
@@ -152,10 +152,10 @@ def _show(answers: "Sequence[Estimate]", values: Values) -> None:
 
 def _print(found: "Estimate", values: Values) -> None:
     """Write the arithmetic: on one screen, of some components, over time, or in full."""
-    from memplan.report.console import TerminalConsole
     from memplan.report.explain import print_explanation, print_timeline
     from memplan.report.explained.explanation import explain_estimate
     from memplan.report.overview import component_kinds, print_components, print_overview
+    from memplan.report.terminal.console import TerminalConsole
     from memplan.search.advice import hints_for
 
     kinds = component_kinds(values["component"] or [])
@@ -191,7 +191,7 @@ def _write_snapshot(found: "Estimate", path: Path) -> None:
     Raises ``InputError`` where the file cannot be written.
     """
     from memplan.estimator.named_run import named_run
-    from memplan.memory.snapshot import snapshot_of
+    from memplan.memory.snapshots.snapshot import snapshot_of
     from memplan.sources.snapshot_file import snapshot_pickle
 
     run = named_run(found)
@@ -210,9 +210,9 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
     Raises ``InputError`` for a file that is no snapshot.
     """
     from memplan.estimator.named_run import named_run
-    from memplan.memory.parting import Parting
-    from memplan.memory.recorded import read_recording
-    from memplan.memory.snapshot import snapshot_of
+    from memplan.memory.snapshots.parting import Parting
+    from memplan.memory.snapshots.recorded import read_recording
+    from memplan.memory.snapshots.snapshot import snapshot_of
     from memplan.report.parting import PARTING_SCHEMA_VERSION, parting_rows, print_parting
     from memplan.sources.snapshot_file import read_snapshot
 
@@ -220,7 +220,7 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
     predicted = read_recording(snapshot_of(named_run(found)), source="the prediction")
     parting = Parting(predicted=predicted, recorded=recorded)
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_parting(TerminalConsole(), found, parting, source=str(path))
         return
@@ -234,7 +234,7 @@ def _show_parting(found: "Estimate", path: Path, output_format: OutputFormat) ->
 
 def _write(answers: "Sequence[Estimate]", file: str) -> str:
     """Write the page, or the step over time as a drawing; returns what is to be said of it."""
-    from memplan.cli.pictures import estimate_report, write_report
+    from memplan.cli.output.pictures import estimate_report, write_report
     from memplan.report.pictures.steps import step_picture
 
     return write_report(

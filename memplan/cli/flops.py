@@ -1,9 +1,9 @@
 """``memplan flops``."""
 
+from memplan.cli.output.terminal import say
 from memplan.cli.taking import MODEL_ARGUMENT, NO_VALUES, Context, takes
-from memplan.cli.terminal import say
-from memplan.options.settings import SETTING_OPTIONS, setting_fields
-from memplan.options.shared import FORMAT, GPUS, MODEL, OutputFormat
+from memplan.options.rows.settings import SETTING_OPTIONS, setting_fields
+from memplan.options.rows.shared import FORMAT, GPUS, MODEL, OutputFormat
 from memplan.options.table import Option, Values
 
 COUNTED_FIELDS = frozenset({
@@ -21,11 +21,11 @@ SCORES = Option(
 @takes(GPUS, *SETTINGS, SCORES, *MODEL, FORMAT, argument=MODEL_ARGUMENT)
 def flops(ctx: Context, model: str, values: Values = NO_VALUES) -> None:
     """Count the FLOPs of a training step, by component and by others' formulas."""
-    from memplan.cli.asked import asked_of
+    from memplan.cli.words.asked import asked_of
     from memplan.compute.flops import ScoreCount
     from memplan.estimator.flops import estimate_flops
     from memplan.options.single import check_target_length
-    from memplan.report.flops import (
+    from memplan.report.lookups.flops import (
         flops_assumptions,
         flops_methods,
         flops_rows,
@@ -44,7 +44,7 @@ def flops(ctx: Context, model: str, values: Values = NO_VALUES) -> None:
     scores = coerce_enum("scores", values["scores"], ScoreCount)
     counted, methods = estimate_flops(spec, setup, scores=scores), flops_methods(spec, setup)
     if values["format"] is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_flops(TerminalConsole(), spec, setup, counted, methods)
         return

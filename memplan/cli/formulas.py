@@ -2,21 +2,21 @@
 
 from typing import TYPE_CHECKING
 
+from memplan.cli.output.terminal import say
 from memplan.cli.taking import Context
-from memplan.cli.terminal import say
 from memplan.options.numbers import read_number
-from memplan.options.shared import OutputFormat
+from memplan.options.rows.shared import OutputFormat
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from memplan.report.rule_table import RuleCase
+    from memplan.report.lookups.rule_table import RuleCase
     from memplan.training.setup import TrainingSetup
 
 
 def show_formulas(ctx: Context, name: str) -> None:
     """Write the table of a model's methods."""
-    from memplan.cli.asked import asked_of
-    from memplan.options.settings import setting_fields
+    from memplan.cli.words.asked import asked_of
+    from memplan.options.rows.settings import setting_fields
     from memplan.options.single import check_target_length
     from memplan.report.formulas.methods import compare_methods
     from memplan.report.formulas.written import compare_assumptions, print_methods, write_methods
@@ -35,7 +35,7 @@ def show_formulas(ctx: Context, name: str) -> None:
     rows, refused = compare_methods(spec, setups)
     output_format = values["format"]
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_methods(TerminalConsole(), spec, setups[0], rows, refused)
         return
@@ -65,11 +65,11 @@ def _setups(base: "TrainingSetup", values: Values) -> "list[TrainingSetup]":
 
 def show_rule_table(values: Values) -> None:
     """Write the rules of thumb for the sizes that are given."""
-    from memplan.report.rule_table import print_rule_table, write_rule_table
+    from memplan.report.lookups.rule_table import print_rule_table, write_rule_table
 
     case, output_format = _case(values), values["format"]
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_rule_table(TerminalConsole(), case)
         return
@@ -86,7 +86,7 @@ def _case(values: Values) -> "RuleCase":
     """
     from memplan.errors import UsageError
     from memplan.options.largest import without_max
-    from memplan.report.rule_table import RuleCase
+    from memplan.report.lookups.rule_table import RuleCase
 
     asked = without_max(values)
     names = ("hidden_size", "layers", "heads")

@@ -1,9 +1,9 @@
 """``memplan gpus``."""
 
+from memplan.cli.output.terminal import say
 from memplan.cli.taking import NO_VALUES, Argument, takes
-from memplan.cli.terminal import say
 from memplan.errors import GpuNotFoundError
-from memplan.options.shared import FORMAT, OutputFormat
+from memplan.options.rows.shared import FORMAT, OutputFormat
 from memplan.options.table import Values
 from memplan.units import is_size
 
@@ -23,8 +23,14 @@ def gpus(
     values: Values = NO_VALUES,
 ) -> None:
     """List the GPU catalog, or show one GPU with its sources."""
-    from memplan.report.gpus import gpus_csv, gpus_json, gpus_markdown, print_gpu, print_gpus
-    from memplan.sources.catalog import all_gpus, gpus_like
+    from memplan.report.lookups.gpus import (
+        gpus_csv,
+        gpus_json,
+        gpus_markdown,
+        print_gpu,
+        print_gpus,
+    )
+    from memplan.sources.cards.catalog import all_gpus, gpus_like
     from memplan.sources.gpus import load_gpus
 
     listed = all_gpus() if name is None else gpus_like(name)
@@ -34,7 +40,7 @@ def gpus(
     shown = listed or load_gpus(name or "")
     output_format = values["format"]
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         console = TerminalConsole()
         print_gpus(console, shown, of=name or "") if listed else print_gpu(console, shown[0])

@@ -2,31 +2,31 @@
 
 from typing import TYPE_CHECKING
 
+from memplan.cli.output.terminal import say_rows
 from memplan.cli.taking import Context
-from memplan.cli.terminal import say_rows
-from memplan.options.shared import OutputFormat
+from memplan.options.rows.shared import OutputFormat
 
 if TYPE_CHECKING:
     from memplan.dtypes import DType
-    from memplan.report.teaching import Sizes
+    from memplan.report.lessons.teaching import Sizes
 
 
 def show_lesson(ctx: Context) -> None:
     """Write what the operation that is named keeps, or every operator's rule."""
-    from memplan.cli.unused import given_options, refuse
-    from memplan.report.explain_operation import (
+    from memplan.cli.words.unused import given_options, refuse
+    from memplan.report.lessons.explain_operation import (
         lesson_rows,
         operator_rows,
         print_lesson,
         print_operators,
     )
-    from memplan.report.lesson_names import find_lesson
+    from memplan.report.lessons.lesson_names import find_lesson
 
     name, output_format = ctx.params["operation"], ctx.params["format"]
     sizes = _lesson_sizes(ctx)
     if name == EVERY_OPERATOR:
         if output_format is OutputFormat.TABLE:
-            from memplan.report.console import TerminalConsole
+            from memplan.report.terminal.console import TerminalConsole
 
             print_operators(TerminalConsole(), sizes)
             return
@@ -42,7 +42,7 @@ def show_lesson(ctx: Context) -> None:
         idle = [text for key, text in given.items() if key in names]
         refuse(f"--operation {lesson.name}, which is about {lesson.fixed_sizes},", idle)
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_lesson(TerminalConsole(), lesson, sizes)
         return
@@ -92,10 +92,10 @@ def _lesson_sizes(ctx: Context) -> "Sizes":
     """The usual sizes, or those of the model or tensor named; as many tokens as are asked for."""
     from dataclasses import replace
 
-    from memplan.cli.unused import given_options, refuse
+    from memplan.cli.words.unused import given_options, refuse
     from memplan.options.largest import without_max
+    from memplan.report.lessons.teaching import USUAL, Sizes
     from memplan.report.shape import formula_shape
-    from memplan.report.teaching import USUAL, Sizes
     from memplan.sources.models import load_model
 
     asked = without_max(ctx.params)

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from memplan.cli.output.terminal import say
 from memplan.cli.taking import NO_VALUES, Argument, Context, takes
-from memplan.cli.terminal import say
-from memplan.options.shared import FORMAT, MODEL, OutputFormat
+from memplan.options.rows.shared import FORMAT, MODEL, OutputFormat
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memplan.model.spec import ModelSpec
-    from memplan.sources.registry import BuiltinModel
+    from memplan.sources.about_models.registry import BuiltinModel
 
 TREE = Option(
     flag="--tree", kind=bool, default=False, metavar=None, panel="",
@@ -39,8 +39,8 @@ def models(
     values: Values = NO_VALUES,
 ) -> None:
     """List the built-in models, or show where one model's parameters are."""
-    from memplan.cli.asked import asked_of
-    from memplan.cli.unused import given_options, refuse, refuse_unused, refuse_without
+    from memplan.cli.words.asked import asked_of
+    from memplan.cli.words.unused import given_options, refuse, refuse_unused, refuse_without
 
     output_format = values["format"]
     if values["checkpoint"] is not None:
@@ -62,25 +62,25 @@ def models(
 def _show(spec: "ModelSpec", output_format: OutputFormat, *, tree: bool) -> None:
     """Write where a model's parameters are, or its modules."""
     from memplan.graph.counts import count_parameters
-    from memplan.report.models import model_rows, print_model, print_tree, write_rows
+    from memplan.report.lookups.models import model_rows, print_model, print_tree, write_rows
 
     counts = count_parameters(spec)
     rows = model_rows(spec, counts)
     if tree or output_format is OutputFormat.JSON:
+        from memplan.graph.core.options import TapeOptions
         from memplan.graph.model import record_model
         from memplan.graph.module_tree import module_tree
-        from memplan.graph.options import TapeOptions
 
         root = module_tree(record_model(spec, TapeOptions()), spec.name)
         if output_format is OutputFormat.JSON:
             rows[0]["tree"] = root.to_dict()
         if tree and output_format is OutputFormat.TABLE:
-            from memplan.report.console import TerminalConsole
+            from memplan.report.terminal.console import TerminalConsole
 
             print_tree(TerminalConsole(), root)
             return
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_model(TerminalConsole(), spec, counts)
         return
@@ -89,12 +89,12 @@ def _show(spec: "ModelSpec", output_format: OutputFormat, *, tree: bool) -> None
 
 def _show_checkpoint(text: str, output_format: OutputFormat) -> None:
     """Write what a checkpoint's size or header says of its parameters."""
-    from memplan.report.models import checkpoint_rows, print_checkpoint, write_rows
-    from memplan.sources.checkpoint_file import read_checkpoint
+    from memplan.report.lookups.models import checkpoint_rows, print_checkpoint, write_rows
+    from memplan.sources.about_models.checkpoint_file import read_checkpoint
 
     found = read_checkpoint(text)
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_checkpoint(TerminalConsole(), found)
         return
@@ -105,7 +105,7 @@ def _holding(text: str) -> "list[BuiltinModel]":
     """The built-in models with this in their name, family or hub id; none where it names a model."""
     from os.path import exists  # which takes names that no file can have
 
-    from memplan.sources.registry import builtins_holding, find_builtin
+    from memplan.sources.about_models.registry import builtins_holding, find_builtin
 
     if "/" in text or find_builtin(text) is not None or exists(text):  # noqa: PTH110
         return []
@@ -114,12 +114,12 @@ def _holding(text: str) -> "list[BuiltinModel]":
 
 def _list_counted(found: "Sequence[BuiltinModel]", output_format: OutputFormat) -> None:
     """Write those models with their sizes, which are counted one by one."""
-    from memplan.report.models import print_sizes, size_rows, write_rows
+    from memplan.report.lookups.models import print_sizes, size_rows, write_rows
     from memplan.sources.models import load_model
 
     rows = size_rows([(load_model(model.name), model.hub_id) for model in found])
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_sizes(TerminalConsole(), rows)
         return
@@ -127,8 +127,8 @@ def _list_counted(found: "Sequence[BuiltinModel]", output_format: OutputFormat) 
 
 
 def _list(output_format: OutputFormat) -> None:
-    from memplan.report.models import CatalogRow, print_catalog, write_rows
-    from memplan.sources.registry import builtin_models
+    from memplan.report.lookups.models import CatalogRow, print_catalog, write_rows
+    from memplan.sources.about_models.registry import builtin_models
 
     found = builtin_models()
     rows = [
@@ -136,7 +136,7 @@ def _list(output_format: OutputFormat) -> None:
         for model in found
     ]
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         print_catalog(TerminalConsole(), rows)
         return

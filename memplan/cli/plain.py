@@ -10,11 +10,11 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, get_args, get_origin
 
-from memplan.cli.coercion import reader_of
 from memplan.cli.commands import COMMANDS
-from memplan.cli.machine_defaults import may_be_configured
 from memplan.cli.taking import Argument, Command
-from memplan.cli.typed_words import own_command_line
+from memplan.cli.words.coercion import reader_of
+from memplan.cli.words.machine_defaults import may_be_configured
+from memplan.cli.words.typed_words import own_command_line
 from memplan.fast_dataclass import dataclass
 from memplan.options.table import Option
 
@@ -108,7 +108,7 @@ class _Asked:
 
     def make_context(self, info_name: str, words: list[str], parent: Any = None) -> Any:
         """What else is typed as one, in an option's value, is Typer's to read."""
-        from memplan.cli.typer_app import load_command
+        from memplan.cli.with_typer.app import load_command
 
         return load_command(self.name).make_context(info_name, words, parent=parent)
 

@@ -2,30 +2,30 @@
 
 from typing import TYPE_CHECKING, Never
 
-from memplan.cli.pictures import check_pictures, print_charts, write_report
+from memplan.cli.output.pictures import check_pictures, print_charts, write_report
+from memplan.cli.output.terminal import remark, say, say_legend
 from memplan.cli.taking import MODEL_ARGUMENT, NO_VALUES, Context, takes
-from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import UsageError
 from memplan.fast_dataclass import replace
 from memplan.options.questions import PLAN
+from memplan.options.rows.shared import EMIT, LEGEND, PICTURES, ROW_FORMAT, RowFormat
 from memplan.options.run_times import TIME_OPTIONS
-from memplan.options.shared import EMIT, LEGEND, PICTURES, ROW_FORMAT, RowFormat
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
     from memplan.model.spec import ModelSpec
     from memplan.options.planning import PlanQuestion
-    from memplan.search.goal import Plan, PlannedSetup
-    from memplan.search.pools import PoolPlan
+    from memplan.search.planning.goal import Plan, PlannedSetup
+    from memplan.search.planning.pools import PoolPlan
 
 
 @takes(*PLAN, LEGEND, ROW_FORMAT, *PICTURES, *EMIT, *TIME_OPTIONS, argument=MODEL_ARGUMENT)
 def plan(ctx: Context, model: str, values: Values = NO_VALUES) -> None:
     """Search for the setups that fit, best first, and what would make the rest fit."""
     _check_use(ctx, values)
-    from memplan.cli.asked import asked_of
-    from memplan.cli.progress import waiting
+    from memplan.cli.output.progress import waiting
+    from memplan.cli.words.asked import asked_of
     from memplan.options.planning import plan_question
 
     emit = values["emit"]
@@ -41,8 +41,8 @@ def plan(ctx: Context, model: str, values: Values = NO_VALUES) -> None:
         _emit(plans[: 1 if pooled else None], emit, values["output"], asked.times)
     else:
         if pooled and values["format"] is RowFormat.TABLE:
-            from memplan.report.console import TerminalConsole
             from memplan.report.pools import print_pools
+            from memplan.report.terminal.console import TerminalConsole
 
             print_pools(TerminalConsole(), pooled)
             plans = plans[:1]
@@ -56,7 +56,7 @@ def _emit(
     plans: "list[Plan]", emit: str, output: str | None, question: "TimeQuestion | None"
 ) -> None:
     """Write the best setup down, for the pool that it goes to where there are pools."""
-    from memplan.cli.emitting import emit_answer
+    from memplan.cli.output.emitting import emit_answer
 
     best, pool = _chosen(plans, emit).estimate, plans[0].pool
     emit_answer(best, emit, output, question, queue="" if pool is None else pool.queue)
@@ -76,7 +76,7 @@ def _its_scheduler(found: "Plan", values: Values) -> str | None:
 
 def _pooled(asked: "PlanQuestion") -> "list[PoolPlan]":
     """A plan for each pool, the best first."""
-    from memplan.search.pools import pool_plans
+    from memplan.search.planning.pools import pool_plans
 
     return pool_plans(
         asked.model, asked.goal, asked.pools, times=asked.times, is_open=not asked.asks_count,
@@ -86,7 +86,7 @@ def _pooled(asked: "PlanQuestion") -> "list[PoolPlan]":
 
 def _plans(asked: "PlanQuestion") -> "list[Plan]":
     """A plan for each card, up to one that is interrupted."""
-    from memplan.search.planner import plan as make_plan
+    from memplan.search.planning.planner import plan as make_plan
 
     found: list[Plan] = []
     for each in asked.gpus:
@@ -105,7 +105,7 @@ def _plans(asked: "PlanQuestion") -> "list[Plan]":
 
 def _check_use(ctx: Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
-    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.cli.words.unused import refuse_unused, refuse_without
 
     if values["emit"] is not None:
         refuse_unused(ctx, "--emit", ctx.params.keys() - EMIT_IGNORES)
@@ -188,15 +188,15 @@ def _show(
     question: "TimeQuestion | None",
 ) -> None:
     if output_format is RowFormat.TABLE:
-        from memplan.report.console import TerminalConsole
         from memplan.report.plans.printed import print_plans
+        from memplan.report.terminal.console import TerminalConsole
 
         print_plans(TerminalConsole(), plans, question=question)
         return
-    from memplan.cli.checking import about
+    from memplan.cli.output.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
     from memplan.report.plans.rows import markdown_columns, plan_rows
-    from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
+    from memplan.report.rows.stream import csv_lines, json_document, json_lines, markdown_lines
 
     rows = (row for each in plans for row in plan_rows(each, question))
     if output_format is RowFormat.JSON:

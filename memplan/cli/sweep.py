@@ -6,22 +6,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.cli.pictures import check_pictures, print_charts, sweep_report, write_report
+from memplan.cli.output.pictures import check_pictures, print_charts, sweep_report, write_report
+from memplan.cli.output.terminal import remark, say, say_legend
 from memplan.cli.taking import NO_VALUES, Argument, Context, takes
-from memplan.cli.terminal import remark, say, say_legend
 from memplan.errors import WorkerLostError
 from memplan.fast_dataclass import dataclass
 from memplan.options.panels import OUTPUT_PANEL
 from memplan.options.questions import SWEEP
+from memplan.options.rows.shared import CHECKS, JOBS, LEGEND, PICTURES, ROW_FORMAT, SHARD, RowFormat
 from memplan.options.run_times import TIME_OPTIONS, time_question
-from memplan.options.shared import CHECKS, JOBS, LEGEND, PICTURES, ROW_FORMAT, SHARD, RowFormat
 from memplan.options.table import Option, Values
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from memplan.cli.checking import Checks
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.cli.output.checking import Checks
+    from memplan.estimator.time.run_cost import TimeQuestion
     from memplan.report.pivot import Pivot
     from memplan.search.sweep import Sweep, SweepResult
 
@@ -62,8 +62,8 @@ def sweep(
     values: Values = NO_VALUES,
 ) -> None:
     """Estimate a grid of setups on several GPUs, as a table, a matrix or rows for scripts."""
-    from memplan.cli.asked import asked_of
-    from memplan.cli.checking import read_checks
+    from memplan.cli.output.checking import read_checks
+    from memplan.cli.words.asked import asked_of
 
     wanted = Wanted(
         output_format=values["format"],
@@ -90,7 +90,7 @@ def sweep(
             part=shard_of(asked.grid.num_combinations, values["shard"]),
         )
         if values["output"] is not None:
-            from memplan.cli.sweep_file import write_rows
+            from memplan.cli.output.sweep_file import write_rows
 
             write_rows(made, Path(values["output"]), wanted.question, resumes=values["resume"])
             return
@@ -106,7 +106,7 @@ FILE_IGNORES = frozenset({
 
 def _check_use(ctx: Context, values: Values) -> None:
     """Raise ``UsageError`` for what was given and plays no part."""
-    from memplan.cli.unused import refuse_unused, refuse_without
+    from memplan.cli.words.unused import refuse_unused, refuse_without
 
     if values["output"] is None:
         refuse_without(ctx, {"resume"}, "--output")
@@ -131,7 +131,7 @@ def _executor(address: str | None) -> "Iterator[Executor | None]":
 def _processes(jobs: int) -> int:
     if jobs:
         return jobs
-    from memplan.search.cores import usable_cores
+    from memplan.search.in_parallel.cores import usable_cores
 
     return usable_cores()
 
@@ -218,7 +218,7 @@ def _show(sweep: "Sweep", wanted: Wanted) -> None:
 
     Raises ``WorkerLostError`` behind the results that there are.
     """
-    from memplan.cli.progress import with_progress
+    from memplan.cli.output.progress import with_progress
 
     is_table = wanted.output_format is RowFormat.TABLE
     done = _Done(with_progress(sweep, alone=is_table))
@@ -268,7 +268,7 @@ def _write(sweep: "Sweep", results: "Iterable[SweepResult]", wanted: Wanted) -> 
 
 
 def _print(sweep: "Sweep", kept: "list[SweepResult]", wanted: Wanted) -> None:
-    from memplan.report.console import TerminalConsole
+    from memplan.report.terminal.console import TerminalConsole
 
     console = TerminalConsole()
     with wanted.pictured.beside(sweep, kept):
@@ -288,9 +288,9 @@ def _lines(
     sweep: "Sweep",
     question: "TimeQuestion | None",
 ) -> Iterable[str]:
-    from memplan.cli.checking import about
+    from memplan.cli.output.checking import about
     from memplan.estimator.estimate import SCHEMA_VERSION
-    from memplan.report.stream import csv_lines, json_document, json_lines, markdown_lines
+    from memplan.report.rows.stream import csv_lines, json_document, json_lines, markdown_lines
     from memplan.report.sweep import MARKDOWN_COLUMNS
 
     if output_format is RowFormat.JSON:
@@ -307,7 +307,7 @@ def _lines(
     host = () if sweep.node_memory_bytes is None else ("host_verdict",)
     told: tuple[str, ...] = ()
     if question is not None:
-        from memplan.report.times import time_keys
+        from memplan.report.estimates.times import time_keys
 
         told = time_keys(question)
     return markdown_lines(rows, (*MARKDOWN_COLUMNS, *host, *told))

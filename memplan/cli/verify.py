@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from memplan.cli.taking import NO_VALUES, OPTIONAL_MODEL, Context, takes
 from memplan.options.panels import HARDWARE_PANEL, OUTPUT_PANEL
 from memplan.options.questions import SETTINGS
-from memplan.options.settings import setting_fields
-from memplan.options.shared import (
+from memplan.options.rows.settings import setting_fields
+from memplan.options.rows.shared import (
     ENGINE,
     ENGINE_OPTION,
     FILES,
@@ -85,11 +85,11 @@ RUN = (
 @takes(*SETUP, *RUN, FORMAT, argument=OPTIONAL_MODEL)
 def verify(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -> None:
     """Train a few real steps, or follow them on fake tensors: predicted beside measured."""
-    from memplan.cli.unused import refuse_unused
+    from memplan.cli.words.unused import refuse_unused
     from memplan.options.axes import parse_share
 
     if values["calibrate"] is not None:
-        from memplan.cli.calibrating import calibrate
+        from memplan.cli.output.calibrating import calibrate
 
         refuse_unused(ctx, "--calibrate", {"calibrate"})
         calibrate(Path(values["calibrate"]))
@@ -119,7 +119,7 @@ def verify(ctx: Context, model: str | None = None, values: Values = NO_VALUES) -
 
 def _ran(ctx: Context, model: str | None, values: Values) -> "Verified | None":
     """What was run here, beside what was predicted; None on a rank that is not the one to speak."""
-    from memplan.cli.unused import refuse
+    from memplan.cli.words.unused import refuse
     from memplan.verify.replay import beside
 
     kept = None if values["snapshot"] is None else Path(values["snapshot"])
@@ -158,7 +158,7 @@ def _setup(
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace
 
-    from memplan.cli.asked import asked_of
+    from memplan.cli.words.asked import asked_of
     from memplan.options.engine_options import parse_engine_options
     from memplan.options.setup_files import read_base
     from memplan.options.single import with_engine
@@ -194,7 +194,7 @@ def run_of(
 ) -> "Run":
     """What is to be run. Raises a ``MemplanError`` for what verify does not run."""
     from memplan.errors import UsageError
-    from memplan.sources.found_config import local_config
+    from memplan.sources.about_models.found_config import local_config
     from memplan.sources.models import load_model
     from memplan.verify.run import Run
     from memplan.verify.scope import check_model, check_scope
@@ -229,7 +229,7 @@ def measure_here(
     from dataclasses import replace
 
     from memplan.errors import UsageError
-    from memplan.sources.catalog import load_gpu
+    from memplan.sources.cards.catalog import load_gpu
     from memplan.verify.run import require_packages
     from memplan.verify.scope import check_scope
 
@@ -288,8 +288,8 @@ def _files(paths: "Sequence[Path]") -> "list[Path]":
 
 
 def _write(measured: "Measurement", path: Path) -> None:
-    from memplan.cli.terminal import remark, write_file
-    from memplan.report.rows import json_text
+    from memplan.cli.output.terminal import remark, write_file
+    from memplan.report.rows.written import json_text
     from memplan.sources.measurement_file import measurement_values
 
     text = json_text(measurement_values(measured), indent=1)
@@ -301,9 +301,9 @@ def _write(measured: "Measurement", path: Path) -> None:
 
 def _write_predicted(run: "Verified", snapshot: Path) -> None:
     """The predicted run's snapshot beside the real one's."""
-    from memplan.cli.terminal import remark, write_bytes
+    from memplan.cli.output.terminal import remark, write_bytes
     from memplan.estimator.named_run import named_run
-    from memplan.memory.snapshot import snapshot_of
+    from memplan.memory.snapshots.snapshot import snapshot_of
     from memplan.sources.snapshot_file import snapshot_pickle
 
     path = snapshot.with_suffix(f".predicted{snapshot.suffix}")
@@ -312,8 +312,8 @@ def _write_predicted(run: "Verified", snapshot: Path) -> None:
 
 
 def _show(runs: "Sequence[Verified]", output_format: OutputFormat) -> None:
-    from memplan.cli.terminal import say
-    from memplan.report.rows import rows_csv, rows_json, rows_markdown
+    from memplan.cli.output.terminal import say
+    from memplan.report.rows.written import rows_csv, rows_json, rows_markdown
     from memplan.report.verify import (
         VERIFY_SCHEMA_VERSION,
         print_verified,
@@ -322,7 +322,7 @@ def _show(runs: "Sequence[Verified]", output_format: OutputFormat) -> None:
     )
 
     if output_format is OutputFormat.TABLE:
-        from memplan.report.console import TerminalConsole
+        from memplan.report.terminal.console import TerminalConsole
 
         console = TerminalConsole()
         for number, run in enumerate(runs):

@@ -45,7 +45,7 @@ def _replay() -> str:
     """Whether runs are replayed by compiled code, and why not."""
     from os import environ
 
-    from memplan.memory.replay import COMPILED, PURE_PYTHON, is_outdated
+    from memplan.memory.replaying.replay import COMPILED, PURE_PYTHON, is_outdated
 
     if COMPILED is not None:
         return "compiled"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memplan.options.asked import OPTION_OF_FIELD
-from memplan.options.shared import FILES, LAUNCH_FILES
+from memplan.options.rows.shared import FILES, LAUNCH_FILES
 
 PARAMETERS = OPTION_OF_FIELD | {
     "zero_stage": "zero", "offload_optimizer": "offload", "num_jobs": "jobs",

@@ -3,14 +3,14 @@
 from memplan.compute.flops import attention_factor, causal_share
 from memplan.compute.rates import Rates
 from memplan.compute.traffic import made_bytes, read_bytes
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Operation, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.spec import ModelSpec
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
+from memplan.training.splitting.context_parallel import ContextParallelKind
 
 HALF_LENGTHS = {True: (500, 1100), False: (150, 450)}
 """Keys at which attention's kernels reach half of their rate forward and backward, with a causal mask, which

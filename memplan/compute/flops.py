@@ -15,10 +15,10 @@ from enum import Enum
 from fractions import Fraction
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import ATTENTION_KERNELS, OUTPUT_LOSSES, OperationKind
-from memplan.graph.segments import Gradient, Operation, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import ATTENTION_KERNELS, OUTPUT_LOSSES, OperationKind
+from memplan.graph.core.segments import Gradient, Operation, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec

@@ -10,7 +10,7 @@ sends its sum once and gets everybody's once.
 from math import ceil, log2
 
 from memplan.hardware.network import NODE_HOP_S, SUMMED_S, Network
-from memplan.training.exchange import ExchangeKind, Ranks
+from memplan.training.splitting.exchange import ExchangeKind, Ranks
 
 LEAST_SUMMED_BYTES = 2 * 2**20
 """From which size NCCL lets NVLink's switches add up: 2 MiB on a node of eight H100, rings below (nccl-tests #309)."""
@@ -72,7 +72,7 @@ def summed_between_seconds(num_bytes: float, ranks: Ranks, network: Network) -> 
     of 200 Gbit/s that is 110 GB/s, and 80 with four cards, by the word of NCCL's author (NCCL #320): NVLink decides, then the cards.
 
     >>> from memplan.hardware.network import network_of
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> network = network_of(load_gpu("a100-80gb"), gpus_per_node=8, sums_between=True)
     >>> round(1e10 / summed_between_seconds(1e10, Ranks(64), network) / 1e9)
     120

@@ -5,9 +5,9 @@ from memplan.compute.product_shapes import second_operand
 from memplan.compute.products import Shape, alignment_share, product_seconds
 from memplan.compute.rates import Rates
 from memplan.dtypes import DType
-from memplan.graph.segments import Operation
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.segments import Operation
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 
 FUSED_GRADIENT_BYTES = 8
 """Of a weight's gradient, what Megatron's products read and write as they add to the fp32 one (``gradient_accumulation_fusion``)."""

@@ -11,11 +11,11 @@ from memplan.compute.rates import Rates
 from memplan.compute.traffic import num_bytes_of
 from memplan.compute.work import Work
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Operation
-from memplan.graph.tape import Tape
-from memplan.training.exchange import ExchangeKind, Send
-from memplan.training.fp8 import FP8_RECIPES, Fp8Package
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Operation
+from memplan.graph.core.tape import Tape
+from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package
+from memplan.training.splitting.exchange import ExchangeKind, Send
 
 
 class NarrowTimes:

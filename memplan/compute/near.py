@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from memplan.compute.rates import Rates
 from memplan.compute.traffic import num_bytes_of
-from memplan.graph.segments import Operation
+from memplan.graph.core.segments import Operation
 
 if TYPE_CHECKING:
-    from memplan.graph.tensors import Storage
+    from memplan.graph.core.tensors import Storage
 
 
 class NearTensors:

@@ -4,9 +4,9 @@ from typing import TypeGuard
 
 from memplan.compute.products import Shape, shape_of
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Operation
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Operation
+from memplan.graph.core.tensors import Parameter, Tensor
 
 
 def product_shape(operation: Operation) -> Shape:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.hardware.gpu import GpuSpec, TflopsByDtype, num_multiprocessors
 from memplan.hardware.power import board_power
 
@@ -112,7 +112,7 @@ an L40 has 96)."""
 def cache_of(gpu: GpuSpec | None) -> Cache:
     """A GPU's second-level cache, by its architecture.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> [cache_of(load_gpu(each)).num_bytes >> 20 for each in ("h100", "l40s", "rtx3090")]
     [50, 96, 6]
     """
@@ -189,7 +189,7 @@ def is_compared(gpu: GpuSpec | None) -> bool:
 def rates_of(gpu: GpuSpec | None) -> Rates:
     """What a GPU reaches; an A100's where nothing is known of it.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> round(rates_of(load_gpu("a100-80gb")).rate_of(DType.BF16) / 1e12)
     239
     """

@@ -33,18 +33,18 @@ from memplan.compute.traffic import (
 )
 from memplan.compute.work import Message, SegmentWork, Work
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import (
+from memplan.graph.core.operation_kinds import (
     ATTENTION_KERNELS,
     EXTERN_KERNELS,
     OUTPUT_LOSSES,
     OperationKind,
 )
-from memplan.graph.segments import Gradient, Operation, Segment, Tiles
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.segments import Gradient, Operation, Segment, Tiles
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
-from memplan.training.exchange import NO_SENDS, ExchangeKind, Send
+from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Send
 
 VIEWS = frozenset(
     {

@@ -6,9 +6,9 @@ In a compiled region what stands between two kernels is one kernel, and only wha
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
-from memplan.graph.operation_kinds import EXTERN_KERNELS, OperationKind
-from memplan.graph.segments import Gradient, Operation
-from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.graph.core.operation_kinds import EXTERN_KERNELS, OperationKind
+from memplan.graph.core.segments import Gradient, Operation
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.training.quantization import QuantizedProduct
 
 LOOKUPS = frozenset(

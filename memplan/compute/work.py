@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from memplan.training.exchange import ExchangeKind, Group
+from memplan.training.splitting.exchange import ExchangeKind, Group
 
 
 class Message(NamedTuple):

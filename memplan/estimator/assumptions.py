@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
-from memplan.estimator.quantized_base import base_notes, base_words
+from memplan.estimator.modelled.quantized_base import base_notes, base_words
 from memplan.estimator.recording import adapter_dtype, kept_dtype
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec, Tying
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import AllocatorKind, checkpointing_text
-from memplan.training.compilation import Compilation
-from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
     WHOLE,
@@ -21,7 +20,7 @@ from memplan.training.kernels import (
     KernelPreset,
     Packing,
 )
-from memplan.training.parallelism import TensorParallelKind
+from memplan.training.compilation import Compilation
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine, PrecisionFormats
 from memplan.training.setup import (
     DEFAULT_SEQ_LEN_CAP,
@@ -29,6 +28,7 @@ from memplan.training.setup import (
     QUANTIZATION_OPTIONS,
     TrainingSetup,
 )
+from memplan.training.splitting.parallelism import TensorParallelKind
 
 OFFLOAD_WORDS = {
     ActivationOffload.SAVE_ON_CPU: "activations, and weights that are kept with them, in CPU RAM between "
@@ -113,7 +113,7 @@ def _recomputed(resolved: TrainingSetup) -> tuple[str, ...]:
 def _layers(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """How the layers run."""
     if resolved.chosen_engine is Engine.MEGATRON:
-        from memplan.estimator.megatron_setup import megatron_words  # only for its engine
+        from memplan.estimator.modelled.megatron_setup import megatron_words  # only for its engine
 
         return megatron_words(model, resolved)
     return (
@@ -155,7 +155,7 @@ def _split(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         return words
     if group.kind is TensorParallelKind.MEGATRON:
         return (group.words, *words)
-    from memplan.graph.tensor_plans import plan_words  # only where it is split
+    from memplan.graph.splitting.tensor_plans import plan_words  # only where it is split
 
     return (f"{group.words}, {plan_words(model, group)}", *words)
 
@@ -209,7 +209,7 @@ def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         return ()
     text = str(adapter)
     if getattr(adapter, "targets", "") is None:
-        from memplan.graph.adaptation import usual_targets  # only for adapters
+        from memplan.graph.replacing.adaptation import usual_targets  # only for adapters
         from memplan.training.adapters import targets_text
 
         named = targets_text(usual_targets(model, adapter))
@@ -285,7 +285,7 @@ def _said_options(setup: TrainingSetup) -> Iterator[str]:
     if loads_under_zero_init(setup):
         apart.add("zero_init")  # said by ``_loading``
     if setup.chosen_engine is Engine.MEGATRON:
-        from memplan.estimator.megatron_setup import SAID_APART  # only for its engine
+        from memplan.estimator.modelled.megatron_setup import SAID_APART  # only for its engine
 
         apart.update(SAID_APART)  # said by ``_layers``
     for name, value in dict(setup.engine_options).items():
@@ -418,7 +418,9 @@ def _too_long(model: ModelSpec, setup: TrainingSetup) -> Iterator[str]:
 
 def _kernels_notes(model: ModelSpec, setup: TrainingSetup) -> Iterator[str]:
     if setup.kernels is KernelPreset.LIGER:
-        from memplan.training.liger import liger_note  # only where Liger is asked for
+        from memplan.training.choices_of_kernels.liger import (
+            liger_note,  # only where Liger is asked for
+        )
 
         if note := liger_note(model.family):
             yield note

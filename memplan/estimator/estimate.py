@@ -17,8 +17,8 @@ from memplan.upward import Displayed, Document, Drawn, Hint, provided
 
 if TYPE_CHECKING:
     from memplan.compute.flops import StepFlops
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.estimator.step_time import StepTime
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.estimator.time.step_time import StepTime
     from memplan.memory.required import PlayedRun, Replays
 
 SCHEMA_VERSION = 1
@@ -376,10 +376,10 @@ class Estimate(Displayed):
     def time(self) -> "StepTime":
         """How long an optimizer step takes, between nodes as these cards are sold in.
 
-        Computed anew at each call; ``memplan.estimator.step_time`` takes another network. Raises
+        Computed anew at each call; ``memplan.estimator.time.step_time`` takes another network. Raises
         ``UnsupportedOperationError`` for a model whose operations are not written down.
         """
-        from memplan.estimator.step_time import step_time  # most estimates are of memory alone
+        from memplan.estimator.time.step_time import step_time  # most estimates are of memory alone
 
         return step_time(self)
 

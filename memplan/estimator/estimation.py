@@ -3,8 +3,8 @@
 from memplan.estimator.assumptions import assumptions_of, notes_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
 from memplan.estimator.job import Job
+from memplan.estimator.modelled.skipped_layers import skipped_words
 from memplan.estimator.recording import attention_kernel
-from memplan.estimator.skipped_layers import skipped_words
 from memplan.fast_dataclass import replace
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
 from memplan.hardware.gpu import GpuSpec
@@ -12,9 +12,9 @@ from memplan.memory import accounts
 from memplan.memory.account import RankAccount
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
-from memplan.training.expert_parallel import Imbalance
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.expert_parallel import Imbalance
 from memplan.units import GIB, format_gib
 
 NOTABLE_BYTES = GIB // 10

@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from memplan.errors import SetupError
+from memplan.estimator.modelled.quantized_base import on_its_base
 from memplan.estimator.overhead import overhead_of
-from memplan.estimator.quantized_base import on_its_base
 from memplan.estimator.recording import (
     Walked,
     one_token,
@@ -20,8 +20,8 @@ from memplan.estimator.recording import (
 )
 from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.graph.attention.masks import attentions
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import trainable_parameters
-from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
@@ -31,8 +31,8 @@ from memplan.memory.rank import RankInput, Stage, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
-from memplan.training.fp8 import FP8_RECIPES, Fp8Recipe
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import (
     FITTING_TILES,
     TILED_LOSSES,
     WHOLE,
@@ -352,15 +352,15 @@ def _refuse_fp8(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
 def _check_splits(setup: TrainingSetup) -> None:
     """Refuse ways of splitting a model that are not modelled."""
     if setup.chosen_engine is Engine.MEGATRON:
-        from memplan.estimator.megatron_setup import check_megatron  # only for its engine
+        from memplan.estimator.modelled.megatron_setup import check_megatron  # only for its engine
 
         check_megatron(setup)
     elif setup.is_split:
-        from memplan.estimator.split_model import check_split  # only where it is split
+        from memplan.estimator.modelled.split_model import check_split  # only where it is split
 
         check_split(setup)
     if setup.context_parallel > 1 or setup.context_parallel_kind is not None:
-        from memplan.estimator.shared_sequences import check_shared  # only where they are
+        from memplan.estimator.modelled.shared_sequences import check_shared  # only where they are
 
         check_shared(setup)
     if setup.pipeline_parallel > 1:
@@ -369,7 +369,7 @@ def _check_splits(setup: TrainingSetup) -> None:
         check_pipeline(setup)
     spreads = setup.expert_parallel > 1 and setup.chosen_engine is not Engine.MEGATRON
     if spreads or setup.expert_imbalance is not None:
-        from memplan.estimator.spread_experts import check_spread  # only where they are
+        from memplan.estimator.modelled.spread_experts import check_spread  # only where they are
 
         check_spread(setup)
 
@@ -379,7 +379,7 @@ def _check(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> None:
     if (setup.mlp_tiles, setup.loss_tiles) != (WHOLE, FITTING_TILES) or (
         setup.chosen_kernels.loss in TILED_LOSSES
     ):
-        from memplan.estimator.tiled_run import check_tiled  # only where anything is tiled
+        from memplan.estimator.modelled.tiled_run import check_tiled  # only where anything is tiled
 
         check_tiled(model, setup)
     _refuse_kernels(setup, gpu)

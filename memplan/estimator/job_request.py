@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from memplan.errors import UnsupportedOperationError
 from memplan.estimator.estimate import Estimate
-from memplan.estimator.run_cost import TimeQuestion, run_cost
-from memplan.estimator.step_time import step_time
+from memplan.estimator.time.run_cost import TimeQuestion, run_cost
+from memplan.estimator.time.step_time import step_time
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.gpu import GpuSpec
 from memplan.training.choices import AllocatorKind

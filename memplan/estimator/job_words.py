@@ -3,6 +3,7 @@
 from memplan.estimator.recording import completion_length
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.model.spec import ModelSpec
+from memplan.training.choices_of_kernels.kernels import LossKernel
 from memplan.training.evaluation import Evaluation
 from memplan.training.jobs import (
     COLOCATED,
@@ -14,7 +15,6 @@ from memplan.training.jobs import (
     OtherModel,
     Rollout,
 )
-from memplan.training.kernels import LossKernel
 from memplan.training.objectives import LogProbabilities, Objective
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup

@@ -6,7 +6,7 @@ from statistics import median
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.named_run import named_run
 from memplan.fast_dataclass import dataclass
-from memplan.memory.part_peaks import PartPeaks, part_peaks
+from memplan.memory.replaying.part_peaks import PartPeaks, part_peaks
 from memplan.memory.runtime import ByteRange, overhead_range
 from memplan.training.choices import AllocatorKind
 from memplan.training.setup import TrainingSetup

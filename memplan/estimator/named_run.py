@@ -3,8 +3,8 @@
 from memplan.estimator.estimate import Estimate
 from memplan.estimator.job import prepared
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.named import NamedRun, play_named
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
+from memplan.memory.snapshots.named import NamedRun, play_named
 from memplan.training.setup import TrainingSetup
 
 

@@ -13,21 +13,23 @@ from memplan.estimator.recording import (
 )
 from memplan.fast_dataclass import replace
 from memplan.graph.attention.masks import attentions
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.counts import total_parameters
-from memplan.graph.joint_losses import check_objective
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
+from memplan.graph.written.joint_losses import check_objective
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.beside import ALONE, Beside, Share, SideModel, When, raised
 from memplan.memory.engine_options import frozen_format
-from memplan.memory.ledger import Part
 from memplan.memory.programs.others import shards_frozen_models
+from memplan.memory.replaying.ledger import Part
 from memplan.memory.step import Height
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.choices import Offload, Recomputation
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import LossKernel
+from memplan.training.choices_of_kernels.losses import LOSS_FORMS
 from memplan.training.compilation import Compilation
 from memplan.training.evaluation import Evaluation
-from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import (
     COLOCATED,
@@ -39,8 +41,6 @@ from memplan.training.jobs import (
     OtherModel,
     Rollout,
 )
-from memplan.training.kernels import LossKernel
-from memplan.training.losses import LOSS_FORMS
 from memplan.training.objectives import Objective
 from memplan.training.optimizers.script import Stepped, state_bytes
 from memplan.training.optimizers.table import chosen

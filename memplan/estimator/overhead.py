@@ -3,9 +3,9 @@
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.runtime import ByteRange, nccl_range, overhead_range
 from memplan.training.choices import FsdpStrategy
-from memplan.training.context_parallel import ContextParallelKind
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.context_parallel import ContextParallelKind
 
 
 def overhead_of(setup: TrainingSetup, gpu: GpuSpec | None) -> ByteRange:

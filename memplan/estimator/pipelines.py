@@ -6,28 +6,28 @@ from itertools import pairwise
 
 from memplan.errors import SetupError
 from memplan.estimator.recording import Walked, record, walked_on_card
-from memplan.graph.options import TapeOptions
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.stages import check_stages, stage_model, stage_options
 from memplan.memory.engine_options import says_pipeline
 from memplan.memory.rank import Stage
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Offload, Recomputation
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import Packing
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import Fp8Recipe
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import Packing
-from memplan.training.parallelism import (
+from memplan.training.precision import Engine
+from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.parallelism import (
     PipelineParallel,
     PipelineRuntime,
     PipelineSchedule,
     StagePlace,
 )
-from memplan.training.partition import DEFAULT_METHOD, stage_bounds
-from memplan.training.precision import Engine
-from memplan.training.schedules import rank_stages
-from memplan.training.setup import TrainingSetup
-from memplan.training.stages import divide_layers
+from memplan.training.splitting.partition import DEFAULT_METHOD, stage_bounds
+from memplan.training.splitting.schedules import rank_stages
+from memplan.training.splitting.stages import divide_layers
 
 MEGATRON_SCHEDULES = (
     PipelineSchedule.ONE_F_ONE_B,

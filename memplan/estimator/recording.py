@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.sorting import sort_tile
+from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.sorting import sort_tile
-from memplan.graph.tape import Tape
 from memplan.hardware.gpu import (
     GpuSpec,
     is_ampere,
@@ -25,25 +25,25 @@ from memplan.memory.engine_options import (
     has_python_linear,
 )
 from memplan.memory.rank import RankInput
-from memplan.memory.reduction import Multiprocessors
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
+from memplan.memory.walks.reduction import Multiprocessors
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import LossKernel, Packing, SelectivePolicy
-from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.objectives import LogProbabilities
-from memplan.training.precision import PRECISIONS, Engine
-from memplan.training.sdpa import (
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import LossKernel, Packing, SelectivePolicy
+from memplan.training.choices_of_kernels.sdpa import (
     SDPA_SUPPORT,
     choose_sdpa_kernel,
     sdpa_support,
 )
+from memplan.training.layer_choice import CheckpointedLayers
+from memplan.training.objectives import LogProbabilities
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
 if TYPE_CHECKING:
-    from memplan.training.megatron import MegatronLayers
     from memplan.training.quantization import Quantization
+    from memplan.training.splitting.megatron import MegatronLayers
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from memplan.families.request import ReadRequest, task_named
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.pooling import ClassifierBody, TowerPooling
+from memplan.model.towers.compared.pooling import ClassifierBody, TowerPooling
 
 BARE = "Model"
 """The ending of a class that only makes hidden states."""

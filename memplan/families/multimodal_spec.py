@@ -9,7 +9,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.joining import TowerJoin
+from memplan.model.towers.compared.joining import TowerJoin
 
 
 class Ties(Enum):

@@ -1,11 +1,11 @@
 """A decoder's loss over the tokens that the attention mask lets through, picked by index."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 
 
 def attended_loss(t: Tape, logits: Tensor, columns: int) -> Tensor:

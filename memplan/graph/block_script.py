@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from memplan.graph.segments import RESULT
+from memplan.graph.core.segments import RESULT
 
 
 class Held:

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from memplan.dtypes import DType
-from memplan.graph.mincut import FlowNetwork
-from memplan.graph.operation_kinds import (
+from memplan.graph.core.operation_kinds import (
     ATTENTION_KERNELS,
     EXTERN_KERNELS,
     IN_PLACE_KINDS,
@@ -22,9 +21,10 @@ from memplan.graph.operation_kinds import (
     UNFUSIBLE_KINDS,
     OperationKind,
 )
-from memplan.graph.segments import RESULT, Gradient, Operation, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.core.segments import RESULT, Gradient, Operation, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.mincut import FlowNetwork
 from memplan.training.compilation import Compilation
 
 _PASSED = (Gradient.ALIAS, Gradient.SEEN, Gradient.COLUMNS)

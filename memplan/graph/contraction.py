@@ -6,10 +6,10 @@ in memory then; what comes out is turned back, so that its gradient is copied on
 """
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

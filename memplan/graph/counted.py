@@ -1,12 +1,12 @@
 """What is counted but not written down: parts of layers, and parts that stand beside a model."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.overlay import BASE_LAYER
-from memplan.graph.segments import Gradient
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.overlay import BASE_LAYER
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixers import CountedSpec
 from memplan.model.parameters import ParameterBlock, ParameterShape
 

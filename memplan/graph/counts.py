@@ -3,11 +3,11 @@
 from collections import Counter
 
 from memplan.fast_dataclass import dataclass, replace
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
 from memplan.model.parameters import LayerBlock, ModelPart
 from memplan.model.spec import ModelSpec, Task
 

@@ -6,14 +6,14 @@ last layer; its attention masks the scores before and after the softmax.
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, merged_heads
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.lookups import embedding, embedding_lookup
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.layers import PromptSpec, StackSpec
 from memplan.model.parameters import WeightRole

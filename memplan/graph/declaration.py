@@ -7,10 +7,10 @@ segment; a parameter that it does not name stands behind those of its module, or
 
 from collections.abc import Sequence
 
-from memplan.graph.overlay import BASE_LAYER, ORIGINAL
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.overlay import BASE_LAYER, ORIGINAL
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 
 Stretch = tuple[Segment, list[Parameter]]
 """Parameters of a segment that stand together, in each of its repetitions."""

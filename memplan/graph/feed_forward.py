@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.splits import Sharing
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation_module
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.splits import Sharing
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.networks import Activation, FeedForwardSpec, NetworkPlace
-from memplan.training.kernels import FeedForwardKernel
+from memplan.training.choices_of_kernels.kernels import FeedForwardKernel
 
 
 def feed_forward(

@@ -1,17 +1,23 @@
 """Linear layers that multiply in fewer than 16 bits: what they make on their way, and what they keep.
 
-The recipes and their sources: ``memplan.training.fp8``.
+The recipes and their sources: ``memplan.training.choices_of_kernels.fp8``.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.temporaries import Temporaries
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.temporaries import Temporaries
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.parameters import ModelPart
+from memplan.training.choices_of_kernels.fp8 import (
+    FP8_RECIPES,
+    SIZE_MULTIPLE,
+    Fp8Formats,
+    Fp8Package,
+    Fp8Recipe,
+)
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Package, Fp8Recipe
 from memplan.units import ceil_div, round_up
 
 SCALE_BYTES = DType.FP32.num_bytes

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
-from memplan.graph.options import TapeOptions
-from memplan.graph.overlay import adapter_module
-from memplan.graph.tape import Tape
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.overlay import adapter_module
+from memplan.graph.core.tape import Tape
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
+from memplan.training.choices_of_kernels.kernels import WHOLE
 from memplan.training.compilation import Compilation
 from memplan.training.freezing import ALL_LAYERS, FrozenParts
-from memplan.training.kernels import WHOLE
 from memplan.training.layer_choice import CheckpointedLayers
 
 if TYPE_CHECKING:
-    from memplan.graph.overlay import Overlay
+    from memplan.graph.core.overlay import Overlay
     from memplan.training.adapters import Adapter
 
 
@@ -36,7 +36,7 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         seq_len = options.seq_len + overlay.num_prompts
         options = replace(options, adaptation=overlay, seq_len=seq_len)
     if options.quantization is not None and options.quantizer is None:
-        from memplan.graph.quantized import PackedBase, check_skipped  # only then
+        from memplan.graph.replacing.quantized import PackedBase, check_skipped  # only then
 
         quantizer = PackedBase.of(options.quantization, options.quantized_from, model.family)
         tape = record_model(model, replace(options, quantizer=quantizer))
@@ -47,8 +47,8 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 
         return record_megatron(model, options, options.megatron)
     if options.tensor_parallel is not None:
-        from memplan.graph.local_model import local_model  # only where it is split
-        from memplan.graph.tensor_plans import plan_of
+        from memplan.graph.splitting.local_model import local_model  # only where it is split
+        from memplan.graph.splitting.tensor_plans import plan_of
 
         group = options.tensor_parallel
         options = replace(options, split_plan=plan_of(model, group))
@@ -96,10 +96,10 @@ def _overlay(model: ModelSpec, adapter: "Adapter", dtype: DType) -> "Overlay":
     from memplan.training.adapters import PromptTuning
 
     if isinstance(adapter, PromptTuning):
-        from memplan.graph.prompts import prompts_of  # only for prompts
+        from memplan.graph.replacing.prompts import prompts_of  # only for prompts
 
         return prompts_of(model, adapter)
-    from memplan.graph.adaptation import adapt  # only for adapters
+    from memplan.graph.replacing.adaptation import adapt  # only for adapters
 
     return adapt(model, record_model(model, TapeOptions()), adapter, dtype)
 
@@ -216,9 +216,11 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
         recorded: Tape = model.blueprint.record(model, options)
         return recorded
     if len(model.stacks) > 1:
-        from memplan.graph.encoder_decoder import record_encoder_decoder  # only for two stacks
+        from memplan.graph.written.encoder_decoder import (
+            record_encoder_decoder,  # only for two stacks
+        )
 
         return record_encoder_decoder(model, options)
-    from memplan.graph.single_stack import record_single_stack  # not for two stacks
+    from memplan.graph.written.single_stack import record_single_stack  # not for two stacks
 
     return record_single_stack(model, options)

@@ -5,11 +5,11 @@ from enum import Enum
 from typing import Any
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.overlay import weight_key
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.overlay import weight_key
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 

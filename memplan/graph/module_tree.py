@@ -1,8 +1,8 @@
 """A model's modules as a tree, with the parameters under each; equal layers stand once."""
 
 from memplan.fast_dataclass import dataclass, field
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
 
 
 @dataclass(slots=True)

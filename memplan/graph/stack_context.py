@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass, field
 
 if TYPE_CHECKING:
-    from memplan.graph.tensors import Tensor
+    from memplan.graph.core.tensors import Tensor
     from memplan.model.attention import AttentionSpec
 
 

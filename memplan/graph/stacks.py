@@ -4,17 +4,17 @@ from itertools import pairwise
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.splits import Split
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.operations.products import linear, matmul_weight
-from memplan.graph.options import TapeOptions
-from memplan.graph.splits import Split
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.parameters import ParameterBlock, WeightRole
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
 
 WHOLE_MODEL = "whole model"
@@ -128,7 +128,7 @@ def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None)
     group = t.options.tensor_parallel
     if group is None:
         return matmul_weight(t, x, table, bias, module="lm_head")
-    from memplan.graph.tensor_parallel import split_product  # only then
+    from memplan.graph.splitting.tensor_parallel import split_product  # only then
 
     def product(given: Tensor, num_rows: int) -> Tensor:  # noqa: ARG001  (they are the table's)
         return matmul_weight(t, given, table, bias, module="lm_head")

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.stacks import TrainedRun
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.layers import LayerRun, LayerSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.shared_keys import KeySource, SharedKeysSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.parallelism import StagePlace
+from memplan.training.splitting.parallelism import StagePlace
 
 
 def check_stages(model: ModelSpec) -> None:

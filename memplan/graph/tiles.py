@@ -4,20 +4,20 @@ DeepSpeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py: ``TiledMLP``, ``seque
 ``TiledFusedLogitsLoss``. Each cuts its input along the tokens, runs a function over one tile after the
 other without a graph, and keeps the input alone; in backward it runs each tile again with a graph of
 its own, or it did that in the forward pass and kept the gradients. What a tile does is recorded once,
-as operations; ``memplan.memory.tiled_walk`` runs them.
+as operations; ``memplan.memory.walks.tiled_walk`` runs them.
 """
 
 from collections.abc import Callable
 
 from memplan.errors import SetupError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient, Operation, Segment, Tiles
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.graph.feed_forward import feed_forward
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient, Operation, Segment, Tiles
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import FITTING_TILES
+from memplan.training.choices_of_kernels.kernels import FITTING_TILES
 from memplan.units import ceil_div
 
 

@@ -195,7 +195,7 @@ class GpuSpec:
     def short_name(self) -> str:
         """A name for the head of a column or a line: its first alias with its memory, else its first.
 
-        >>> from memplan.sources.catalog import load_gpu
+        >>> from memplan.sources.cards.catalog import load_gpu
         >>> [load_gpu(name).short_name for name in ("h100", "v100-16gb", "t4", "a100-pcie-40gb")]
         ['H100-80', 'V100-16', 'T4', 'A100-PCIE-40']
         """

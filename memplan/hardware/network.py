@@ -147,7 +147,7 @@ def network_of(
     ``between_nodes`` is the nominal rate of a GPU's share of the network, where it is known [bytes/s];
     ``sums_between``: its switches add up; ``is_pinned``: what is offloaded lies in pinned memory.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> found = network_of(load_gpu("h100"), gpus_per_node=8)
     >>> [round(each / 1e9) for each in (found.within_node, found.between_nodes, found.to_host)]
     [360, 40, 54]

@@ -45,7 +45,7 @@ class Pool:
     def usable_gpus(self) -> int:
         """The most that one job may have.
 
-        >>> from memplan.sources.catalog import load_gpu
+        >>> from memplan.sources.cards.catalog import load_gpu
         >>> Pool(name="a", gpu=load_gpu("t4"), num_gpus=16, quota=4).usable_gpus
         4
         """
@@ -54,7 +54,7 @@ class Pool:
     def num_nodes(self, num_gpus: int) -> int:
         """Nodes that so many of its GPUs are on.
 
-        >>> from memplan.sources.catalog import load_gpu
+        >>> from memplan.sources.cards.catalog import load_gpu
         >>> Pool(name="a", gpu=load_gpu("t4"), num_gpus=16, gpus_per_node=4).num_nodes(6)
         2
         """

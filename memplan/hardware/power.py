@@ -22,7 +22,7 @@ BOARD_POWER_W: Mapping[str, int] = {
 def board_power(gpu: GpuSpec) -> int | None:
     """A card's limit of power [W]; None where it is not known.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> board_power(load_gpu("h100")), board_power(load_gpu("l40s"))
     (700, 350)
     """

@@ -16,14 +16,14 @@ from memplan.live.lightning import is_lightning, lightning_run
 from memplan.live.model import LiveModel, read_model
 from memplan.live.optimizer import optimizer_fields
 from memplan.model.spec import ModelSpec
+from memplan.sources.about_models.plain import plain
 from memplan.sources.adapter_config import adapter_from_mapping
 from memplan.sources.gpus import load_gpu, load_gpus
 from memplan.sources.models import load_model
-from memplan.sources.plain import plain
 from memplan.sources.trainer.launch import EngineFile, Loading
 from memplan.sources.training_arguments import arguments_file
 from memplan.training.choices import Recomputation
-from memplan.training.kernels import LossKernel, Packing
+from memplan.training.choices_of_kernels.kernels import LossKernel, Packing
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
 

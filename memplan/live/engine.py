@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.live.model import wrappers
+from memplan.sources.about_models.plain import plain
 from memplan.sources.deepspeed_config import deepspeed_fields
-from memplan.sources.plain import plain
 from memplan.training.precision import Precision
 
 SOURCE = "the engine's configuration"

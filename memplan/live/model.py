@@ -11,7 +11,7 @@ from typing import Any
 
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass
-from memplan.sources.plain import plain
+from memplan.sources.about_models.plain import plain
 
 _INSIDE = ("_fsdp_wrapped_module", "_orig_mod", "module")
 """Attributes in which wrappers keep what they wrap."""

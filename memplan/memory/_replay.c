@@ -1,5 +1,5 @@
-/* torch's caching allocator, replayed: the rules of memplan/memory/allocator.py and
- * memplan/memory/expandable.py, which say where they come from, and give the same answers.
+/* torch's caching allocator, replayed: the rules of memplan/memory/replaying/allocator.py and
+ * memplan/memory/replaying/expandable.py, which say where they come from, and give the same answers.
  *
  * Sizes and addresses are counted in units of 512 bytes. A run is a list of events: a positive one
  * allocates so many units, ~n frees what event n allocated, 0 gives the cache back. What follows the
@@ -24,7 +24,7 @@ enum {
 };
 #define ENDLESS (INT64_MAX / 4)
 #define LARGEST (INT64_C(1) << 39) /* of one block: sums of them stay below ENDLESS */
-#define FIRST_STAND_IN (INT64_C(1) << 62) /* memplan/memory/ledger.py */
+#define FIRST_STAND_IN (INT64_C(1) << 62) /* memplan/memory/replaying/ledger.py */
 #define LASTING (-1) /* the name of a block from before the step that recurs */
 
 typedef struct Block { /* one line of a cache */

@@ -9,9 +9,9 @@ from functools import cached_property, lru_cache
 from operator import attrgetter
 
 from memplan.fast_dataclass import dataclass, fields, replace
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import (
     STEP_PHASES,
     ComponentKind,
@@ -24,7 +24,6 @@ from memplan.memory.account import (
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.crowds import NOTHING, UNCROWDED, Sizes
 from memplan.memory.engine_options import looks_for_overflow, reduces_each_micro_batch
-from memplan.memory.ledger import Part
 from memplan.memory.outline import Moment, Outline
 from memplan.memory.programs import (
     heaviest_ranks,
@@ -35,13 +34,14 @@ from memplan.memory.programs import (
 )
 from memplan.memory.programs.program import RankProgram
 from memplan.memory.rank import RankInput, check_rank
+from memplan.memory.replaying.ledger import Part
 from memplan.memory.spots import Spots, height_entries
 from memplan.memory.step import BackwardPass, StepPasses
 from memplan.memory.tally import Tally
-from memplan.training.exchange import Visit
-from memplan.training.kernels import TILED_LOSSES
+from memplan.training.choices_of_kernels.kernels import TILED_LOSSES
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
+from memplan.training.splitting.exchange import Visit
 
 MICRO_BATCHES = 3
 """A step's first micro-batch, any one after it, and its last: no further one holds more."""

@@ -11,16 +11,16 @@ from enum import Enum
 from typing import TypeVar
 
 from memplan.fast_dataclass import dataclass, replace
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger, Part
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.training.evaluation import Evaluation
-from memplan.training.exchange import ALONE as ALONE_RANKS
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.jobs import ROLES
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.exchange import ALONE as ALONE_RANKS
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
 
 class When(Enum):

@@ -9,10 +9,9 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import fields
 from memplan.text import shown
 from memplan.training.choices import ZeroStage
+from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import KernelPreset
 from memplan.training.coercion import coerce_enum
-from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
-from memplan.training.kernels import KernelPreset
-from memplan.training.parallelism import PipelineRuntime
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import (
     LOADING_OPTION,
@@ -20,6 +19,7 @@ from memplan.training.setup import (
     QUANTIZATION_OPTIONS,
     TrainingSetup,
 )
+from memplan.training.splitting.parallelism import PipelineRuntime
 
 _Kind = TypeVar("_Kind", bound=Enum)
 

@@ -8,15 +8,15 @@ is written down as that was (``memplan.memory.repetition``).
 from collections.abc import Hashable, Iterable, Sequence
 from weakref import proxy
 
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Storage, Tensor
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage, Tensor
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by, lets_go
 from memplan.memory.stops import Cut, Engine, forward_cuts, pieces
-from memplan.memory.walk import WORKSPACE
+from memplan.memory.walks.walk import WORKSPACE
 
 Frame = dict[object, Block]
 """What one repetition of a segment holds: the walks' keys and their blocks."""

@@ -1,10 +1,10 @@
 """torch.compile under an engine: where its graphs end, and what of that no run has shown."""
 
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tape import Tape
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
 from memplan.training.choices import ZeroStage
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import Fp8Recipe
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 

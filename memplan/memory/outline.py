@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.crowds import NOTHING, UNCROWDED, Crowd, Sizes
-from memplan.memory.ledger import Part
+from memplan.memory.replaying.ledger import Part
 from memplan.memory.spots import Spot, Spots
 
 if TYPE_CHECKING:
-    from memplan.training.exchange import Visit
+    from memplan.training.splitting.exchange import Visit
 
 Held = tuple[int, ...]
 """What a program holds, by line."""

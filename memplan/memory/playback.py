@@ -6,16 +6,16 @@ where it takes part: before and after a segment, when a parameter's gradient is 
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from memplan.graph.segments import Segment, SegmentComponent
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.graph.core.segments import Segment, SegmentComponent
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
 from memplan.memory.forward_playback import ForwardPlayback, Frame, Name, Place, Sources
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.step import BackwardPass, StepPasses, hand_back, kept_by, seed_of
 from memplan.memory.stops import Cut, Engine, backward_cuts, pieces
-from memplan.memory.walk import WORKSPACE
+from memplan.memory.walks.walk import WORKSPACE
 
 _Parked = tuple[
     dict[Name, Frame],

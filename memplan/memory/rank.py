@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tape import Tape
+from memplan.graph.core.tape import Tape
 from memplan.memory.beside import ALONE, Beside
-from memplan.memory.reduction import Multiprocessors
 from memplan.memory.step import StepPasses
+from memplan.memory.walks.reduction import Multiprocessors
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
 

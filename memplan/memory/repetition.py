@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 
 from memplan.fast_dataclass import dataclass, field, replace
-from memplan.graph.tensors import Parameter, Tensor
-from memplan.memory.ledger import Block, Ledger
+from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.memory.replaying.ledger import Block, Ledger
 
 
 class ActKind(Enum):

@@ -14,8 +14,8 @@ from memplan.training.setup import TrainingSetup
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from memplan.memory.ledger import Ledger
-    from memplan.memory.replay import AllocatorPeaks, Replayer
+    from memplan.memory.replaying.ledger import Ledger
+    from memplan.memory.replaying.replay import AllocatorPeaks, Replayer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ def _replayer(
     likeness: "Hashable",
 ) -> "Replayer":
     """Play loading and steps, up to one that all later ones are like."""
-    from memplan.memory.replay import Replayer
+    from memplan.memory.replaying.replay import Replayer
 
     given, sizes = replace(walked.given, setup=setup), list[int]()
     if likeness is None:
@@ -117,8 +117,8 @@ def _replayer(
 def _ledger(
     given: RankInput, rank: int, workspace_bytes: int, capacity_bytes: int | None
 ) -> "Ledger":
-    from memplan.memory.ledger import Ledger
     from memplan.memory.programs import program_of
+    from memplan.memory.replaying.ledger import Ledger
 
     ledger = Ledger()
     program = program_of(
@@ -207,7 +207,7 @@ class Replays:
 
     def on_card(self, capacity_bytes: int | None) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
-        from memplan.memory.replay import known_on
+        from memplan.memory.replaying.replay import known_on
 
         known = known_on(self.found, capacity_bytes)
         return known if known is not None else self.source.played.on_card(capacity_bytes)
@@ -232,7 +232,7 @@ class PlayedRun:
     def required_bytes(self) -> int:
         """The least capacity for the allocator's segments from which on every larger one is enough [bytes]."""
         if self._required is None:
-            from memplan.memory.replay import floor_bytes
+            from memplan.memory.replaying.replay import floor_bytes
 
             self._required = floor_bytes(self.on_card, caution=self._play().caution)
         return self._required
@@ -244,7 +244,7 @@ class PlayedRun:
 
     def islands(self) -> "list[tuple[int, int]]":
         """Capacities below the least one with which the run lives all the same, each range with its end [bytes]."""
-        from memplan.memory.replay import islands
+        from memplan.memory.replaying.replay import islands
 
         return islands(self.on_card, below_bytes=self.required_bytes)
 
@@ -253,7 +253,7 @@ class PlayedRun:
         if self._required is not None:
             died_at = self.on_card(capacity_bytes).died_at
             return self._required <= capacity_bytes and died_at is None
-        from memplan.memory.replay import is_enough
+        from memplan.memory.replaying.replay import is_enough
 
         return is_enough(self.on_card, capacity_bytes, caution=self._play().caution)
 
@@ -269,7 +269,7 @@ class PlayedRun:
         self, capacity_bytes: int | None, *, max_cycles: int | None = None
     ) -> "AllocatorPeaks":
         """What is reached with so much room for segments."""
-        from memplan.memory.replay import MAX_CYCLES, known_on
+        from memplan.memory.replaying.replay import MAX_CYCLES, known_on
 
         most = MAX_CYCLES if max_cycles is None else max_cycles
         found = known_on(self._found, capacity_bytes, max_cycles=most)

@@ -1,11 +1,11 @@
 """What one micro-batch keeps that can go to CPU RAM while others run."""
 
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 from memplan.memory.forward_playback import ForwardPlayback
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.playback import kept_blocks
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.step import StepPasses
 from memplan.memory.stops import Acts, Stops
 

@@ -8,12 +8,12 @@ its own sizes put in when it is replayed.
 from collections.abc import Hashable, Iterable
 
 from memplan.fast_dataclass import replace
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Storage
-from memplan.memory.backward_profile import BackwardProfile, GradientBuffer
-from memplan.memory.ledger import FIRST_STAND_IN
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import FIRST_STAND_IN
 from memplan.memory.step import BackwardPass, ForwardPass, StandIns, seed_of
-from memplan.memory.walk import Event, ForwardProfile
+from memplan.memory.walks.backward_profile import BackwardProfile, GradientBuffer
+from memplan.memory.walks.walk import Event, ForwardProfile
 
 
 def shape_of(given: RankInput, *, workspace_bytes: int) -> tuple[Hashable, list[int]]:

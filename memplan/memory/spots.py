@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from memplan.fast_dataclass import dataclass, field, replace
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import Parameter, Storage
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import Parameter, Storage
 from memplan.memory.account import ComponentKind, Entry
-from memplan.memory.backward_profile import GradientBuffer, Interval
 from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.stops import Acts, Cut, Stops, backward_cuts, forward_cuts
-from memplan.memory.walk import WORKSPACE, Event, InTransit, Level
+from memplan.memory.walks.backward_profile import GradientBuffer, Interval
+from memplan.memory.walks.walk import WORKSPACE, Event, InTransit, Level
 
 Piece = tuple[Level, Level, Acts]
 """Events between two stops: the highest level, the one at the end, and what is done there."""

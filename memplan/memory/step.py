@@ -13,13 +13,13 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from memplan.fast_dataclass import dataclass, field
-from memplan.graph.segments import Gradient, Operation, Segment, SegmentComponent
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.memory.backward_profile import BackwardProfile, Interval, SharedGradient
-from memplan.memory.backward_walk import BackwardWalk
-from memplan.memory.reduction import Multiprocessors, may_be_split
-from memplan.memory.walk import ForwardProfile, ForwardWalk, Level
+from memplan.graph.core.segments import Gradient, Operation, Segment, SegmentComponent
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.memory.walks.backward_profile import BackwardProfile, Interval, SharedGradient
+from memplan.memory.walks.backward_walk import BackwardWalk
+from memplan.memory.walks.reduction import Multiprocessors, may_be_split
+from memplan.memory.walks.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
 
 WalkT = TypeVar("WalkT", bound=BackwardWalk)
@@ -199,12 +199,12 @@ class StepWalk:
                 options.multiprocessors, options.threads_per_multiprocessor
             )
         if options.is_tiled:
-            from memplan.memory.tiled_walk import play_tiles  # only then
+            from memplan.memory.walks.tiled_walk import play_tiles  # only then
 
             play_tiles(tape, self.device)
         self.transit = None
         if options.offload.hooks:
-            from memplan.memory.transit import Transit  # only then
+            from memplan.memory.walks.transit import Transit  # only then
 
             self.transit = Transit(OFFLOAD_RULES[options.offload])
         self.leaves = {leaf.storage for leaf in tape.leaves}
@@ -424,7 +424,7 @@ class StepWalk:
         if seed is not None:
             is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
             self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
-        from memplan.memory.split_backward import InputsWalk, WeightsWalk  # only for them
+        from memplan.memory.walks.split_backward import InputsWalk, WeightsWalk  # only for them
 
         walks: dict[Segment, InputsWalk] = {}
         shared: dict[Tensor, SharedGradient] = {}

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass, field
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import Parameter
-from memplan.memory.ledger import Block
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import Parameter
+from memplan.memory.replaying.ledger import Block
 from memplan.memory.step import BackwardPass, ForwardPass
-from memplan.memory.walk import Event
+from memplan.memory.walks.walk import Event
 
 Act = tuple[int, int]
 """What an engine does at a stop; the playback hands it over as it is."""

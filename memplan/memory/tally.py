@@ -8,15 +8,15 @@ are, so one ``Outline`` of a run serves every batch.
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import ref
 
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.spots import PassSpots, Spot, Spots
 from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 from memplan.memory.stops import Engine
-from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
+from memplan.training.splitting.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 _ROUND = ALLOCATION_ROUNDING - 1
 """The bits of a block that its size leaves: they say its line."""

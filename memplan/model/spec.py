@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
-    from memplan.model.towers.joining import TowerJoin
+    from memplan.model.towers.compared.joining import TowerJoin
     from memplan.model.traced import TracedModule
 
 __all__ = ["ModelSpec", "Task", "Tying"]

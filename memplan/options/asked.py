@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.options.settings import FIELD_PARAMETERS, group_fields
+from memplan.options.rows.settings import FIELD_PARAMETERS, group_fields
 from memplan.options.table import Values
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memplan.search.concessions import Concession
+    from memplan.search.planning.concessions import Concession
 
 
 def parse_share(text: str, *, option: str) -> float:
@@ -45,7 +45,7 @@ def read_concessions(text: str | None) -> "tuple[Concession, ...]":
     >>> [each.value for each in read_concessions("lora,qlora")]
     ['lora', 'qlora']
     """
-    from memplan.search.concessions import Concession
+    from memplan.search.planning.concessions import Concession
     from memplan.training.coercion import coerce_enum
 
     parts = [part.strip() for part in text.split(",")] if text else []

@@ -8,7 +8,7 @@ from memplan.fast_dataclass import dataclass, replace
 from memplan.options.asked import Asked
 from memplan.options.compared_setups import compared_setups, is_of
 from memplan.options.largest import filled, found_note, looked_for, without_max
-from memplan.options.settings import setting_fields
+from memplan.options.rows.settings import setting_fields
 from memplan.options.table import Values
 from memplan.search.pipelined import STEPS, fewest_steps
 

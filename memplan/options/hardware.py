@@ -89,7 +89,7 @@ def _unfit(gpu: "GpuSpec", attention: str, setup: "TrainingSetup | None") -> str
     if setup.expert_parallel > 1 and not gpu.has_bf16:
         return "it has no bf16, in which experts spread over ranks are multiplied"
     if setup.fp8.value != "none":
-        from memplan.training.fp8 import FP8_RECIPES
+        from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES
 
         if capability < FP8_RECIPES[setup.fp8].least_capability:
             return f"it cannot multiply in {setup.fp8.value}"

@@ -7,15 +7,15 @@ from memplan.errors import UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
 from memplan.options.asked import Asked
 from memplan.options.axes import parse_share, read_axes, read_concessions
-from memplan.options.settings import FIELD_PARAMETERS, group_fields, setting_axes
+from memplan.options.rows.settings import FIELD_PARAMETERS, group_fields, setting_axes
 from memplan.options.table import Values
 
 if TYPE_CHECKING:
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
     from memplan.hardware.gpu import GpuSpec
     from memplan.hardware.pool import Pool
     from memplan.model.spec import ModelSpec
-    from memplan.search.goal import Goal, Objective
+    from memplan.search.planning.goal import Goal, Objective
     from memplan.training.choices import Checkpointing, ZeroStage
     from memplan.training.precision import Engine, Precision
     from memplan.training.setup import TrainingSetup
@@ -55,10 +55,10 @@ def plan_question(asked: Asked, *, remark: Callable[[str], None]) -> PlanQuestio
 
     Raises a ``MemplanError`` for options that do not go together.
     """
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
     from memplan.options.hardware import chosen_gpus
     from memplan.options.run_times import time_question
-    from memplan.search.goal import Objective
+    from memplan.search.planning.goal import Objective
 
     values = asked.values
     wanted = _objective(asked)
@@ -84,7 +84,7 @@ def _pooled(
     asked: Asked, goal: "Goal", times: "TimeQuestion | None", remark: Callable[[str], None]
 ) -> PlanQuestion:
     """The question where pools say which cards there are, how many and at what price."""
-    from memplan.search.pools import usual_objective
+    from memplan.search.planning.pools import usual_objective
     from memplan.sources.pools import chosen_pools, read_pools
 
     values = asked.values
@@ -106,7 +106,7 @@ _WHY = {"cost": "every pool has a price", "speed": "not every pool has a price"}
 
 
 def _goal(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "Goal":
-    from memplan.search.goal import Goal
+    from memplan.search.planning.goal import Goal
 
     values = asked.values
     base = _base(asked, wanted, remark)
@@ -137,7 +137,7 @@ def _goal(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
 def _base(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "TrainingSetup":
     """What every setup of the plan starts from."""
     from memplan.options.setup_files import base_setup
-    from memplan.search.goal import Objective
+    from memplan.search.planning.goal import Objective
 
     values = asked.values
     own = {FIELD_PARAMETERS[field] for field in PLANNED_FIELDS}
@@ -216,7 +216,7 @@ def _counts(gpus: str | None, nodes: str | None, base: "TrainingSetup") -> tuple
 
 def _objective(asked: Asked) -> "Objective":
     """What comes first. Raises ``UsageError`` where that is said twice."""
-    from memplan.search.goal import Objective
+    from memplan.search.planning.goal import Objective
     from memplan.training.coercion import coerce_enum
 
     maximize = asked.values["maximize"]

@@ -15,8 +15,8 @@ from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.fast_dataclass import dataclass
 from memplan.options import questions
 from memplan.options.asked import OPTION_OF_FIELD, Asked
+from memplan.options.rows.shared import ALLOW, JOBS, SHARD
 from memplan.options.run_times import TIME_OPTIONS
-from memplan.options.shared import ALLOW, JOBS, SHARD
 from memplan.options.table import Option
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def in_python(message: str, given: Iterable[str] = ()) -> str:
 
 def advice_in_python(advice: "Advice") -> str:
     """An advice in one line, in terms of keywords."""
-    from memplan.report.changes import advice_text
+    from memplan.report.estimates.changes import advice_text
 
     return in_python(advice_text(advice))
 

@@ -4,8 +4,8 @@ from memplan.fast_dataclass import replace
 from memplan.options.largest import LEAST, or_max, read_whole
 from memplan.options.panels import GOAL_PANEL, PARALLEL_PANEL
 from memplan.options.planning import PLANNED_FIELDS
-from memplan.options.settings import GROUPED_OPTIONS, SETTING_OPTIONS, read_tokens
-from memplan.options.shared import (
+from memplan.options.rows.settings import GROUPED_OPTIONS, SETTING_OPTIONS, read_tokens
+from memplan.options.rows.shared import (
     ALLOW,
     CARDS,
     CPU_MEMORY,

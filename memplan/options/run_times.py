@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from memplan.compute.host import HostSpeed
     from memplan.estimator import Estimate
-    from memplan.estimator.evaluating import Evaluations
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.estimator.site import Site
+    from memplan.estimator.time.evaluating import Evaluations
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.estimator.time.site import Site
 
 TIME_PANEL = "Time and cost"
 
@@ -85,11 +85,11 @@ _OF_A_RUN = ("tokens", "examples")
 
 def _site(times: Values) -> "Site":
     from memplan.compute.host import HostSpeed
-    from memplan.estimator.site import Site
+    from memplan.estimator.time.site import Site
 
     host, calibration = times.get("host"), None
     if times.get("calibration") is not None:
-        from memplan.sources.calibration_file import read_calibration
+        from memplan.sources.cards.calibration_file import read_calibration
 
         calibration = read_calibration(times["calibration"])
         if host is not None and calibration.host != 1.0:
@@ -110,7 +110,7 @@ def _site(times: Values) -> "Site":
 def _prices(text: str | None) -> "Mapping[str, float] | float | None":
     if text is None:
         return None
-    from memplan.sources.prices import read_prices
+    from memplan.sources.cards.prices import read_prices
 
     return read_prices(text)
 
@@ -128,7 +128,7 @@ def _evaluations(times: Values) -> "Evaluations | None":
         )
         msg = f"--{given}: says nothing without --{missing}"
         raise UsageError(msg)
-    from memplan.estimator.evaluating import Evaluations
+    from memplan.estimator.time.evaluating import Evaluations
 
     return Evaluations(every_steps=every, examples=examples)
 
@@ -152,8 +152,8 @@ def with_measured_step(
         msg = "--measured-step: is of one setup on one card: name --gpu, and --engine with --zero where several are compared"
         raise UsageError(msg)
     from memplan.estimator.job import Job
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.estimator.step_time import calibrated
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.estimator.time.step_time import calibrated
     from memplan.fast_dataclass import replace
 
     answer, asked = answers[0], question or TimeQuestion()
@@ -180,7 +180,7 @@ def time_question(
     ]
     if not given:
         return None
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
 
     _check_length(times, [name for name in given if name not in without_length])
     return TimeQuestion(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass, replace
 from memplan.options.asked import Asked
 from memplan.options.axes import read_axes
-from memplan.options.settings import group_fields, setting_axes
+from memplan.options.rows.settings import group_fields, setting_axes
 
 if TYPE_CHECKING:
     from memplan.hardware.gpu import GpuSpec

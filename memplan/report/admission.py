@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.report.doctor import print_rows
+from memplan.report.lookups.doctor import print_rows
 
 if TYPE_CHECKING:
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
     from memplan.search.admission import Admission, Confidence
 
 
 def print_admission(console: "Console", found: "Admission") -> None:
     """The answer, a line for each pool, and how far it is to be trusted."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     chosen = found.chosen
     head = (

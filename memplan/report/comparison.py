@@ -2,7 +2,7 @@
 
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
-from memplan.report.documents import document
+from memplan.report.rows.documents import document
 from memplan.upward import Displayed
 
 
@@ -28,7 +28,7 @@ class Comparison(Displayed):
 
     def rows(self) -> list[dict[str, object]]:
         """Flat rows, as ``memplan compare --format json`` has them."""
-        from memplan.estimator.run_cost import TimeQuestion
+        from memplan.estimator.time.run_cost import TimeQuestion
         from memplan.report.versus import Side, versus_rows
         from memplan.search.advice import hints_for
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from memplan.estimator import Estimate
 from memplan.model.spec import ModelSpec
-from memplan.search.goal import Plan
+from memplan.search.planning.goal import Plan
 from memplan.search.sweep import Sweep
 
 NOTEBOOK_COLUMNS = 110
@@ -50,7 +50,7 @@ def print_value(value: object, console: Console) -> None:  # noqa: ARG001
 
 @print_value.register
 def _(value: Estimate, console: Console) -> None:
-    from memplan.report.estimate import print_account
+    from memplan.report.estimates.printed import print_account
 
     print_account(console, [value])
 
@@ -75,6 +75,6 @@ def _(value: Plan, console: Console) -> None:
 @print_value.register
 def _(value: ModelSpec, console: Console) -> None:
     from memplan.graph.counts import count_parameters
-    from memplan.report.models import print_model
+    from memplan.report.lookups.models import print_model
 
     print_model(console, value, count_parameters(value))

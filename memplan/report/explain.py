@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
-from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.report.account import host_formulas
-from memplan.report.answer import print_answer
-from memplan.report.assumed import print_assumptions
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.report.estimates.account import host_formulas
+from memplan.report.estimates.answer import print_answer
+from memplan.report.estimates.assumed import print_assumptions
 from memplan.report.explained.explanation import Explanation, states_line
 from memplan.report.explained.nodes import LayerKind, Node
-from memplan.report.narrow import print_table
+from memplan.report.terminal.narrow import print_table
 from memplan.report.timeline import timeline_lines
 from memplan.units import size_text
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
     from memplan.search.advice import Hints
 
 DETAIL_SHARE = 0.005

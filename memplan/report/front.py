@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.estimator.run_cost import TimeQuestion
-from memplan.report.html_tables import table
+from memplan.estimator.time.run_cost import TimeQuestion
+from memplan.report.estimates.times import time_columns
+from memplan.report.pages.tables import table
 from memplan.report.pictures.picture import page
 from memplan.report.pictures.scatter import (
     front_picture,
@@ -13,10 +14,9 @@ from memplan.report.pictures.scatter import (
     timed_setups,
     whole_way,
 )
-from memplan.report.times import time_columns
 
 if TYPE_CHECKING:
-    from memplan.search.goal import Plan
+    from memplan.search.planning.goal import Plan
 
 
 def front_page(plan: "Plan", *, version: str, question: "TimeQuestion | None" = None) -> str:

@@ -15,21 +15,21 @@ from memplan.compute.flops import StepFlops
 from memplan.errors import SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.fast_dataclass import dataclass
-from memplan.report.answer import needed_text
-from memplan.report.changes import advice_text, setup_label
-from memplan.report.estimate import footnotes
+from memplan.report.estimates.answer import needed_text
+from memplan.report.estimates.changes import advice_text, setup_label
+from memplan.report.estimates.printed import footnotes
 from memplan.report.explained.explanation import Explanation, explain_estimate
 from memplan.report.explained.nodes import LayerKind, Node
-from memplan.report.flops import TERA, flops_footnotes
 from memplan.report.formulas.case import MethodRow, numbers_of
 from memplan.report.formulas.methods import compare_methods
 from memplan.report.formulas.written import assumed_bytes_line
-from memplan.report.html_page import PAGE, STYLE, VERDICT_CLASSES, VERDICT_MARKS
-from memplan.report.html_tables import scroll_area, table
-from memplan.report.palette import variables
+from memplan.report.lookups.flops import TERA, flops_footnotes
+from memplan.report.pages.frame import PAGE, STYLE, VERDICT_CLASSES, VERDICT_MARKS
+from memplan.report.pages.palette import variables
+from memplan.report.pages.step_layout import gib
+from memplan.report.pages.tables import scroll_area, table
 from memplan.report.pictures.bars import phases_picture, ranks_picture
 from memplan.report.pictures.steps import step_picture
-from memplan.report.step_layout import gib
 from memplan.search.advice import advise
 from memplan.training.setup import DEFAULT_SEQ_LEN_CAP
 from memplan.units import GIB, format_count, size_text
@@ -107,9 +107,9 @@ def _section(title: str, *parts: str) -> str:
 
 def _time(found: Estimate) -> str:
     """The step as lanes with its critical path, and its parts; nothing where it is not known how long it takes."""
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.report.estimates.times import time_lines, timed
     from memplan.report.pictures.lanes import lanes_picture
-    from memplan.report.times import time_lines, timed
 
     time = timed(found, TimeQuestion()).time if found.gpu is not None else None
     if time is None:

@@ -5,7 +5,7 @@ from html import escape
 
 from memplan.estimator import Estimate
 from memplan.memory.account import Lifetime
-from memplan.report.html_tables import table
+from memplan.report.pages.tables import table
 from memplan.report.stages import Place, pipeline_places, ranks_words
 from memplan.report.timeline import LIFETIME_WORDS, by_lifetime
 from memplan.units import GIB

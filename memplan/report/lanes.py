@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memplan.compute.lanes import Interval, Lane
-from memplan.estimator.run_cost import TimeQuestion
-from memplan.estimator.step_time import step_time
-from memplan.report.times import seconds_text, time_lines
+from memplan.estimator.time.run_cost import TimeQuestion
+from memplan.estimator.time.step_time import step_time
+from memplan.report.estimates.times import seconds_text, time_lines
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
 
 LABEL_WIDTH = max(len(lane.value) for lane in Lane) + 2
 MARKS = {Lane.COMPUTE: "█", Lane.LINK: "▒", Lane.HOST: "░", Lane.ASKED: "·", Lane.STAGES: "~"}
@@ -23,7 +23,7 @@ MOST_STAGES = 12
 
 def print_lanes(console: "Console", answer: "Estimate") -> None:
     """Print how long a step takes, its lanes, and its stages."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     time = step_time(answer)
     for line in time_lines(answer, TimeQuestion()):

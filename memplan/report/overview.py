@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind
-from memplan.report.answer import needed_text, print_answer
-from memplan.report.assumed import model_lines
-from memplan.report.blocks import hanging
-from memplan.report.columns import plain_gib
+from memplan.report.estimates.answer import needed_text, print_answer
+from memplan.report.estimates.assumed import model_lines
+from memplan.report.estimates.columns import plain_gib
 from memplan.report.explained.explanation import Explanation, explain_estimate
 from memplan.report.explained.nodes import LayerKind, Node
-from memplan.report.palette import COMPONENTS
+from memplan.report.pages.palette import COMPONENTS
+from memplan.report.terminal.blocks import hanging
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
-    from memplan.report.console import Console, Text
+    from memplan.report.terminal.console import Console, Text
     from memplan.search.advice import Hints
 
 BAR_WIDTH = 14
@@ -96,7 +96,7 @@ def print_overview(
     console: "Console", found: Estimate, explained: Explanation, hints: "Hints"
 ) -> None:
     """Print the verdict, a bar for each component, the phases, and what shows more."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     print_answer(console, [[found]], hints)
     console.print()
@@ -110,7 +110,7 @@ def print_overview(
 
 def bar_lines(found: Estimate, explained: Explanation, width: int) -> "list[Text]":
     """A line for each component: bytes, share, bar, formula; what has no room is cut behind a word."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     bars = bars_of(found, explained)
     whole = sum(bar.num_bytes for bar in bars)
@@ -214,9 +214,9 @@ def print_components(
     console: "Console", found: Estimate, kinds: Sequence[ComponentKind], hints: "Hints"
 ) -> None:
     """Print the verdict, and of each component its bytes in every phase and how they come about."""
-    from memplan.report.console import Text
     from memplan.report.explain import component_tree, kind_table
-    from memplan.report.narrow import print_table
+    from memplan.report.terminal.console import Text
+    from memplan.report.terminal.narrow import print_table
 
     explained = explain_estimate(found)
     print_answer(console, [[found]], hints)

@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate
-from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.parting import Level, LoneBlocks, Parting, SizeClass
-from memplan.report.changes import setup_label
-from memplan.report.narrow import print_table
-from memplan.report.rows import Row
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.memory.snapshots.parting import Level, LoneBlocks, Parting, SizeClass
+from memplan.report.estimates.changes import setup_label
+from memplan.report.rows.written import Row
+from memplan.report.terminal.narrow import print_table
 from memplan.units import size_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
 
 PARTING_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
 from memplan.fast_dataclass import dataclass
-from memplan.report.account import deciding_text
-from memplan.report.blocks import Column, print_blocks
+from memplan.report.estimates.account import deciding_text
 from memplan.report.sweep import (
     COLUMNS,
     footnotes,
@@ -16,11 +15,12 @@ from memplan.report.sweep import (
     print_head,
     varying_columns,
 )
+from memplan.report.terminal.blocks import Column, print_blocks
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.units import GIB, format_gib
 
 if TYPE_CHECKING:
-    from memplan.report.console import Console, Text
+    from memplan.report.terminal.console import Console, Text
 
 HEAT_STYLES = {
     Verdict.FITS: "black on green", Verdict.TIGHT: "black on yellow",
@@ -82,7 +82,7 @@ def print_pivot(
     console: "Console", sweep: Sweep, results: Sequence[SweepResult], pivot: Pivot
 ) -> None:
     """Print one matrix for every other combination and each GPU type."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     varying = [name for name in varying_columns(results) if name not in pivot.hidden]
     print_counts(console, results)

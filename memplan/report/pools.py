@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memplan.report.doctor import print_rows
+from memplan.report.lookups.doctor import print_rows
 
 if TYPE_CHECKING:
-    from memplan.report.console import Console
-    from memplan.search.pools import PoolPlan
+    from memplan.report.terminal.console import Console
+    from memplan.search.planning.pools import PoolPlan
 
 MILLION = 1_000_000
 
 
 def print_pools(console: "Console", plans: Sequence["PoolPlan"]) -> None:
     """A line for each pool, the best first; the plan that follows is of the first."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     first = plans[0]
     head = f"Pool {first.pool.name}" if first.best is not None else "Nothing fits any pool"
@@ -29,7 +29,7 @@ def _cards(each: "PoolPlan") -> str:
 
 def _words(each: "PoolPlan") -> str:
     """What it is good for."""
-    from memplan.report.changes import gpus_label, setup_label
+    from memplan.report.estimates.changes import gpus_label, setup_label
 
     best = each.best
     if best is None:

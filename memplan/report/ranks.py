@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import replace
 from memplan.memory.account import RankAccount
-from memplan.report.answer import print_answer
-from memplan.report.assumed import print_assumed
-from memplan.report.changes import setup_label
-from memplan.report.columns import kernel_groups, plain_gib
-from memplan.report.narrow import print_table
+from memplan.report.estimates.answer import print_answer
+from memplan.report.estimates.assumed import print_assumed
+from memplan.report.estimates.changes import setup_label
+from memplan.report.estimates.columns import kernel_groups, plain_gib
+from memplan.report.terminal.narrow import print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
 
 MAX_LINES = 20
 """Distinct ranks that a table shows of each setup; JSON and CSV have them all."""

@@ -7,13 +7,13 @@ from memplan.estimator import Estimate
 from memplan.estimator.pipelines import layer_counts, stages_of_rank
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import Lifetime, Phase, RankAccount
-from memplan.report.narrow import print_table
+from memplan.report.terminal.narrow import print_table
 from memplan.report.timeline import FILLS, LIFETIME_WORDS, by_lifetime
-from memplan.training.schedules import most_in_flight, passes_of
+from memplan.training.splitting.schedules import most_in_flight, passes_of
 from memplan.units import GIB
 
 if TYPE_CHECKING:
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
 
 BAR_WIDTH = 24
 """Characters of the fullest rank's bar."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from memplan.estimator import Estimate, Verdict
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.memory.runtime import ByteRange
-from memplan.report.answer import VERDICT_STYLES, capacity_text, needed_text, params_text
-from memplan.report.blocks import Column, hanging, has_room, print_blocks
-from memplan.report.changes import checkpointing_label, offload_label, sharing_label
-from memplan.report.columns import host_column
-from memplan.report.estimate import ZERO_INIT_LINE, times_by_card
+from memplan.report.estimates.answer import VERDICT_STYLES, capacity_text, needed_text, params_text
+from memplan.report.estimates.changes import checkpointing_label, offload_label, sharing_label
+from memplan.report.estimates.columns import host_column
+from memplan.report.estimates.printed import ZERO_INIT_LINE, times_by_card
+from memplan.report.terminal.blocks import Column, hanging, has_room, print_blocks
 from memplan.search.sweep import Sweep, SweepResult
 from memplan.training.precision import PRECISIONS, Precision
 from memplan.training.setup import TrainingSetup
@@ -19,8 +19,8 @@ from memplan.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.report.console import Console, Text
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.report.terminal.console import Console, Text
 
 MARKDOWN_COLUMNS = (
     "num_gpus", "engine", "zero_stage", "fsdp_strategy", "offload_optimizer", "offload_param",
@@ -36,7 +36,7 @@ def sweep_rows(
 ) -> Iterator[dict[str, object]]:
     """Flat rows for scripts: one for each setup and GPU, made one by one; with times if asked for."""
     if question is not None:
-        from memplan.report.times import time_row  # which most are not asked for
+        from memplan.report.estimates.times import time_row  # which most are not asked for
 
         for result in results:
             for each in result.estimates:
@@ -137,7 +137,7 @@ def print_sweep(
     question: "TimeQuestion | None" = None,
 ) -> None:
     """Print one line per setup, what it allocates, the verdict of each GPU, and times if asked for."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     shown = varying_columns(results)
     print_counts(console, results)
@@ -152,7 +152,7 @@ def print_sweep(
 
 def print_head(console: "Console", results: Sequence[SweepResult], shown: Sequence[str]) -> None:
     """Print the model, and what is the same in all setups."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     first = results[0].estimates[0]
     console.print(
@@ -188,7 +188,7 @@ def _values(name: str, results: Sequence[SweepResult]) -> set[str]:
 
 def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
     """Print how many of the setups fit each GPU."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     columns = [
         column

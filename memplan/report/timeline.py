@@ -9,7 +9,7 @@ from memplan.estimator import Estimate
 from memplan.estimator.named_run import named_run
 from memplan.fast_dataclass import dataclass, field
 from memplan.memory.account import ComponentKind, Lifetime, Phase
-from memplan.memory.levels import RunLevel, run_levels
+from memplan.memory.snapshots.levels import RunLevel, run_levels
 from memplan.units import GIB
 
 NUM_ROWS = 14

@@ -7,18 +7,18 @@ from memplan.estimator import Estimate, Verdict
 from memplan.estimator.measured import Figure, Measurement, beside_bytes, figures_of
 from memplan.fast_dataclass import dataclass
 from memplan.memory.runtime import ByteRange, overhead_range
-from memplan.report.blocks import hanging
-from memplan.report.changes import gpus_label, setup_label
-from memplan.report.narrow import print_table
-from memplan.report.rows import Row
-from memplan.report.times import seconds_text
+from memplan.report.estimates.changes import gpus_label, setup_label
+from memplan.report.estimates.times import seconds_text
+from memplan.report.rows.written import Row
+from memplan.report.terminal.blocks import hanging
+from memplan.report.terminal.narrow import print_table
 from memplan.units import GIB, MIB
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memplan.estimator.step_time import StepTime
-    from memplan.report.console import Console
+    from memplan.estimator.time.step_time import StepTime
+    from memplan.report.terminal.console import Console
 
 VERIFY_SCHEMA_VERSION = 1
 """Raised when a key of a row changes its name or its meaning."""
@@ -53,7 +53,7 @@ class Verified:
         """What is predicted of a step's time; None: none was measured, or its collectives carried nothing."""
         if self.measured.step_s is None or self.measured.is_alone:
             return None
-        from memplan.estimator.step_time import step_time
+        from memplan.estimator.time.step_time import step_time
 
         return step_time(self.estimate)
 

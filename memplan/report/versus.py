@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, TypeVar
 from memplan.estimator import Estimate
 from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Phase
-from memplan.report.answer import (
+from memplan.report.estimates.answer import (
     gpu_answers,
     head_parts,
     needed_text,
     print_job,
     print_verdicts,
 )
-from memplan.report.blocks import Column, hanging, print_blocks
-from memplan.report.times import (
+from memplan.report.estimates.times import (
     SOME_TOKENS,
     days_text,
     factor_text,
@@ -25,12 +24,13 @@ from memplan.report.times import (
     time_factor,
     timed,
 )
+from memplan.report.terminal.blocks import Column, hanging, print_blocks
 from memplan.units import GIB
 
 if TYPE_CHECKING:
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.report.console import Console
-    from memplan.report.times import Timed
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.report.estimates.times import Timed
+    from memplan.report.terminal.console import Console
     from memplan.search.advice import Hints
 
 VERSUS_SCHEMA_VERSION = 2
@@ -168,7 +168,7 @@ def _time_values(found: Sequence["Timed"]) -> list[tuple[str, str, Sequence[obje
 
 def print_versus(console: "Console", sides: Sides, question: "TimeQuestion") -> None:
     """Print both verdicts, what moved in a sentence, and the figures side by side."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     one, other = (side.answer for side in sides)
     answers = [gpu_answers([[side.answer]], side.hints)[0] for side in sides]

@@ -26,10 +26,10 @@ from memplan.search.changed_setups import (
     streamed_activations,
     under_fsdp,
 )
-from memplan.search.concessions import Concession, conceded, order_of
+from memplan.search.in_parallel.together import all_of
 from memplan.search.node_ram import overfills_usual_node
+from memplan.search.planning.concessions import Concession, conceded, order_of
 from memplan.search.splitting import split_further
-from memplan.search.together import all_of
 from memplan.training.choices import AllocatorKind, Recomputation, ZeroStage
 from memplan.training.coercion import coerce_enum
 from memplan.training.precision import Engine

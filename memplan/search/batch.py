@@ -27,7 +27,7 @@ def largest_micro_batch(
     ``known`` is an estimate of ``setup`` itself, where there is one. Raises ``SetupError`` for a setup
     that cannot be trained.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> from memplan.sources.models import load_model
     >>> setup = TrainingSetup(seq_len=512, checkpointing="full")
     >>> largest_micro_batch(load_model("gpt2"), setup, load_gpu("v100-16gb"))

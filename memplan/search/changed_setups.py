@@ -14,8 +14,8 @@ from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation, ZeroStage
-from memplan.training.kernels import KernelPreset, LossKernel
-from memplan.training.liger import LIGER_MODELS
+from memplan.training.choices_of_kernels.kernels import KernelPreset, LossKernel
+from memplan.training.choices_of_kernels.liger import LIGER_MODELS
 from memplan.training.precision import Engine, carried_precision
 from memplan.training.setup import TrainingSetup
 from memplan.training.setup_checks import MAX_GPUS

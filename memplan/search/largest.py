@@ -36,7 +36,7 @@ def largest(
     step above was seen not to fit, or is beyond what there is. Raises ``SetupError`` for a setup that
     cannot be trained, and for a rank where there is no LoRA.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> from memplan.sources.models import load_model
     >>> setup = TrainingSetup(seq_len=512, checkpointing="full")
     >>> found = largest(load_model("gpt2"), setup, load_gpu("v100-16gb"), Quantity.MICRO_BATCH)

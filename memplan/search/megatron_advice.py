@@ -12,9 +12,9 @@ from memplan.fast_dataclass import replace
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.parallelism import PipelineSchedule
 from memplan.training.setup import TrainingSetup
-from memplan.training.stages import divide_layers
+from memplan.training.splitting.parallelism import PipelineSchedule
+from memplan.training.splitting.stages import divide_layers
 
 SHARES = (4, 2)
 """Of a stage's layers, one in so many is computed again before all are."""

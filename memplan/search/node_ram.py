@@ -10,7 +10,7 @@ from memplan.training.setup import TrainingSetup
 def usual_node_bytes(setup: TrainingSetup, gpu: GpuSpec) -> int | None:
     """CPU RAM that goes with a node's GPUs in a usual machine of theirs [bytes]; None: nothing lies there, or not known.
 
-    >>> from memplan.sources.catalog import load_gpu
+    >>> from memplan.sources.cards.catalog import load_gpu
     >>> setup = TrainingSetup(num_gpus=2, zero_stage=3, offload_optimizer="cpu")
     >>> usual_node_bytes(setup, load_gpu("h100")) // 2**30
     512

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from memplan.training.parallelism import PipelineSchedule
+from memplan.training.splitting.parallelism import PipelineSchedule
 
 STEPS = "gradient_accumulation_steps"
 
@@ -23,6 +23,6 @@ def fewest_steps(fields: Mapping[str, object]) -> int:
         named = PipelineSchedule(schedule)
     except ValueError:  # refused where the setup is made
         return 1
-    from memplan.training.schedules import fewest_micro_batches  # only for pipelines
+    from memplan.training.splitting.schedules import fewest_micro_batches  # only for pipelines
 
     return fewest_micro_batches(named, degree)

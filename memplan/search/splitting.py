@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
-from memplan.search.degrees import LEAST_CONTEXT_TOKENS, MICRO_BATCHES_OF_A_STAGE
-from memplan.training.kernels import LossKernel
+from memplan.search.planning.degrees import LEAST_CONTEXT_TOKENS, MICRO_BATCHES_OF_A_STAGE
+from memplan.training.choices_of_kernels.kernels import LossKernel
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 

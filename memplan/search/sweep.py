@@ -16,7 +16,7 @@ from memplan.upward import Displayed, Drawn, provided
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ class Sweep(Displayed):
         if self.executor is None and num_jobs <= 1:
             tasks = self.grid.combinations(start, stop)
             return (answer_task(each, self.model, self.gpus, node) for each in tasks)
-        from memplan.search.elsewhere import Elsewhere  # which most sweeps do without
+        from memplan.search.in_parallel.elsewhere import Elsewhere  # which most sweeps do without
 
         elsewhere = Elsewhere(
             work=answer_part,
@@ -112,7 +112,7 @@ class Sweep(Displayed):
         )
         if self.executor is not None:
             return elsewhere.answers(self.executor, start, stop)
-        from memplan.search.processes import over_processes  # only then
+        from memplan.search.in_parallel.processes import over_processes  # only then
 
         return over_processes(partial(elsewhere.answers, start=start, stop=stop), num_jobs)
 

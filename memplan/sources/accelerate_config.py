@@ -20,8 +20,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.memory.engine_options import FP8_ALL_GATHER
 from memplan.sources.deepspeed_keys import is_comment
 from memplan.text import shown
+from memplan.training.choices_of_kernels.kernels import ATTENTION_NAMES
 from memplan.training.compilation import Compilation
-from memplan.training.kernels import ATTENTION_NAMES
 
 _IGNORED = frozenset({
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.errors import GpuNotFoundError
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import MIN_MEMORY_BYTES, GpuSpec
-from memplan.sources import catalog
+from memplan.sources.cards import catalog
 from memplan.units import format_gib, parse_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ LEFT = "@"
 
 
 def load_gpu(name: "str | PathLike[str]") -> GpuSpec:
-    """Find one GPU: by a name of the catalog, its memory or a file, as ``memplan.sources.catalog.load_gpu`` does, or here.
+    """Find one GPU: by a name of the catalog, its memory or a file, as ``memplan.sources.cards.catalog.load_gpu`` does, or here.
 
     ``a100@60GiB`` is a card of which others leave 60 GiB; ``local`` is the card of this machine, less what others have of it, and ``local:1`` one of several. Raises
     ``GpuNotFoundError`` where there is none, or several kinds, and as the catalog does.

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from memplan.errors import ConfigError, MemplanError
 from memplan.estimator.measured import PARTS, Death, Measurement
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.part_peaks import PartPeaks
+from memplan.memory.replaying.part_peaks import PartPeaks
 from memplan.sources.files import read_json_mapping
 from memplan.sources.setup_file import setup_from_mapping
 from memplan.training.adapters import Lora
@@ -220,7 +220,7 @@ def card_named(name: str, memory_bytes: int, capability: tuple[int, int] | None)
     from dataclasses import replace
 
     from memplan.hardware.gpu import gpu_from_memory
-    from memplan.sources.catalog import load_gpu
+    from memplan.sources.cards.catalog import load_gpu
 
     try:
         found = load_gpu(name)

@@ -22,7 +22,7 @@ from memplan.errors import (
 from memplan.fast_dataclass import dataclass, replace
 from memplan.model.named import Model
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.found_config import FoundConfig, find_config
+from memplan.sources.about_models.found_config import FoundConfig, find_config
 from memplan.text import one_line
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _read_or_guess(found: FoundConfig, asked: "_Asked", *, allow_guess: bool) ->
     except UnsupportedFamilyError as error:
         if asked.family is not None:
             raise
-        from memplan.sources.guessed_family import guess_family
+        from memplan.sources.about_models.guessed_family import guess_family
 
         guess = guess_family(found)
         if not allow_guess:
@@ -110,7 +110,7 @@ def _traced(found: FoundConfig) -> ModelSpec | None:
     """A user's own module, where that is what was read."""
     if found.config.get("format") is None or "model_type" in found.config:
         return None
-    from memplan.sources.tape_file import is_tape, read_tape
+    from memplan.sources.about_models.tape_file import is_tape, read_tape
 
     if not is_tape(found.config):
         return None
@@ -140,7 +140,7 @@ def _to_task(task: Task | str | None) -> Task | None:
 
 def _read(found: FoundConfig, asked: _Asked) -> ModelSpec:
     from memplan.model.read_log import ReadLog
-    from memplan.sources.defaults import class_defaults
+    from memplan.sources.about_models.defaults import class_defaults
 
     log = ReadLog()
     try:
@@ -161,7 +161,7 @@ def _read_with(
 ) -> ModelSpec:
     from memplan.classes.blueprint import blueprint_of
     from memplan.families import read_model
-    from memplan.sources.parameter_order import declared_order
+    from memplan.sources.about_models.parameter_order import declared_order
 
     spec = read_model(
         found.config,
@@ -197,7 +197,7 @@ def _plain(value: object) -> object:
 
 
 def _check_keys(found: FoundConfig, asked: _Asked, log: "ReadLog") -> list[str]:
-    from memplan.sources.config_check import check_keys, check_unread_parts
+    from memplan.sources.about_models.config_check import check_keys, check_unread_parts
 
     accept = asked.allow_unknown_keys
     said = check_keys(log, source=found.source, is_spec=found.is_spec, accept_unknown=accept)
@@ -208,7 +208,7 @@ def _check_keys(found: FoundConfig, asked: _Asked, log: "ReadLog") -> list[str]:
 
 def _annotated(spec: ModelSpec, found: FoundConfig, asked: _Asked, log: "ReadLog") -> ModelSpec:
     """Say beside a model what of it is not the config's word, and what of the config is not in it."""
-    from memplan.sources.config_check import (
+    from memplan.sources.about_models.config_check import (
         architecture_note,
         default_notes,
         type_note,
@@ -227,7 +227,7 @@ def _annotated(spec: ModelSpec, found: FoundConfig, asked: _Asked, log: "ReadLog
 def _matters(read: "DefaultRead", spec: ModelSpec, found: FoundConfig, asked: _Asked) -> bool:
     """Whether a config that holds another value than the class's default is another model."""
     from memplan.model.read_log import ReadLog
-    from memplan.sources.defaults import class_defaults, with_default
+    from memplan.sources.about_models.defaults import class_defaults, with_default
 
     if not isinstance(read.value, int | float):
         return True

@@ -5,7 +5,7 @@
 ``memplan.gpus``       a card as a mapping, with the keys of ``memplan.sources.gpu_file``: ``--gpu NAME``
 ``memplan.engines``    options of ``memplan.estimate`` as a mapping, ``engine`` among them: ``--engine NAME``
 ``memplan.optimizers`` a ``memplan.training.optimizers.script.OptimizerRow``: ``--optimizer NAME``
-``memplan.kernels``    a ``memplan.training.kernels.Kernels``: ``--kernels NAME``
+``memplan.kernels``    a ``memplan.training.choices_of_kernels.kernels.Kernels``: ``--kernels NAME``
 ``memplan.readers``    an object with ``looks_like(values)`` and ``read(values)``: fields of a setup, for ``--setup FILE``
 ``memplan.writers``    a function of a setup and a model that returns a text: ``--emit NAME``
 =====================  ==============================================================================================
@@ -155,7 +155,7 @@ def _optimizer(_: str, value: object) -> object:
 
 
 def _kernels(_: str, value: object) -> object:
-    from memplan.training.kernels import Kernels
+    from memplan.training.choices_of_kernels.kernels import Kernels
 
     return _of_class(value, Kernels)
 

@@ -47,7 +47,7 @@ def read_pools(path: str | Path) -> tuple[Pool, ...]:
 
 def chosen_pools(name: str | None) -> str | Path:
     """The file that a name stands for: a path, or pools of the user's own configuration."""
-    from memplan.sources.organisation import pools_file
+    from memplan.sources.cards.organisation import pools_file
 
     own = None if name is not None and Path(name).is_file() else pools_file(name)
     return own or name or ""

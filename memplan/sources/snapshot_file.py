@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memplan.errors import InputError
-from memplan.memory.snapshot import Snapshot
+from memplan.memory.snapshots.snapshot import Snapshot
 from memplan.sources.files import read_bytes
 from memplan.units import GIB
 

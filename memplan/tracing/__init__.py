@@ -57,6 +57,6 @@ def save_tape(model: ModelSpec, path: str | os.PathLike[str]) -> None:
 
     Raises ``ConfigError`` for a model that was not traced.
     """
-    from memplan.sources.tape_file import tape_text
+    from memplan.sources.about_models.tape_file import tape_text
 
     Path(path).write_text(tape_text(model), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Adapters: what is trained of a model whose own weights are frozen, as peft 0.21 names it.
 
 Pure data. Which modules of a model an adapter stands on, and what it records there, is
-``memplan.graph.adapters``'s business.
+``memplan.graph.replacing.adapters``'s business.
 
 References
 ----------

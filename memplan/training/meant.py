@@ -5,19 +5,19 @@ from enum import Enum
 
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import Offload, Recomputation
-from memplan.training.compilation import Compilation
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import (
     AttentionKernel,
     FeedForwardKernel,
     LossKernel,
     NormKernel,
     Packing,
 )
+from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
+from memplan.training.splitting.context_parallel import ContextParallelKind
+from memplan.training.splitting.parallelism import PipelineSchedule
 
 MEANT: Mapping[type[Enum], Mapping[str, str]] = {
     Recomputation: {

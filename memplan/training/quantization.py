@@ -2,7 +2,7 @@
 
 Pure data, as bitsandbytes 0.50.2, GPTQModel 7 and transformers 5.23 have it. The table of
 ``QUANTIZED_FORMATS`` is the whole truth about what a format stores: adding one is adding a row, with
-one of the products of ``memplan.graph.quantized``.
+one of the products of ``memplan.graph.replacing.quantized``.
 
 Nomenclature: a matrix has ``out`` rows of ``in`` elements, ``n`` in all; ``B`` is the block size,
 ``g`` the size of a group of a row's elements.

@@ -7,11 +7,10 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.text import shown
 from memplan.training.choices import FsdpStrategy, Recomputation, ZeroStage
-from memplan.training.expert_parallel import Imbalance
-from memplan.training.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import KernelPreset
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import KernelPreset
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, engine_precision
 from memplan.training.setup_checks import check_engine, check_sizes
@@ -24,6 +23,7 @@ from memplan.training.setup_values import (
     read_options,
     read_words,
 )
+from memplan.training.splitting.expert_parallel import Imbalance
 
 QUANTIZATION_OPTIONS = (
     "double_quant", "prepare_for_kbit", "compute_dtype", "quant_storage", "quant_block_size",
@@ -116,7 +116,9 @@ class TrainingSetup(DerivedSetup):
         if self.expert_imbalance is not None:
             object.__setattr__(self, "expert_imbalance", Imbalance.read(self.expert_imbalance))
         if self.layers_per_stage is not None:
-            from memplan.training.stages import read_layers_per_stage  # only for pipelines
+            from memplan.training.splitting.stages import (
+                read_layers_per_stage,  # only for pipelines
+            )
 
             counts = read_layers_per_stage(self.layers_per_stage)
             object.__setattr__(self, "layers_per_stage", counts)
@@ -181,7 +183,9 @@ class TrainingSetup(DerivedSetup):
         """What Liger leaves as the model's class has it, as overrides of the preset."""
         if family is None or self.kernels is not KernelPreset.LIGER:
             return {}
-        from memplan.training.liger import liger_overrides  # only where Liger is asked for
+        from memplan.training.choices_of_kernels.liger import (
+            liger_overrides,  # only where Liger is asked for
+        )
 
         choices = liger_overrides(family)
         return {name: each for name, each in choices.items() if getattr(self, name) is None}

@@ -7,12 +7,12 @@ from memplan.errors import SetupError
 from memplan.text import shown
 from memplan.training.activation_offload import OFFLOAD_RULES, ActivationOffload
 from memplan.training.choices import Offload, Recomputation, ZeroStage
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import SelectivePolicy
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import SelectivePolicy
-from memplan.training.parallelism import PipelineRuntime, PipelineSchedule
 from memplan.training.precision import PRECISIONS, Engine, engines_with
 from memplan.training.setup_derived import DerivedSetup
+from memplan.training.splitting.parallelism import PipelineRuntime, PipelineSchedule
 
 MAX_GPUS = 1_000_000
 MAX_TOKENS = 2**31
@@ -220,7 +220,7 @@ def _check_pipeline(setup: DerivedSetup) -> None:
                 msg = f"{name}: is of the stages that pipeline_parallel makes, and that is 1: give it too"
                 raise SetupError(msg)
         return
-    from memplan.training.schedules import check_schedule  # only for pipelines
+    from memplan.training.splitting.schedules import check_schedule  # only for pipelines
 
     if pipeline.runtime is PipelineRuntime.DEEPSPEED:
         _check_deepspeed_pipeline(setup)

@@ -4,20 +4,30 @@ from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import replace
 from memplan.training.choices import ZeroStage
+from memplan.training.choices_of_kernels.kernels import (
+    FITTING_TILES,
+    KERNEL_PRESETS,
+    TILED_LOSSES,
+    WHOLE,
+    Kernels,
+)
 from memplan.training.coercion import coerce_enum
-from memplan.training.context_parallel import ContextParallel, ContextParallelKind, RotateMethod
-from memplan.training.expert_parallel import USUAL_IMBALANCE, ExpertParallel
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import FITTING_TILES, KERNEL_PRESETS, TILED_LOSSES, WHOLE, Kernels
-from memplan.training.parallelism import (
+from memplan.training.precision import PRECISIONS, Engine, Precision, engine_precision
+from memplan.training.setup_fields import SetupFields
+from memplan.training.splitting.context_parallel import (
+    ContextParallel,
+    ContextParallelKind,
+    RotateMethod,
+)
+from memplan.training.splitting.expert_parallel import USUAL_IMBALANCE, ExpertParallel
+from memplan.training.splitting.parallelism import (
     PipelineParallel,
     PipelineRuntime,
     PipelineSchedule,
     TensorParallel,
     TensorParallelKind,
 )
-from memplan.training.precision import PRECISIONS, Engine, Precision, engine_precision
-from memplan.training.setup_fields import SetupFields
 
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
@@ -193,7 +203,7 @@ class DerivedSetup(SetupFields):
         """How DeepSpeed deals layers to stages; empty under other engines."""
         if self.chosen_engine is not Engine.DEEPSPEED:
             return ""
-        from memplan.training.partition import DEFAULT_METHOD, check_method  # only then
+        from memplan.training.splitting.partition import DEFAULT_METHOD, check_method  # only then
 
         return check_method(dict(self.engine_options).get("partition_method", DEFAULT_METHOD))
 

@@ -13,13 +13,8 @@ from memplan.training.choices import (
     Recomputation,
     ZeroStage,
 )
-from memplan.training.compilation import Compilation
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.expert_parallel import Imbalance
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.freezing import FrozenParts
-from memplan.training.jobs import PLAIN, Job
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import (
     FITTING_TILES,
     WHOLE,
     AttentionKernel,
@@ -32,9 +27,14 @@ from memplan.training.kernels import (
     RotaryKernel,
     ScanKernel,
 )
+from memplan.training.compilation import Compilation
+from memplan.training.freezing import FrozenParts
+from memplan.training.jobs import PLAIN, Job
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
+from memplan.training.splitting.context_parallel import ContextParallelKind
+from memplan.training.splitting.expert_parallel import Imbalance
+from memplan.training.splitting.parallelism import PipelineSchedule
 
 if TYPE_CHECKING:
     from memplan.training.adapters import Adapter

@@ -15,12 +15,8 @@ from memplan.training.choices import (
     Recomputation,
     ZeroStage,
 )
-from memplan.training.coercion import coerce_enum
-from memplan.training.compilation import Compilation
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.jobs import PLAIN, Job
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import (
     AttentionKernel,
     FeedForwardKernel,
     KernelPreset,
@@ -31,10 +27,14 @@ from memplan.training.kernels import (
     RotaryKernel,
     ScanKernel,
 )
+from memplan.training.coercion import coerce_enum
+from memplan.training.compilation import Compilation
+from memplan.training.jobs import PLAIN, Job
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
+from memplan.training.splitting.context_parallel import ContextParallelKind
+from memplan.training.splitting.parallelism import PipelineSchedule
 from memplan.upward import provided
 
 ENUM_FIELDS: dict[str, type[Enum]] = {

@@ -12,9 +12,9 @@ from memplan.compute.products import Shape, product_seconds
 from memplan.compute.rates import Rates
 from memplan.dtypes import DType
 from memplan.errors import InputError
-from memplan.estimator.calibration import MOST_FACTOR, Calibration, Part
+from memplan.estimator.time.calibration import MOST_FACTOR, Calibration, Part
 from memplan.hardware.network import Network
-from memplan.training.exchange import ExchangeKind, Ranks
+from memplan.training.splitting.exchange import ExchangeKind, Ranks
 
 HOST_TOKENS = 128
 HOST_CONFIG: Mapping[str, Any] = {

@@ -8,11 +8,17 @@ from memplan.model.spec import ModelSpec
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.adapters import Lora
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import (
+    KERNEL_PRESETS,
+    AttentionKernel,
+    KernelPreset,
+    Kernels,
+    Packing,
+)
 from memplan.training.compilation import Compilation
-from memplan.training.fp8 import Fp8Recipe
 from memplan.training.freezing import FrozenParts
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import KERNEL_PRESETS, AttentionKernel, KernelPreset, Kernels, Packing
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup

@@ -10,14 +10,14 @@ from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account
 from memplan.memory.fsdp2.units import is_tied
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs import program_of
 from memplan.memory.programs.fsdp2 import Fsdp2Program
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.required import PlayedRun
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.deepspeed_records import flat_options

@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.estimator import estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import TASKS

@@ -4,15 +4,15 @@ from typing import Any
 
 from memplan.estimator.job import prepared
 from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.graph.declaration import declared_parameters
-from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.allocator import CachingAllocator
-from memplan.memory.ledger import Ledger, Part
 from memplan.memory.programs import program_of
 from memplan.memory.programs.stepping import stepped
-from memplan.memory.replay import replay
+from memplan.memory.replaying.allocator import CachingAllocator
+from memplan.memory.replaying.ledger import Ledger, Part
+from memplan.memory.replaying.replay import replay
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.optimizers.script import Stepped
 from memplan.training.setup import TrainingSetup

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.estimator import estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.lora_records import LORA_MODELS, setup_of

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from memplan.estimator import estimate
-from memplan.memory.allocator import SEGMENT_ROUNDING_BYTES
-from memplan.sources.catalog import load_gpu
+from memplan.memory.replaying.allocator import SEGMENT_ROUNDING_BYTES
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

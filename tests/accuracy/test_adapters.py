@@ -8,7 +8,7 @@ import pytest
 
 from memplan.estimator import estimate
 from memplan.sources.adapter_config import adapter_from_mapping
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memplan.sources.registry import builtin_config
+from memplan.sources.about_models.registry import builtin_config
 from tests.accuracy.allocator_records import engine_of, predict
 from tests.accuracy.comparison import Comparison, read_records, remember
 

@@ -16,7 +16,7 @@ import pytest
 
 from memplan.errors import MemplanError
 from memplan.estimator import Estimate, estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.comparison import points_of, remember

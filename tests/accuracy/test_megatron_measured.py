@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memplan.estimator import estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import MIB

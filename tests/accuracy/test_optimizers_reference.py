@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memplan.dtypes import DType
-from memplan.sources.registry import builtin_config
+from memplan.sources.about_models.registry import builtin_config
 from memplan.training.optimizers.script import ActKind, Stepped, states_of
 from memplan.training.optimizers.table import chosen
 from tests.accuracy.comparison import Comparison, read_records, remember

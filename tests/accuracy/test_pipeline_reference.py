@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.training.parallelism import PipelineSchedule
-from memplan.training.schedules import PassKind, most_in_flight, rank_passes
+from memplan.training.splitting.parallelism import PipelineSchedule
+from memplan.training.splitting.schedules import PassKind, most_in_flight, rank_passes
 from tests.accuracy.comparison import Comparison, read_records, remember
 from tests.accuracy.pipeline_records import (
     SCHEDULES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.browser import answering
-from memplan.cli import terminal
+from memplan.cli.output import terminal
 
 
 @pytest.fixture(autouse=True)

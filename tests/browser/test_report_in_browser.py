@@ -15,9 +15,9 @@ import pytest
 import memplan
 from memplan.estimator import estimate
 from memplan.report.html import html_report
-from memplan.report.palette import COMPONENTS, LIGHT
+from memplan.report.pages.palette import COMPONENTS, LIGHT
 from memplan.report.pictures.picture import page
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.browser.chromium import find_browser

@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from memplan.cli.typer_app import MemplanCommand
+from memplan.cli.with_typer.app import MemplanCommand
 from memplan.options.numbers import read_number
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from memplan.sources.about_models.registry import builtin_names, find_builtin
 from memplan.sources.models import load_model
-from memplan.sources.registry import builtin_names, find_builtin
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ import pytest
 
 import memplan
 from memplan.estimator import estimate
-from memplan.report.account import host_formulas, host_lines
+from memplan.report.estimates.account import host_formulas, host_lines
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.report.schema import COLUMN_MEANINGS, ESTIMATE_MEANINGS, HINT_MEANINGS
+from memplan.report.rows.schema import COLUMN_MEANINGS, ESTIMATE_MEANINGS, HINT_MEANINGS
 
 pytestmark = pytest.mark.long
 

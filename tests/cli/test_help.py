@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from memplan.cli.commands import COMMANDS
-from memplan.cli.help_pages import COMMON, TOPICS, topics_of
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
+from memplan.cli.with_typer.help_pages import COMMON, TOPICS, topics_of
 
 SCREEN_LINES, SCREEN_COLUMNS = 45, 80
 PAGES = [

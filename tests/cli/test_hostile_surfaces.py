@@ -14,9 +14,9 @@ import yaml
 from memplan.cli.agent_tools import call
 from memplan.errors import MemplanError
 from memplan.sources import plugins
+from memplan.sources.cards.organisation import defaults
 from memplan.sources.machine.asking import CardsUnreadableError
 from memplan.sources.machine.nvidia_smi import cards_from_xml
-from memplan.sources.organisation import defaults
 from memplan.sources.pools import read_pools
 from tests.conftest import Outcome
 

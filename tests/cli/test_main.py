@@ -14,7 +14,7 @@ import pytest
 from memplan.cli import app as app_module
 from memplan.cli.commands import COMMANDS
 from memplan.cli.taking import takes
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
 from memplan.errors import (
     CheckFailedError,
     ConfigError,
@@ -164,7 +164,7 @@ def test_ctrl_c_is_quiet(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_interrupt_ends_without_a_traceback(checkout: Path) -> None:
     code = (
-        "import os, signal, sys; sys.argv[1:] = ['--version']; import memplan.cli.typer_app as app; "
+        "import os, signal, sys; sys.argv[1:] = ['--version']; import memplan.cli.with_typer.app as app; "
         "app.build = lambda: os.kill(os.getpid(), signal.SIGINT); "
         "from memplan.cli import main; sys.exit(main())"
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.cli.agent_tools import MAX_ANSWER, TOOLS, WITHHELD, agent_tools, call
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
 
 mcp = pytest.importorskip("mcp")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
 from memplan.options.other_names import RENAMED, other_name, own_words
 
 Run = Callable[..., Any]

@@ -9,7 +9,7 @@ import pytest
 from memplan.cli import plain
 from memplan.cli.commands import COMMANDS
 from memplan.cli.taking import Command
-from memplan.cli.typer_app import load_command
+from memplan.cli.with_typer.app import load_command
 
 
 def command(name: str) -> Command:

@@ -142,7 +142,7 @@ def test_lower_bounds_that_are_too_large_still_say_so(run: Run) -> None:
 
 INTERRUPTED = """
 import sys, memplan.cli
-from memplan.search.planner import Planner
+from memplan.search.planning.planner import Planner
 whole, tried = Planner._find, []
 def some(self, *asked):
     tried.append(asked)

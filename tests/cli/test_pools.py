@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import memplan
-from memplan.search.goal import Goal, Objective
-from memplan.search.pools import pool_goal, pool_plans
+from memplan.search.planning.goal import Goal, Objective
+from memplan.search.planning.pools import pool_goal, pool_plans
 from memplan.sources.pools import pools_from
 from tests.conftest import Outcome
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.cli.terminal import write_file
+from memplan.cli.output.terminal import write_file
 from memplan.errors import ConfigError, InputError, SetupError
 from memplan.model.config import MAX_LAYERS
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import memplan.cli
-from memplan.cli import progress
+from memplan.cli.output import progress
 
 SWEEP = (
     "sweep", "llama-3.2-1b", "--gpus", "8,16", "--zero", "1-3", "--batch-size", "1..4",
@@ -322,7 +322,7 @@ def test_a_progress_bar_on_a_terminal_leaves_the_rows_alone(tmp_path: Path, chec
     axes = ("--batch-size", "1-24", "--seq-len", "128", "--gpus", "8", "--zero", "2,3")
     command = ("sweep", "gpt2", *axes, "--gpu", "h100", "--format", "csv")
     impatient = (
-        "import sys, memplan.cli, memplan.cli.progress as progress; progress.PATIENCE_S = 0.0; "
+        "import sys, memplan.cli, memplan.cli.output.progress as progress; progress.PATIENCE_S = 0.0; "
         "sys.exit(memplan.cli.main())"
     )
     path = tmp_path / "rows.csv"
@@ -423,7 +423,7 @@ def test_sequence_parallel_is_an_axis(run: Callable[..., Any]) -> None:
 
 
 INTERRUPTED = """
-import sys, memplan.cli, memplan.cli.progress as progress
+import sys, memplan.cli, memplan.cli.output.progress as progress
 whole = progress.with_progress
 def some(sweep, *, alone):
     for number, each in enumerate(whole(sweep, alone=alone)):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memplan.errors import ModelNotFoundError, UsageError
-from memplan.sources.hub_url import read_hub_url
-from memplan.sources.registry import builtin_names
+from memplan.sources.about_models.hub_url import read_hub_url
+from memplan.sources.about_models.registry import builtin_names
 from memplan.units import parse_bytes
 
 pytestmark = pytest.mark.long
@@ -262,7 +262,7 @@ def test_completion_loads_no_table(checkout: Path) -> None:
         "sys.argv = ['memplan']\n"
         "from memplan.cli import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print('loaded', *sorted({'rich', 'yaml', 'huggingface_hub', 'memplan.graph.tape'}\n"
+        "print('loaded', *sorted({'rich', 'yaml', 'huggingface_hub', 'memplan.graph.core.tape'}\n"
         "      & set(sys.modules)))"
     )
     start = time.perf_counter()

@@ -8,14 +8,18 @@ import pytest
 from memplan.compute.flops import FlopsComponent, ScoreCount, StepFlops, count_flops
 from memplan.dtypes import DType
 from memplan.formulas.flops import megatron_flops, narayanan_flops, torchtitan_flops
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import component_parameters, total_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
 from memplan.report.shape import formula_shape
 from memplan.sources.models import load_model
+from memplan.training.choices_of_kernels.kernels import (
+    KERNEL_PRESETS,
+    AttentionKernel,
+    KernelPreset,
+)
 from memplan.training.freezing import FrozenParts
-from memplan.training.kernels import KERNEL_PRESETS, AttentionKernel, KernelPreset
 
 GPT = {
     "model_type": "gpt2", "n_embd": 1024, "n_head": 16, "n_layer": 24, "n_positions": 2048,

@@ -14,9 +14,9 @@ import pytest
 from memplan.compute.rates import rates_of
 from memplan.compute.roofline import segment_work
 from memplan.estimator.job import Job
-from memplan.estimator.timer import AGAIN, BACKWARD, FORWARD, Timer
+from memplan.estimator.time.timer import AGAIN, BACKWARD, FORWARD, Timer
 from memplan.hardware.network import network_of
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from tests.accuracy.allocator_records import TASKS, setup_of
 from tests.accuracy.comparison import read_records

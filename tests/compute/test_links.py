@@ -13,8 +13,8 @@ from memplan.hardware.network import (
     Network,
     network_of,
 )
-from memplan.sources.catalog import load_gpu
-from memplan.training.exchange import ExchangeKind, Ranks
+from memplan.sources.cards.catalog import load_gpu
+from memplan.training.splitting.exchange import ExchangeKind, Ranks
 
 FAST = Network(
     within_node=400e9, between_nodes=50e9, to_host=50e9, to_host_alone=50e9, gpus_per_node=8

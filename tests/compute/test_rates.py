@@ -4,8 +4,8 @@ import pytest
 
 from memplan.compute.rates import Rates, cache_of, rates_of
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.sources.catalog import load_gpu
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.sources.cards.catalog import load_gpu
 
 FLASH, CUDNN, EFFICIENT = (
     OperationKind.FLASH_ATTENTION, OperationKind.CUDNN_ATTENTION, OperationKind.EFFICIENT_ATTENTION,

@@ -13,7 +13,7 @@ import memplan
 from memplan.compute.rates import rates_of
 from memplan.compute.roofline import segment_work
 from memplan.estimator.job import Job
-from memplan.training.exchange import ExchangeKind, Group
+from memplan.training.splitting.exchange import ExchangeKind, Group
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,

@@ -14,11 +14,11 @@ from memplan.compute.traffic import (
     scratch_bytes,
 )
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient, Operation
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Gradient, Operation
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 
 TAPE = Tape(TapeOptions())
 TAPE.begin("kernels")

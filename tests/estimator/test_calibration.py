@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.cli.calibrating import lines_of
+from memplan.cli.output.calibrating import lines_of
 from memplan.compute.host import HostSpeed
 from memplan.compute.rates import rates_of
 from memplan.errors import ConfigError, InputError, MemplanError, UsageError
-from memplan.estimator.calibration import Calibration, Part
 from memplan.estimator.job import Job
-from memplan.estimator.site import USUAL_SITE, Site
-from memplan.estimator.step_time import StepTime, calibrated, cases_for, time_of
+from memplan.estimator.time.calibration import Calibration, Part
+from memplan.estimator.time.site import USUAL_SITE, Site
+from memplan.estimator.time.step_time import StepTime, calibrated, cases_for, time_of
 from memplan.hardware.network import network_of
 from memplan.options.run_times import TIME_OPTIONS, time_question
-from memplan.sources.calibration_file import calibration_text, read_calibration
-from memplan.training.exchange import ExchangeKind
+from memplan.sources.cards.calibration_file import calibration_text, read_calibration
+from memplan.training.splitting.exchange import ExchangeKind
 from memplan.verify.node_timing import (
     Timed,
     adam_said,

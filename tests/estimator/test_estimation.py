@@ -12,12 +12,12 @@ from memplan.errors import SetupError
 from memplan.estimator import least_bytes
 from memplan.estimator.job import prepared
 from memplan.estimator.recording import record, record_and_walk, shared_options, tape_options
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.hardware.gpu import gpu_from_memory
 from memplan.memory.step import StepWalk
-from memplan.report.schema import COLUMN_MEANINGS
-from memplan.sources.catalog import load_gpu
+from memplan.report.rows.schema import COLUMN_MEANINGS
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer

@@ -4,13 +4,13 @@ import pytest
 
 import memplan
 from memplan.errors import InputError
-from memplan.estimator.evaluating import Evaluations, evaluation_seconds
 from memplan.estimator.job import Job
-from memplan.estimator.run_cost import TimeQuestion
-from memplan.estimator.site import USUAL_SITE, Site
-from memplan.estimator.step_time import time_of
-from memplan.estimator.timer import DATA
-from memplan.report.times import timed
+from memplan.estimator.time.evaluating import Evaluations, evaluation_seconds
+from memplan.estimator.time.run_cost import TimeQuestion
+from memplan.estimator.time.site import USUAL_SITE, Site
+from memplan.estimator.time.step_time import time_of
+from memplan.estimator.time.timer import DATA
+from memplan.report.estimates.times import timed
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 4,

@@ -11,18 +11,18 @@ import pytest
 import memplan
 from memplan.compute.lanes import Lane
 from memplan.compute.rates import UPDATE_SHARE, rates_of
-from memplan.estimator.exchanged import (
+from memplan.estimator.job import Job
+from memplan.estimator.time.exchanged import (
     Beside,
     beside_segments,
     exchange_seconds,
     exchanged_apart,
 )
-from memplan.estimator.job import Job
-from memplan.estimator.timer import Case, Laid, Passed, Run, _stage
+from memplan.estimator.time.timer import Case, Laid, Passed, Run, _stage
 from memplan.hardware.network import STORAGE_BYTES_PER_S, Network
 from memplan.memory.accounts import step_visits
-from memplan.memory.programs.zero import HOST_PASSES_BYTES
-from memplan.training.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
+from memplan.memory.programs.deepspeed_stages.zero import HOST_PASSES_BYTES
+from memplan.training.splitting.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,

@@ -9,7 +9,7 @@ from memplan.compute.roofline import segment_work
 from memplan.dtypes import DType
 from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
-from memplan.estimator.step_time import StepTime, time_of
+from memplan.estimator.time.step_time import StepTime, time_of
 
 GPT_22B = {
     "model_type": "gpt2", "n_embd": 6144, "n_head": 64, "n_layer": 48, "vocab_size": 51200,

@@ -11,7 +11,7 @@ from memplan.errors import SetupError
 from memplan.memory.account import ComponentKind, Entry, Phase
 from memplan.memory.deepspeed.partition import FlatBuffer
 from memplan.model.spec import ModelSpec
-from memplan.report.account import deciding_text
+from memplan.report.estimates.account import deciding_text
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

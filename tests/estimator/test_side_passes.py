@@ -4,7 +4,7 @@ import pytest
 
 import memplan
 from memplan.estimator.job import Job
-from memplan.estimator.step_time import StepTime, time_of
+from memplan.estimator.time.step_time import StepTime, time_of
 
 QWEN = "qwen2.5-1.5b"
 PARAMS = 1.54e9

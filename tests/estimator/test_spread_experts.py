@@ -7,9 +7,9 @@ import pytest
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator import estimate
-from memplan.search.floors import activations_floor, resident_floor, states_floor
-from memplan.search.sizes import model_sizes
-from memplan.sources.catalog import load_gpu
+from memplan.search.planning.floors import activations_floor, resident_floor, states_floor
+from memplan.search.planning.sizes import model_sizes
+from memplan.sources.cards.catalog import load_gpu
 from memplan.training.setup import TrainingSetup
 
 SPREAD: dict[str, Any] = {"num_gpus": 16, "engine": "fsdp", "expert_parallel": 8}

@@ -11,11 +11,11 @@ from memplan.compute.rates import rates_of
 from memplan.compute.slowest import slowest_factor
 from memplan.errors import InputError
 from memplan.estimator.job import Job
-from memplan.estimator.pipeline_timer import BUBBLE
-from memplan.estimator.run_cost import TimeQuestion, run_cost
-from memplan.estimator.site import Site
-from memplan.estimator.step_time import StepTime, step_time, time_of
-from memplan.estimator.timer import HOST, LAUNCHES, LINKS
+from memplan.estimator.time.pipeline_timer import BUBBLE
+from memplan.estimator.time.run_cost import TimeQuestion, run_cost
+from memplan.estimator.time.site import Site
+from memplan.estimator.time.step_time import StepTime, step_time, time_of
+from memplan.estimator.time.timer import HOST, LAUNCHES, LINKS
 from memplan.hardware.network import STORAGE_BYTES_PER_S
 from memplan.memory.accounts import step_visits
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters, trainable_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 
 def read(config: Mapping[str, object], task: Task | None = None) -> ModelSpec:

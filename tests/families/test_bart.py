@@ -6,11 +6,11 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters, trainable_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 SMALL = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,

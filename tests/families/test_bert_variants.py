@@ -6,8 +6,8 @@ Their activations are among ``tests/data/activations.jsonl``.
 import pytest
 
 from memplan.errors import ConfigError, SetupError
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.spec import Task
 from tests.families.reading import counted, read
 

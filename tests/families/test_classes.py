@@ -8,7 +8,7 @@ from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 
 def read(config: Mapping[str, object], task: Task | None = None) -> ModelSpec:

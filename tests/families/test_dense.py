@@ -8,15 +8,15 @@ from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.families.index import FAMILY_MODULES
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
 from memplan.model.attention import AttentionSpec
 from memplan.model.layers import NormPlacement
 from memplan.model.spec import ModelSpec
-from memplan.sources.defaults import class_defaults
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.sources.about_models.defaults import class_defaults
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,

@@ -7,7 +7,7 @@ import pytest
 from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 
 def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> tuple[int, int, int]:

@@ -7,14 +7,14 @@ import pytest
 from memplan.dtypes import DType
 from memplan.errors import ConfigError, SetupError
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
 from memplan.memory.step import StepWalk
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.sources.about_models.defaults import class_defaults
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 from tests.plain_step import plain_step
 
 LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,

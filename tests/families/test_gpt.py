@@ -7,16 +7,16 @@ import pytest
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk
 from memplan.model.attention import AttentionSpec, Projection
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.sources.about_models.defaults import class_defaults
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 from tests.plain_step import plain_step
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import (
@@ -24,7 +24,7 @@ from memplan.model.mixers import (
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 
 def read(model_type: str, **sizes: Any) -> ModelSpec:

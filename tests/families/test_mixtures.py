@@ -6,17 +6,17 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.families import read_model
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
 from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 
 def read(config: Mapping[str, object]) -> ModelSpec:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from memplan.errors import ConfigError, SetupError
-from memplan.families.multimodal_types import MULTIMODALS
+from memplan.families.joined.multimodal_types import MULTIMODALS
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.shared_keys import KeySource, SharedKeysSpec
 from memplan.model.spec import Task
 from tests.families.reading import counted, read, trained

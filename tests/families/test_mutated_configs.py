@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memplan.errors import MemplanError
 from memplan.families import supported_families
 from memplan.graph.counts import count_parameters
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 from memplan.sources.models import load_model
 
 ODD_VALUES = st.one_of(

@@ -8,7 +8,7 @@ from memplan.api import estimate
 from memplan.errors import ConfigError, SetupError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -9,7 +9,7 @@ from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task, Tying
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 SMALL = {"model_type": "t5", "num_layers": 2, "d_model": 64, "d_ff": 128, "vocab_size": 1000}

@@ -6,9 +6,9 @@ from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.memory.deepspeed.partition import model_weights
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
 from memplan.training.setup import TrainingSetup

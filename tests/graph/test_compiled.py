@@ -10,10 +10,10 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.estimator import estimate
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
 from memplan.memory.step import StepPasses, StepWalk
 from memplan.sources.models import load_model
 from memplan.training.compilation import Compilation

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from memplan.errors import MemplanError
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.model import record_model
 from memplan.graph.module_names import named_modules
-from memplan.graph.options import TapeOptions
+from memplan.sources.about_models.parameter_order import declared_order
 from memplan.sources.models import load_model
-from memplan.sources.parameter_order import declared_order
 from tests.accuracy.comparison import read_records
 
 DATA = json.loads(

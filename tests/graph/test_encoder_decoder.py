@@ -12,11 +12,11 @@ import pytest
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk
-from memplan.sources.defaults import class_defaults
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.sources.about_models.defaults import class_defaults
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 from tests.plain_step import plain_step
 
 T5 = {"d_model": 256, "d_ff": 640, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 6,

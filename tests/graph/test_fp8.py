@@ -12,7 +12,7 @@ import pytest
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, tape_options
-from memplan.training.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
+from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 
 RUNS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent.parent / "data" / "fp8.json").read_text()

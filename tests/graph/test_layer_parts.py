@@ -6,8 +6,8 @@ from types import UnionType
 
 import pytest
 
-from memplan.graph.layer_parts import LAYERS, MIXERS, NETWORKS, Writer
-from memplan.graph.stack_forms import FORMS, StackForm
+from memplan.graph.written.layer_parts import LAYERS, MIXERS, NETWORKS, Writer
+from memplan.graph.written.stack_forms import FORMS, StackForm
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import MemoryAttentionSpec, MixerSpec, OtherMixer, OtherNetwork

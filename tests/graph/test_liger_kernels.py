@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from memplan.estimator.job import prepared
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
-from memplan.memory.replay import Replayer
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.replay import Replayer
 from memplan.memory.required import PlayedRun
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -4,12 +4,12 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import replace
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import RESULT, scratch_changes
+from memplan.graph.core.sorting import sort_scratch_bytes, sort_tile
+from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
 from memplan.graph.operations.lookups import behind_copy, embedding_backward_scratch
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import RESULT, scratch_changes
-from memplan.graph.sorting import sort_scratch_bytes, sort_tile
-from memplan.graph.tape import Tape
 from memplan.sources.models import load_model
 from memplan.units import round_up
 

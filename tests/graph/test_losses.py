@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from memplan.dtypes import DType
-from memplan.graph.losses import liger_chunk_rows
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
+from memplan.graph.written.losses import liger_chunk_rows
 from memplan.memory.step import StepWalk
 from memplan.sources.models import load_model
+from memplan.training.choices_of_kernels.kernels import Kernels, LossKernel
 from memplan.training.compilation import Compilation
-from memplan.training.kernels import Kernels, LossKernel
 from tests.plain_step import PlainStep, plain_step
 
 TOKENS, VOCAB, HIDDEN = 2048, 128_000, 512

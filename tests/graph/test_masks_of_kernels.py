@@ -3,9 +3,9 @@
 import pytest
 
 from memplan.estimator.recording import record, tape_options
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Operation
-from memplan.sources.catalog import load_gpu
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Operation
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -8,20 +8,20 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.local_sizes import local_layer
 from memplan.graph.megatron.mixture import routed
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.memory.walk import ForwardWalk
+from memplan.memory.walks.walk import ForwardWalk
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
-from memplan.training.megatron import MegatronLayers
-from memplan.training.parallelism import TensorParallel
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.megatron import MegatronLayers
+from memplan.training.splitting.parallelism import TensorParallel
 
 # (TP, EP, ranks of each expert), (experts, hidden, width, chosen, tokens) -> kept, highest [bytes]
 MEASURED = [

@@ -6,7 +6,7 @@ import memplan
 from memplan.errors import SetupError
 from memplan.estimator.job import Job
 from memplan.estimator.recording import record_and_walk, tape_options
-from memplan.estimator.step_time import StepTime, time_of
+from memplan.estimator.time.step_time import StepTime, time_of
 
 WIDE = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4,

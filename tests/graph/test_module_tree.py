@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
 from memplan.graph.module_tree import module_tree
-from memplan.graph.options import TapeOptions
 from memplan.sources.models import load_model
 
 Run = Callable[..., Any]

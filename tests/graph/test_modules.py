@@ -11,6 +11,10 @@ import pytest
 import memplan
 from memplan.dtypes import DType
 from memplan.errors import InterpreterError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Gradient, Segment
+from memplan.graph.core.tensors import Storage
 from memplan.graph.model import record_model
 from memplan.graph.modules import interpreter
 from memplan.graph.modules.basic import Linear
@@ -18,10 +22,6 @@ from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import dense_strides, row_strides, view_strides
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient, Segment
-from memplan.graph.tensors import Storage
 from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
 
@@ -167,7 +167,11 @@ def test_a_dense_decoder_reads_neither_towers_nor_mixtures() -> None:
     command = [sys.executable, "-W", "ignore", "-c", ASKED]
     names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert "memplan.classes.record" in names
-    others = "memplan.graph.towers", "memplan.classes.mixed.mixtures", "memplan.graph.single_stack"
+    others = (
+        "memplan.graph.towers",
+        "memplan.classes.mixed.mixtures",
+        "memplan.graph.written.single_stack",
+    )
     assert [each for each in names if each.startswith(others)] == []
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operators import FUNCTIONS, JITTED, Kept
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import RESULT
-from memplan.graph.tape import Tape
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.operators import FUNCTIONS, JITTED, Kept
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import RESULT
+from memplan.graph.core.tape import Tape
 
 
 def recorded(*, decomposed: bool = False) -> Tape:

@@ -9,10 +9,10 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.estimate import Estimate
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
 from memplan.sources.emitters import Framework, emit
 from memplan.sources.models import load_model
 from memplan.training.quantization import Quantization, QuantizationKind

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.errors import ConfigError, SetupError
 from memplan.estimator import estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

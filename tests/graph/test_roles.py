@@ -5,9 +5,9 @@ import pytest
 import memplan
 from memplan.compute.flops import count_flops
 from memplan.dtypes import DType
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
 from memplan.memory.accounts import rank_account
 from memplan.memory.programs.stepping import role_of
 from memplan.memory.rank import RankInput

@@ -1,6 +1,6 @@
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import SegmentComponent
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import SegmentComponent
 from memplan.model.parameters import ModelPart, ParameterTable
 from memplan.sources.models import load_model
 

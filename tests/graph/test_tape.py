@@ -3,12 +3,12 @@
 import pytest
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.memory.step import StepWalk
 from memplan.units import GIB
 

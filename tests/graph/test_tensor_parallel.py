@@ -9,13 +9,13 @@ import memplan
 from memplan.compute.flops import count_flops
 from memplan.errors import SetupError
 from memplan.families.index import FAMILY_MODULES
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.counts import total_parameters, trainable_parameters
 from memplan.graph.model import record_model
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
-from memplan.graph.tensor_plans import PLANS
-from memplan.training.parallelism import TensorParallel
+from memplan.graph.splitting.tensor_plans import PLANS
+from memplan.training.splitting.parallelism import TensorParallel
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,

@@ -3,12 +3,12 @@
 import pytest
 
 from memplan.dtypes import DType
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.sources.models import load_model
-from memplan.training.kernels import KERNEL_PRESETS, KernelPreset
+from memplan.training.choices_of_kernels.kernels import KERNEL_PRESETS, KernelPreset
 from memplan.units import GIB
 
 

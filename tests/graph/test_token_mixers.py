@@ -10,10 +10,10 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.memory.step import StepWalk
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
 from tests.plain_step import PlainStep, plain_step
 
 SMALL: dict[str, Any] = {

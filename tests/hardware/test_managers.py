@@ -6,7 +6,7 @@ import memplan
 from memplan.estimator.estimate import Verdict
 from memplan.estimator.job_request import job_request
 from memplan.hardware.managers import RULES, MemoryManager
-from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.sources.cards.catalog import all_gpus, load_gpu
 from memplan.sources.gpu_file import card_from_mapping
 from memplan.sources.requests import kubernetes, ray, skypilot
 

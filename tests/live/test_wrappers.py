@@ -13,7 +13,7 @@ import memplan
 from memplan.live.engine import engine_fields
 from memplan.live.lightning import lightning_run
 from memplan.live.model import read_model, unwrapped
-from memplan.memory.replay import OnCard  # noqa: F401 - the compiled core, as every estimate has it
+from memplan.memory.replaying.replay import OnCard  # noqa: F401 - the compiled core, as every estimate has it
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
           "num_key_value_heads": 2, "vocab_size": 1000}  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 from memplan.api import estimate
 from memplan.estimator import Estimate
 from memplan.hardware.gpu import GpuSpec
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.allocator_records import TASKS, played, setup_of

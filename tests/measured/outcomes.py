@@ -8,7 +8,7 @@ from functools import cache, cached_property
 
 from memplan.errors import MemplanError
 from memplan.estimator import Estimate, Verdict, estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
 from memplan.training.setup import TrainingSetup

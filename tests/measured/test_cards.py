@@ -12,8 +12,8 @@ import pytest
 
 from memplan.compute.host import HOST_FACTORS, HostSpeed
 from memplan.estimator import Verdict
-from memplan.estimator.site import Site
-from memplan.estimator.step_time import StepTime, step_time
+from memplan.estimator.time.site import Site
+from memplan.estimator.time.step_time import StepTime, step_time
 from memplan.memory.runtime import ByteRange
 from memplan.search.admission import kind_of
 from memplan.units import MIB

@@ -10,7 +10,7 @@ import yaml
 
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import setup_from_mapping
 from tests.accuracy.comparison import remember, remember_published

@@ -20,8 +20,8 @@ import memplan
 from memplan.compute.rates import Rates, rates_of
 from memplan.errors import MemplanError
 from memplan.estimator.job import Job
-from memplan.estimator.step_time import StepTime, time_of
-from memplan.graph.operation_kinds import OperationKind
+from memplan.estimator.time.step_time import StepTime, time_of
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.hardware.gpu import GpuSpec
 from tests.measured.runs import LackingError, NotExpressibleError, Run, card_of, record_from
 from tests.measured.stacks import translate

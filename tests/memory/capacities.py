@@ -1,7 +1,7 @@
 """The least capacity as the records were made: by bisection, of the steps that they ran."""
 
-from memplan.memory.ledger import Ledger
-from memplan.memory.replay import AllocatorPeaks, OnCard, Replayer
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.replay import AllocatorPeaks, OnCard, Replayer
 from memplan.units import MIB
 
 FURTHER_STEPS = 2

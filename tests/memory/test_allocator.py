@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.memory.allocator import CachingAllocator
-from memplan.memory.expandable import ExpandableAllocator
-from memplan.memory.ledger import Ledger
-from memplan.memory.replay import AllocatorPeaks, Replayer, floor_bytes, replay
+from memplan.memory.replaying.allocator import CachingAllocator
+from memplan.memory.replaying.expandable import ExpandableAllocator
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.replay import AllocatorPeaks, Replayer, floor_bytes, replay
 from memplan.units import KIB, MIB
 from tests.memory.capacities import bisected
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memplan.estimator import Estimate, estimate
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -6,14 +6,14 @@ from itertools import product
 import pytest
 
 from memplan.dtypes import DType
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import RESULT, scratch_changes
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import RESULT, scratch_changes
-from memplan.memory.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.step import StepPasses, StepWalk
-from memplan.memory.walk import WORKSPACE, Event
+from memplan.memory.walks.reduction import Multiprocessors, column_sum_scratch
+from memplan.memory.walks.walk import WORKSPACE, Event
 from memplan.sources.models import load_model
-from memplan.training.kernels import AttentionKernel, Kernels
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 
 HIDDEN, INNER, VOCAB, TOKENS = 512, 1024, 4096, 256
 ROWS = TOKENS * HIDDEN * 2

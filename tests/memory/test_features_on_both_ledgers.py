@@ -12,8 +12,8 @@ import pytest
 from memplan.errors import MemplanError
 from memplan.estimator.job import Job
 from memplan.memory import accounts
-from memplan.memory.ledger import Part
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Part
 from memplan.sources.models import load_model
 from memplan.training.optimizers import Optimizer
 from memplan.training.setup import TrainingSetup

@@ -9,9 +9,9 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.job import prepared
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
-from memplan.memory.replay import replay
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.replay import replay
 from memplan.sources.models import load_model
 from memplan.sources.stacks import read_preset
 from memplan.training.setup import TrainingSetup

@@ -8,9 +8,9 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator.job import prepared
 from memplan.memory.accounts import MICRO_BATCHES, rank_account
-from memplan.memory.ledger import Part
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Part
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.memory.test_tally import ENGINES, NOT_FULLER, MarkedLedger, heights

@@ -7,7 +7,7 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.job import Job
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.accounts import rank_account
 from memplan.memory.megatron.buffers import groups_of, heaviest_ranks, lay_out, rank_kinds
 from memplan.memory.megatron.options import MegatronStates, layers_of

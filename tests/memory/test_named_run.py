@@ -9,10 +9,10 @@ from memplan.estimator import estimate
 from memplan.estimator.named_run import named_run
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Ledger, Part
-from memplan.memory.named import NamedRun
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger, Part
+from memplan.memory.snapshots.named import NamedRun
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

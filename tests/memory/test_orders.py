@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from memplan.estimator.job import prepared
-from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.ledger import Ledger
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div

@@ -7,9 +7,9 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator.job import Job
 from memplan.memory.accounts import rank_account
-from memplan.memory.ledger import Part
 from memplan.memory.programs import rank_kinds
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Part
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.memory.test_tally import NOT_FULLER, played

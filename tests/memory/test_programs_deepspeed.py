@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.job import rounded
-from memplan.memory.ledger import EMPTY_CACHE, Block, Ledger
 from memplan.memory.programs.deepspeed import deepspeed_program
+from memplan.memory.programs.deepspeed_stages.zero12 import REDUCE_STREAM, ShardedStatesProgram
 from memplan.memory.programs.program import Program, Weight
-from memplan.memory.programs.zero12 import REDUCE_STREAM, ShardedStatesProgram
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import EMPTY_CACHE, Block, Ledger
 from memplan.memory.runtime import workspace_bytes
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import round_up

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
-from memplan.memory.replay import AllocatorPeaks
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.replay import AllocatorPeaks
 from memplan.memory.runtime import workspace_bytes
-from memplan.sources.catalog import load_gpu
+from memplan.sources.about_models.registry import builtin_config
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
-from memplan.sources.registry import builtin_config
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.allocator_records import GPUS, TASKS, load_empty, setup_of
 from tests.memory.capacities import bisected, in_steps

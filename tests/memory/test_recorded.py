@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from memplan.errors import InputError
-from memplan.memory.parting import UNKNOWN_PLACE, Parting, place_of
-from memplan.memory.recorded import Frame, Recording, RunPart, part_of, read_recording
+from memplan.memory.snapshots.parting import UNKNOWN_PLACE, Parting, place_of
+from memplan.memory.snapshots.recorded import Frame, Recording, RunPart, part_of, read_recording
 from memplan.sources.snapshot_file import read_snapshot
 
 RECORDED = Path(__file__).parent.parent / "data" / "snapshots" / "llama-1-layer.pickle"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from memplan.estimator.job import prepared
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
+from memplan.memory.replaying.ledger import Ledger
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import MIB

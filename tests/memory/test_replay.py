@@ -8,9 +8,9 @@ import pytest
 
 from memplan import TrainingSetup, load_gpu, load_model
 from memplan.estimator import estimate
-from memplan.memory import replay as replays
-from memplan.memory.ledger import Cycle, Ledger, cycle_of
-from memplan.memory.replay import (
+from memplan.memory.replaying import replay as replays
+from memplan.memory.replaying.ledger import Cycle, Ledger, cycle_of
+from memplan.memory.replaying.replay import (
     AllocatorPeaks,
     Replayer,
     floor_bytes,

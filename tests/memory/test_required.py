@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from memplan import TrainingSetup, Verdict, estimate, load_gpu
-from memplan.memory.ledger import Ledger
-from memplan.memory.replay import Replayer, replay
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.replay import Replayer, replay
 from memplan.memory.required import KeptLedgers, PlayedRun
 from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterShape

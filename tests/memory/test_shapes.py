@@ -8,12 +8,12 @@ import pytest
 
 from memplan.estimator import estimate
 from memplan.fast_dataclass import replace
-from memplan.memory.ledger import Ledger, with_sizes
 from memplan.memory.programs import program_of
-from memplan.memory.replay import Replayer
+from memplan.memory.replaying.ledger import Ledger, with_sizes
+from memplan.memory.replaying.replay import Replayer
 from memplan.memory.required import RunSource
 from memplan.memory.shapes import numbered, shape_of
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
 from memplan.training.setup import TrainingSetup

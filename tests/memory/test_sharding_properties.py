@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memplan.dtypes import DType
-from memplan.graph.tensors import ALLOCATION_ROUNDING, allocated_bytes
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, allocated_bytes
 from memplan.memory.account import RankAccount
 from memplan.memory.fsdp1.units import FlatUnit, own_states
 from memplan.memory.fsdp1.wrapping import wrap
 from memplan.memory.fsdp2.units import num_spread, places_alike
 from memplan.memory.fsdp2.units import own_states as own_shards
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
 from memplan.memory.programs.fsdp2 import Fsdp2Program
+from memplan.memory.replaying.ledger import Ledger
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import account_of
 from tests.memory.deepspeed.small_model import given_for

@@ -3,10 +3,10 @@
 import pytest
 
 from memplan.dtypes import DType
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.products import matmul_weight
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
 from memplan.memory.step import StepWalk
 from tests.plain_step import plain_step
 

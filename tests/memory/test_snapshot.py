@@ -8,9 +8,9 @@ import pytest
 
 from memplan.estimator import estimate
 from memplan.estimator.named_run import named_run
-from memplan.memory.recorded import read_recording
-from memplan.memory.replay import replay
-from memplan.memory.snapshot import snapshot_of
+from memplan.memory.replaying.replay import replay
+from memplan.memory.snapshots.recorded import read_recording
+from memplan.memory.snapshots.snapshot import snapshot_of
 from memplan.sources.models import load_model
 from memplan.sources.snapshot_file import snapshot_pickle
 from memplan.training.setup import TrainingSetup

@@ -11,11 +11,11 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.accounts import MICRO_BATCHES, rank_account
-from memplan.memory.ledger import Ledger, Part
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger, Part
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import round_up

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from memplan.estimator.recording import record_and_walk, tape_options
-from memplan.graph.segments import RESULT, Gradient, Operation
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.segments import RESULT, Gradient, Operation
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 from memplan.memory.deepspeed.modules import Act, find_stops
 from memplan.memory.deepspeed.partition import model_weights
-from memplan.memory.ledger import Ledger
-from memplan.memory.named import NamedLedger, block_labels
 from memplan.memory.programs.program import Program, buffers_before, weights_of
 from memplan.memory.rank import RankInput
-from memplan.memory.walk import ForwardWalk
+from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.snapshots.named import NamedLedger, block_labels
+from memplan.memory.walks.walk import ForwardWalk
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.memory.replay import replay
-from memplan.memory.tracing import Action, AllocatorTrace, trace
+from memplan.memory.replaying.replay import replay
+from memplan.memory.replaying.tracing import Action, AllocatorTrace, trace
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.memory.accounts import rank_account
-from memplan.memory.ledger import Part
+from memplan.memory.replaying.ledger import Part
 from memplan.training.setup import TrainingSetup
 from tests.memory.test_tally import ENGINES, MODELS, WAYS, given_for, played
 

@@ -1,6 +1,6 @@
 """One plug-in of each kind."""
 
-from memplan.training.kernels import AttentionKernel, Kernels, NormKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels, NormKernel
 from memplan.training.optimizers.script import OptimizerRow
 
 MEMPLAN_INTERFACE = 1

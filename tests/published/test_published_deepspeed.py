@@ -16,7 +16,7 @@ from memplan.formulas.deepspeed import (
     zero3_pinned_bytes,
     zero3_table,
 )
-from memplan.report.deepspeed import deepspeed_report, deepspeed_text, option_text
+from memplan.report.lookups.deepspeed import deepspeed_report, deepspeed_text, option_text
 
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("deepspeed.yaml").read_text(encoding="utf-8"))
 

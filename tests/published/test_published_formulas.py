@@ -18,9 +18,9 @@ from memplan.formulas.activations import (
 from memplan.formulas.flops import layer_step_flops
 from memplan.formulas.parameters import llama_parameters
 from memplan.formulas.states import FP32_STATES, MIXED_STATES, table_bytes
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import GB, GIB

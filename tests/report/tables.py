@@ -4,9 +4,9 @@ from functools import cache
 
 import memplan
 from memplan.estimator import Estimate
-from memplan.report.blocks import Column
-from memplan.report.estimate import comparison_columns
-from memplan.search.goal import Plan
+from memplan.report.estimates.printed import comparison_columns
+from memplan.report.terminal.blocks import Column
+from memplan.search.planning.goal import Plan
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memplan.report.blocks import Column, print_blocks
+from memplan.report.terminal.blocks import Column, print_blocks
 
 SWEEP = (
     "sweep", "llama-3.2-1b", "--gpus", "8,16", "--zero", "2,3", "--batch-size", "1,2",

@@ -7,8 +7,8 @@ import sys
 import pytest
 from rich.text import Text as RichText
 
-from memplan.report.console import TerminalConsole, Text
-from memplan.report.rich_console import PrintableConsole
+from memplan.report.terminal.console import TerminalConsole, Text
+from memplan.report.terminal.rich_console import PrintableConsole
 
 WORDS = ("fits", "needs", "17.9-20.6", "of", "31.7", "GiB", "·", "模型", "cafe\u0301", "a-long-name-" * 4, "─" * 30,
          "", " ", "\t", "x\x1b[2J", "\n", "batch <= 4")  # fmt: skip

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from memplan.errors import SetupError
 from memplan.formulas.deepspeed import DeepSpeedFormula
-from memplan.report.deepspeed import (
+from memplan.report.lookups.deepspeed import (
     DeepSpeedReport,
     deepspeed_document,
     deepspeed_report,

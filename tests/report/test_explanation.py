@@ -11,7 +11,7 @@ from memplan.memory.account import Lifetime
 from memplan.report.explained.explanation import explain_estimate
 from memplan.report.explained.nodes import Node, walk_nodes
 from memplan.report.timeline import columns_of, step_moments, timeline_lines
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup

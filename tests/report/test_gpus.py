@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from memplan.hardware.gpu import GpuSpec, gpu_from_memory
-from memplan.report.gpus import (
+from memplan.report.lookups.gpus import (
     gpu_row,
     gpus_csv,
     gpus_json,
@@ -18,7 +18,7 @@ from memplan.report.gpus import (
     print_gpu,
     print_gpus,
 )
-from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.sources.cards.catalog import all_gpus, load_gpu
 from memplan.units import GIB, MIB
 
 

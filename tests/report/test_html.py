@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from memplan.estimator import estimate
-from memplan.estimator.step_time import step_time
+from memplan.estimator.time.step_time import step_time
+from memplan.report.estimates.times import seconds_text
 from memplan.report.html import heat_cells, html_report
 from memplan.report.pictures.canvas import Area, Words
 from memplan.report.pictures.lanes import lanes_picture
 from memplan.report.pictures.steps import step_picture
 from memplan.report.stages import pipeline_places
-from memplan.report.times import seconds_text
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB

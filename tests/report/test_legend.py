@@ -6,14 +6,14 @@ import pytest
 
 from memplan.estimator import Verdict
 from memplan.memory.account import ComponentKind, Lifetime
-from memplan.report import times
-from memplan.report.legend import LEGEND, words_of_legend
+from memplan.report.estimates import times
 from memplan.report.plans import table as plan_report
+from memplan.report.terminal.legend import LEGEND, words_of_legend
 from memplan.training.precision import Precision
 from tests.report.tables import answers, comparison, plan
 
 if TYPE_CHECKING:
-    from memplan.report.blocks import Column
+    from memplan.report.terminal.blocks import Column
 
 WORDS = words_of_legend()
 USUAL = {

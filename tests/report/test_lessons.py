@@ -8,10 +8,10 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.errors import UsageError
-from memplan.report.explain_operation import conclusions, lesson_rows
-from memplan.report.lesson_names import find_lesson
-from memplan.report.lessons import LESSONS
-from memplan.report.teaching import USUAL, Sizes, Taught, teach
+from memplan.report.lessons.explain_operation import conclusions, lesson_rows
+from memplan.report.lessons.lesson_names import find_lesson
+from memplan.report.lessons.teaching import USUAL, Sizes, Taught, teach
+from memplan.report.lessons.written import LESSONS
 from memplan.units import GIB
 
 TOKENS, HIDDEN, WIDTH = USUAL.tokens, USUAL.hidden, USUAL.width

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.memory.account import ComponentKind, Lifetime
-from memplan.report.lifetimes import HELD, LIFETIME_MEANINGS, LOWERED_BY
+from memplan.report.estimates.lifetimes import HELD, LIFETIME_MEANINGS, LOWERED_BY
 
 JOB = ("estimate", "gpt2", "--gpu", "h100", "--lifetimes")
 

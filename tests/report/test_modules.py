@@ -1,11 +1,11 @@
 """What a layer's modules keep, against the sums of arXiv:2205.05198, section 4.1."""
 
 from memplan.dtypes import DType
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.report.explained.layers import module_bytes
 from memplan.sources.models import load_model
-from memplan.training.kernels import KERNEL_PRESETS, KernelPreset
+from memplan.training.choices_of_kernels.kernels import KERNEL_PRESETS, KernelPreset
 
 H, A, S, B = 1024, 16, 512, 2
 GPT = {

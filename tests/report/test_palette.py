@@ -7,8 +7,8 @@ import pytest
 
 import memplan
 from memplan.memory.account import ComponentKind
-from memplan.report.html_page import STYLE
-from memplan.report.palette import COMPONENTS, DARK, LIGHT
+from memplan.report.pages.frame import STYLE
+from memplan.report.pages.palette import COMPONENTS, DARK, LIGHT
 
 TEXT, AREA = 4.5, 3.0
 """Level AA: text, and what is no text."""

@@ -10,7 +10,7 @@ import pytest
 
 import memplan
 from memplan.memory.account import ComponentKind
-from memplan.report.palette import colour_of
+from memplan.report.pages.palette import colour_of
 from memplan.report.pictures.bars import CHART_FILLS
 from memplan.report.pictures.canvas import Area, Words
 from memplan.report.pictures.picture import Picture, page

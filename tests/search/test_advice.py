@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from memplan.estimator import Verdict, estimate
-from memplan.report.changes import advice_text
+from memplan.report.estimates.changes import advice_text
 from memplan.search.advice import advise, hints_for
 from memplan.search.megatron_advice import megatron_changes
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from memplan.report.baseline import baseline_lines
+from memplan.report.rows.baseline import baseline_lines
 from memplan.search.baseline import Baseline, Origin
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memplan.estimator import Verdict, estimate
 from memplan.search.batch import LargestFit, largest_micro_batch, largest_of
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

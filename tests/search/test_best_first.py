@@ -8,31 +8,31 @@ import pytest
 from memplan.estimator import Estimate, estimate, walked_bytes
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.search.best_first import BestFirst
-from memplan.search.degrees import (
+from memplan.search.planning.best_first import BestFirst
+from memplan.search.planning.degrees import (
     AskedDegrees,
     Degrees,
     check_degrees,
     every_degree,
     may_split,
 )
-from memplan.search.floors import (
+from memplan.search.planning.floors import (
     activations_floor,
     in_flight_share,
     resident_floor,
     states_floor,
     waiting_floor,
 )
-from memplan.search.goal import Goal
-from memplan.search.planner import Planner, plan
-from memplan.search.sizes import ModelSizes, model_sizes
-from memplan.search.space import losses
-from memplan.search.speed import bubble_share, setup_speed
-from memplan.sources.catalog import load_gpu
+from memplan.search.planning.goal import Goal
+from memplan.search.planning.planner import Planner, plan
+from memplan.search.planning.sizes import ModelSizes, model_sizes
+from memplan.search.planning.space import losses
+from memplan.search.planning.speed import bubble_share, setup_speed
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
-from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.parallelism import PipelineSchedule
 
 MODEL = load_model("llama-3.2-1b")
 SIZES = model_sizes(MODEL)
@@ -112,7 +112,7 @@ def test_what_cannot_fit_is_seldom_estimated(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(setup)
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.planner.estimate", counting)
+    monkeypatch.setattr("memplan.search.planning.planner.estimate", counting)
     goal = Goal(
         num_gpus=16, base=TrainingSetup(seq_len=8192), engines=("fsdp", "ddp"), precisions="bf16",  # type: ignore[arg-type]
         global_batch_size=1024,

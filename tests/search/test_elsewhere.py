@@ -13,7 +13,14 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError, WorkerLostError
-from memplan.search.elsewhere import CHUNK_S, MAX_CHUNK, Chunk, Elsewhere, answer_here, next_size
+from memplan.search.in_parallel.elsewhere import (
+    CHUNK_S,
+    MAX_CHUNK,
+    Chunk,
+    Elsewhere,
+    answer_here,
+    next_size,
+)
 from memplan.search.sweep import Sweep
 
 AXES = {
@@ -107,7 +114,7 @@ def test_chunks_come_to_take_seconds() -> None:
 def test_objects_are_made_once_in_each_worker() -> None:
     from pickle import dumps
 
-    from memplan.search.elsewhere import _opened_once
+    from memplan.search.in_parallel.elsewhere import _opened_once
 
     _opened_once.cache_clear()
     sent = dumps((numbers, -1, ()))

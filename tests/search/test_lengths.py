@@ -7,7 +7,7 @@ import pytest
 from memplan.errors import ConfigError
 from memplan.estimator import Verdict, estimate
 from memplan.search.lengths import batch_lengths, batch_peaks, with_batches
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.lengths_file import read_lengths
 from memplan.sources.models import load_model
 from memplan.training.lengths import MAX_POINTS, Lengths

@@ -13,7 +13,7 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
-from memplan.report.changes import change_flags
+from memplan.report.estimates.changes import change_flags
 from memplan.search.advice import advise
 from memplan.search.node_ram import overfills_usual_node
 from tests.cli.test_hints import rows_of

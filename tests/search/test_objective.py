@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 import pytest
 
 from memplan.errors import InputError
-from memplan.estimator.run_cost import TimeQuestion
-from memplan.estimator.site import Site
-from memplan.report.changes import setup_label
+from memplan.estimator.time.run_cost import TimeQuestion
+from memplan.estimator.time.site import Site
+from memplan.report.estimates.changes import setup_label
 from memplan.report.front import front_page
 from memplan.report.pictures.scatter import front_picture
 from memplan.report.plans.answer import run_lines
 from memplan.report.plans.rows import markdown_columns, plan_rows
-from memplan.search.goal import Goal, Plan
-from memplan.search.objective import memory_front
-from memplan.search.planner import plan
-from memplan.sources.catalog import load_gpu
+from memplan.search.planning.goal import Goal, Plan
+from memplan.search.planning.objective import memory_front
+from memplan.search.planning.planner import plan
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.choices import Offload, Recomputation, ZeroStage
 from memplan.training.precision import Engine

@@ -8,20 +8,20 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import Verdict, estimate
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.changes import describe_change, engine_label
+from memplan.report.estimates.changes import describe_change, engine_label
 from memplan.report.plans.answer import job_text
 from memplan.report.plans.rows import plan_rows
 from memplan.report.plans.shortfalls import shortfall_lines
-from memplan.search.concessions import Concession
-from memplan.search.goal import Goal, Objective, Plan
-from memplan.search.planner import plan
-from memplan.search.sizes import model_sizes
-from memplan.search.speed import relative_speed
-from memplan.sources.catalog import load_gpu
+from memplan.search.planning.concessions import Concession
+from memplan.search.planning.goal import Goal, Objective, Plan
+from memplan.search.planning.planner import plan
+from memplan.search.planning.sizes import model_sizes
+from memplan.search.planning.speed import relative_speed
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
 from memplan.training.choices import Recomputation, ZeroStage
-from memplan.training.kernels import KernelPreset
+from memplan.training.choices_of_kernels.kernels import KernelPreset
 from memplan.training.precision import Engine, Precision, carried_precision
 from memplan.training.setup import TrainingSetup
 from memplan.units import GIB

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from memplan.errors import SetupError
-from memplan.search.elsewhere import Elsewhere
 from memplan.search.grid import Grid
-from memplan.search.packing import packed, unpacked
-from memplan.search.processes import _how_it_ended, over_processes
+from memplan.search.in_parallel.elsewhere import Elsewhere
+from memplan.search.in_parallel.packing import packed, unpacked
+from memplan.search.in_parallel.processes import _how_it_ended, over_processes
 from memplan.search.sweep import Sweep
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 
 AXES = {"num_gpus": [1, 8], "zero_stage": [0, 2, 3], "micro_batch_size": [1, 2, 3], "seq_len": 128}

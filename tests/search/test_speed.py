@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from memplan.estimator import estimate
-from memplan.search.speed import RelativeSpeed, exchanged_elements, relative_speed
-from memplan.sources.catalog import load_gpu
+from memplan.search.planning.speed import RelativeSpeed, exchanged_elements, relative_speed
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 

@@ -7,7 +7,7 @@ from memplan.memory import accounts
 from memplan.memory.deepspeed import job
 from memplan.search.grid import Grid
 from memplan.search.sweep import sweep
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 
 GPUS = [load_gpu(name) for name in ("v100-32gb", "a100-80gb", "h100")]

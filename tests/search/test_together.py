@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan.report.rows import rows_json
-from memplan.search import together
+from memplan.report.rows.written import rows_json
 from memplan.search.comparison import comparison_setups
-from memplan.search.side_by_side import SideBySide
-from memplan.sources.catalog import load_gpu
+from memplan.search.in_parallel import together
+from memplan.search.in_parallel.side_by_side import SideBySide
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 
 pytestmark = [

@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import largest_layer_parameters, total_parameters
 from memplan.graph.model import record_model
-from memplan.graph.options import TapeOptions
 from memplan.model.spec import ModelSpec
-from memplan.sources.defaults import class_defaults, known_keys
+from memplan.sources.about_models.defaults import class_defaults, known_keys
 from memplan.sources.models import load_model
 
 Path = tuple[str, ...]

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from memplan.errors import ConfigError, GpuNotFoundError
 from memplan.hardware.gpu import BF16_COMPUTE_CAPABILITY, GpuSpec, Vendor
 from memplan.hardware.managers import MemoryManager
-from memplan.sources import catalog, gpu_file
-from memplan.sources.catalog import all_gpus, load_gpu
+from memplan.sources import gpu_file
+from memplan.sources.cards import catalog
+from memplan.sources.cards.catalog import all_gpus, load_gpu
 from memplan.sources.gpu_file import card_from_mapping
 from memplan.units import GB, GIB, MIB
 
-DATA = json.loads((Path(catalog.__file__).parents[1] / "data" / "gpus.json").read_text("utf-8"))
+DATA = json.loads((Path(catalog.__file__).parents[2] / "data" / "gpus.json").read_text("utf-8"))
 GPUS = all_gpus()
 EVERY_GPU = [pytest.param(gpu, id=gpu.gpu_id) for gpu in GPUS]
 
@@ -200,12 +201,12 @@ def test_unverified_names_keys_of_the_data() -> None:
 
 def test_the_catalog_is_not_read_when_it_is_imported() -> None:
     script = (
-        "import sys, memplan.sources.catalog as catalog\n"
+        "import sys, memplan.sources.cards.catalog as catalog\n"
         "heavy = {'json', 'yaml', 'rich', 'typer', 'difflib', 'memplan.sources.gpu_file'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "assert catalog._catalog.cache_info().currsize == 0\n"
     )
-    checkout = Path(catalog.__file__).parents[2]
+    checkout = Path(catalog.__file__).parents[3]
     subprocess.run([sys.executable, "-c", script], check=True, cwd=checkout)
 
 

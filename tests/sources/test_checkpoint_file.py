@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import ConfigError, UsageError
-from memplan.sources.checkpoint_file import read_checkpoint
+from memplan.sources.about_models.checkpoint_file import read_checkpoint
 
 Run = Callable[..., Any]
 

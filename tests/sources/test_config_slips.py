@@ -11,9 +11,9 @@ import pytest
 from memplan.errors import ConfigError, ExitCode, MemplanError
 from memplan.families import supported_families
 from memplan.model.config import TIED_OR_NOT, TYING
-from memplan.sources.defaults import class_defaults
+from memplan.sources.about_models.defaults import class_defaults
+from memplan.sources.about_models.registry import builtin_models
 from memplan.sources.models import load_model
-from memplan.sources.registry import builtin_models
 from tests.sources.slips import (
     complete_config,
     counts_of,

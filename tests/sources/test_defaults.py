@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from memplan.sources.defaults import class_defaults, known_keys
+from memplan.sources.about_models.defaults import class_defaults, known_keys
 
 
 def test_a_mapping_of_all_types() -> None:

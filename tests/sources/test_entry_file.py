@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from memplan.sources import entry_file
-from memplan.sources.entry_file import EntryFile
+from memplan.sources.about_models import entry_file
+from memplan.sources.about_models.entry_file import EntryFile
 
 FILES = [
     pytest.param(EntryFile(file_name="models.json", section="models", indent=4), id="models"),

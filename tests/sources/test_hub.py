@@ -24,8 +24,8 @@ from memplan.errors import (
     HubOfflineError,
     HubRateLimitError,
 )
-from memplan.sources import hub as hub_module
-from memplan.sources.hub import fetch_config
+from memplan.sources.about_models import hub as hub_module
+from memplan.sources.about_models.hub import fetch_config
 from memplan.sources.models import load_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

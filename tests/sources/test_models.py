@@ -22,8 +22,8 @@ from memplan.errors import (
 from memplan.model.heads import HeadSpec
 from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
-from memplan.sources import hub
-from memplan.sources.copied_models import copy_of
+from memplan.sources.about_models import hub
+from memplan.sources.about_models.copied_models import copy_of
 from memplan.sources.models import load_model
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
@@ -470,7 +470,7 @@ def test_the_examples_are_read(checkout: Path, name: str) -> None:
 
 
 def test_every_builtin_is_read() -> None:
-    from memplan.sources.registry import builtin_names
+    from memplan.sources.about_models.registry import builtin_names
 
     for name in builtin_names():
         model = load_model(name)

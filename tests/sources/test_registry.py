@@ -11,15 +11,15 @@ import pytest
 
 from memplan.families import supported_families
 from memplan.graph.counts import count_parameters
-from memplan.sources import entry_file
-from memplan.sources.defaults import class_defaults, known_keys
-from memplan.sources.models import load_model
-from memplan.sources.registry import (
+from memplan.sources.about_models import entry_file
+from memplan.sources.about_models.defaults import class_defaults, known_keys
+from memplan.sources.about_models.registry import (
     builtin_config,
     builtin_names,
     find_builtin,
     nearest_builtins,
 )
+from memplan.sources.models import load_model
 
 pytestmark = pytest.mark.long
 

@@ -21,7 +21,7 @@ from memplan.estimator.job_request import (
     job_request,
     shared_bytes,
 )
-from memplan.estimator.run_cost import TimeQuestion
+from memplan.estimator.time.run_cost import TimeQuestion
 from memplan.sources.requests import Scheduler, request_text
 from memplan.units import GIB
 from tests.conftest import Outcome

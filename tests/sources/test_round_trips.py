@@ -14,8 +14,8 @@ import yaml
 
 from memplan.errors import MemplanError
 from memplan.estimator import estimate
-from memplan.estimator.step_time import step_time
-from memplan.sources.catalog import load_gpu
+from memplan.estimator.time.step_time import step_time
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.emitters import Emitted, Framework, emit
 from memplan.sources.emitters.reading_back import read_values
 from memplan.sources.models import load_model

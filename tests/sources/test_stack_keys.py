@@ -18,10 +18,10 @@ import yaml
 
 from memplan.errors import ConfigError, SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, estimate
-from memplan.estimator.step_time import step_time
+from memplan.estimator.time.step_time import step_time
 from memplan.sources import accelerate_config
 from memplan.sources.accelerate_config import accelerate_fields
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.deepspeed_config import deepspeed_fields
 from memplan.sources.deepspeed_keys import OPTIMIZER_PARAMS, TOP, Key, Section
 from memplan.sources.job_models import looked_up

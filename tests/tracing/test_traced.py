@@ -12,8 +12,8 @@ import pytest
 from memplan.api import estimate
 from memplan.errors import ConfigError, SetupError, UsageError
 from memplan.model.spec import ModelSpec
+from memplan.sources.about_models.tape_file import tape_text
 from memplan.sources.models import load_model
-from memplan.sources.tape_file import tape_text
 from memplan.tracing import save_tape
 from memplan.training.setup import TrainingSetup
 

@@ -9,16 +9,16 @@ from memplan.dtypes import DType
 from memplan.estimator.recording import record, shared_options, tape_options
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.scratch import flash_forward_scratch
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
-from memplan.memory.ledger import Ledger
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.step import StepWalk
 from memplan.model.attention import AttentionSpec
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
-from memplan.training.flash_splits import FlashGrid, num_flash_splits
+from memplan.training.choices_of_kernels.flash_splits import FlashGrid, num_flash_splits
 from memplan.training.setup import TrainingSetup
 
 ASKED = [

@@ -7,10 +7,10 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
-from memplan.graph.losses import unsloth_chunk_rows
-from memplan.training.kernels import LossKernel, NormKernel
-from memplan.training.liger import LIGER_MODELS, liger_overrides
-from memplan.training.losses import LOSS_FORMS
+from memplan.graph.written.losses import unsloth_chunk_rows
+from memplan.training.choices_of_kernels.kernels import LossKernel, NormKernel
+from memplan.training.choices_of_kernels.liger import LIGER_MODELS, liger_overrides
+from memplan.training.choices_of_kernels.losses import LOSS_FORMS
 from memplan.training.setup import TrainingSetup
 
 SMALL = {
@@ -159,8 +159,8 @@ def test_flash_pads_its_accumulator(head_dim: int, padded: int) -> None:
     from memplan.dtypes import DType
     from memplan.graph.attention.head_layout import Shape
     from memplan.graph.attention.scratch import flash_backward_scratch
-    from memplan.graph.options import TapeOptions
-    from memplan.graph.tape import Tape
+    from memplan.graph.core.options import TapeOptions
+    from memplan.graph.core.tape import Tape
     from memplan.model.attention import AttentionSpec
 
     spec = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=head_dim)

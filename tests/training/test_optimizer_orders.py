@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from memplan.estimator.job import prepared
-from memplan.graph.tensors import ALLOCATION_ROUNDING, allocated_bytes
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs import program_of
 from memplan.memory.programs.program import Program
-from memplan.sources.catalog import load_gpu
+from memplan.memory.replaying.ledger import Ledger
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from memplan.errors import SetupError
-from memplan.training.parallelism import PipelineRuntime, PipelineSchedule
-from memplan.training.schedules import PassKind, most_in_flight, rank_passes, rank_stages
-from memplan.training.stages import divide_layers, read_layers_per_stage
+from memplan.training.splitting.parallelism import PipelineRuntime, PipelineSchedule
+from memplan.training.splitting.schedules import PassKind, most_in_flight, rank_passes, rank_stages
+from memplan.training.splitting.stages import divide_layers, read_layers_per_stage
 
 
 @pytest.fixture

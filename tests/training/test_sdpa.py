@@ -15,15 +15,15 @@ from memplan.dtypes import DType
 from memplan.estimator.recording import attention_kernel
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.paths import sdpa
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.memory.backward_walk import BackwardWalk
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
-from memplan.memory.walk import ForwardWalk
+from memplan.memory.walks.backward_walk import BackwardWalk
+from memplan.memory.walks.walk import ForwardWalk
 from memplan.model.attention import AttentionSpec
-from memplan.sources.catalog import load_gpu
-from memplan.training.sdpa import sdpa_support
+from memplan.sources.cards.catalog import load_gpu
+from memplan.training.choices_of_kernels.sdpa import sdpa_support
 from memplan.training.setup import TrainingSetup
 
 DATA = Path(__file__).parent.parent / "data" / "attention_kernels.json"

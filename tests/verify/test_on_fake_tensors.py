@@ -7,8 +7,8 @@ import pytest
 
 from memplan.estimator import estimate
 from memplan.estimator.measured import Figure, figures_of
-from memplan.sources.catalog import load_gpu
-from memplan.sources.found_config import local_config
+from memplan.sources.about_models.found_config import local_config
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.verify.run import Run

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import pytest
 
 from memplan.compute.rates import rates_of
-from memplan.estimator.calibration import Part
+from memplan.estimator.time.calibration import Part
 from memplan.hardware.network import network_of
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 
 pytestmark = [
     pytest.mark.integration,

@@ -32,14 +32,14 @@ from memplan.classes.encoders.tasks import (
 )
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.tensors import Tensor
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.networks import Activation

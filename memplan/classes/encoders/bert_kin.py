@@ -28,12 +28,12 @@ from memplan.classes.encoders.tables import (
 from memplan.classes.encoders.tasks import EncodedStates, EncoderTask, LMHead, MaskedLM, Tasks
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 

@@ -20,6 +20,7 @@ from memplan.classes.encoders.tasks import (
 )
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, in_heads, matmul
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, Norm, scaled
 from memplan.graph.modules.convolutions import Conv1d
@@ -38,7 +39,6 @@ from memplan.graph.modules.functional import (
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.networks import Activation

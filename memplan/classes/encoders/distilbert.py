@@ -18,13 +18,13 @@ from memplan.classes.encoders.tasks import (
     TokenClassification,
 )
 from memplan.families.llama import read_activation
-from memplan.graph.heads import span_loss
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
-from memplan.graph.tensors import Tensor
+from memplan.graph.written.heads import span_loss
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import LayerSpec, NormPlacement

@@ -17,6 +17,7 @@ from memplan.classes.encoders.tasks import (
     Tasks,
 )
 from memplan.classes.llama import MLP, LayerKind, LlamaAttention, LlamaDecoderLayer, head_width
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMSNorm
 from memplan.graph.modules.functional import mean_of_tokens
@@ -25,7 +26,6 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.rotary import RotaryEmbedding
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

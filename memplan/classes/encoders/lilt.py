@@ -21,6 +21,7 @@ from memplan.classes.encoders.layers import (
 from memplan.classes.encoders.tables import TableParts, counted_ids, token_rows, zero_ids
 from memplan.classes.encoders.tasks import Tasks
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import in_heads, matmul
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import softmax
@@ -28,7 +29,6 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 

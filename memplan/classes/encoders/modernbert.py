@@ -19,7 +19,7 @@ from memplan.classes.encoders.tasks import (
 )
 from memplan.classes.llama import FULL, SLIDING, Network, halves
 from memplan.families.llama import named_activation
-from memplan.graph.heads import span_loss
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import mean_of_tokens
@@ -34,7 +34,7 @@ from memplan.graph.modules.rotary import (
     turn_function,
 )
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.tensors import Tensor
+from memplan.graph.written.heads import span_loss
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

@@ -12,13 +12,13 @@ from memplan.classes.encoders.layers import Attention, AttentionParts, Layer, Pl
 from memplan.classes.encoders.tables import TableParts, counted_ids, token_rows
 from memplan.classes.encoders.tasks import PooledMultipleChoice, Tasks
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import relative_position_bucket, spread_copy
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

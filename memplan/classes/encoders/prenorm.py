@@ -48,6 +48,7 @@ from memplan.classes.encoders.tasks import (
 )
 from memplan.classes.llama import Network
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import activated, masked_fill_rows
@@ -55,7 +56,6 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, apply_rotary_in_fp32
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

@@ -6,10 +6,10 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, Norm
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import WeightRole
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 from memplan.classes.base import Base
 from memplan.classes.encoders.base import Encoded, Encoder, first_token
 from memplan.classes.heads import Task, finish
-from memplan.graph.heads import span_loss
-from memplan.graph.losses import copy_outputs
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL
-from memplan.graph.tensors import Tensor
+from memplan.graph.written.heads import span_loss
+from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.networks import Activation

@@ -19,6 +19,7 @@ from memplan.classes.encoders.tasks import (
 from memplan.classes.llama import Network
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import (
@@ -32,7 +33,6 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

@@ -15,13 +15,13 @@ from memplan.classes.encoders.layers import Attention, AttentionParts, LayerPart
 from memplan.classes.encoders.tasks import PooledMultipleChoice, Tasks
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.functional import copy_at, picked, zeros
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import NormPlacement

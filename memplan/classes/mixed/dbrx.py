@@ -17,6 +17,8 @@ from memplan.classes.mixed.mixtures import (
     MixtureModel,
 )
 from memplan.classes.mixed.routers import Router
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -44,8 +46,6 @@ from memplan.graph.modules.rotary import (
     apply_rotary,
     turn_function,
 )
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import ExpertShare, Parameter
 from memplan.model.attention import Projection
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation

@@ -30,6 +30,7 @@ from memplan.classes.mixed.mixtures import (
 )
 from memplan.classes.mixed.routers import Routed, Router, experts_key
 from memplan.dtypes import DType, promote
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import RMSNorm
 from memplan.graph.modules.functional import (
     best,
@@ -45,7 +46,6 @@ from memplan.graph.modules.functional import (
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.rotary import Turn, apply_rotary_to_part
 from memplan.graph.modules.strides import Shape
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import RouterScore
 

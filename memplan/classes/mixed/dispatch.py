@@ -7,6 +7,8 @@ from math import ceil
 
 from memplan.classes.mixed.experts import Experts
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor
 from memplan.graph.experts.parallel import (
     added_up_rows,
     places_of,
@@ -19,10 +21,8 @@ from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.modules.functional import index, zeros
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.parameters import LayerBlock
-from memplan.training.expert_parallel import ExpertParallel
+from memplan.training.splitting.expert_parallel import ExpertParallel
 
 
 class RoutedExperts(Module):

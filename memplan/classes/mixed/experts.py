@@ -10,6 +10,8 @@ from memplan.classes.llama import GatedMLP
 from memplan.classes.mixed.routers import EXPERT_KEYS, num_experts
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.modules.basic import ActivationModule
@@ -26,10 +28,8 @@ from memplan.graph.modules.functional import (
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.products import trained_weight
-from memplan.graph.tensor_parallel import shared_experts_input, summed_experts_output
-from memplan.graph.tensors import ExpertShare, Parameter
+from memplan.graph.splitting.tensor_parallel import shared_experts_input, summed_experts_output
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock

@@ -26,13 +26,13 @@ from memplan.classes.mixed.mixtures import (
 )
 from memplan.classes.mixed.routers import Routed, Router
 from memplan.classes.mixed.sinks import typed_rotary
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Linear, Norm, RMSNorm, UpcastRMSNorm
 from memplan.graph.modules.functional import best, divide, gather, linear, total
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Weight
 from memplan.graph.modules.rotary import Tables, Turn, apply_rotary_to_part, turn_function
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import OutputGate
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement

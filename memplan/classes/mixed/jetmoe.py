@@ -10,6 +10,8 @@ from memplan.classes.mixed.mixtures import MixtureBlock
 from memplan.classes.mixed.routers import Router
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.basic import ActivationModule, Linear, RMSNorm
 from memplan.graph.modules.functional import (
@@ -26,8 +28,6 @@ from memplan.graph.modules.functional import (
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, apply_rotary, concatenate, turn_function
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import ExpertShare, Parameter
 from memplan.model.attention import AttentionForm, AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import MixtureSpec, RouterScore, RouterSpec

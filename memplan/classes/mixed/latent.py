@@ -27,6 +27,7 @@ from memplan.classes.mixed.deepseek import (
 from memplan.classes.mixed.mixtures import MixtureBlock, MixtureLayer, typed_sparse
 from memplan.classes.mixed.routers import Routed, Router
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import Linear, RMSNorm
 from memplan.graph.modules.functional import (
@@ -51,9 +52,8 @@ from memplan.graph.modules.rotary import (
     turn_function,
     turned_as_complex,
 )
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.rotary import complex_table
-from memplan.graph.tensor_parallel import shared_experts_input
+from memplan.graph.splitting.tensor_parallel import shared_experts_input
 from memplan.model.attention import RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.latent import LatentAttentionSpec

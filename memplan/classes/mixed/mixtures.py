@@ -31,14 +31,14 @@ from memplan.classes.mixed.routers import (
     QwenTopKRouter,
     Router,
 )
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.experts.router_loss import keep_router_logits
 from memplan.graph.modules.basic import LayerNorm, Linear, Norm, RMSNorm
 from memplan.graph.modules.functional import jittered
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensor_parallel import add_up
+from memplan.graph.splitting.tensor_parallel import add_up
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import MixtureSpec, RouterSpec
 from memplan.model.networks import FeedForwardSpec

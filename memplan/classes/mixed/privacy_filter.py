@@ -24,6 +24,8 @@ from memplan.classes.mixed.sinks import (
     SinkAttention,
 )
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.graph.modules.attention import Attended, matmul
 from memplan.graph.modules.basic import (
     Norm,
@@ -47,8 +49,6 @@ from memplan.graph.modules.rotary import (
     concatenate,
     turn_function,
 )
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import ExpertShare, Parameter
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import RouterScore
 from memplan.model.parameters import WeightRole

@@ -6,6 +6,8 @@
 from collections.abc import Sequence
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.functional import (
     detached,
@@ -24,8 +26,6 @@ from memplan.graph.modules.functional import (
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import Parameter
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import RouterScore
 from memplan.model.parameters import WeightRole

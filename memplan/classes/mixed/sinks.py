@@ -28,6 +28,8 @@ from memplan.classes.mixed.mixtures import (
     typed_window,
 )
 from memplan.classes.mixed.routers import Routed, Router
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.selective import recomputes_core_attention, region_since
 from memplan.graph.modules.attention import Attended, attention_function, matmul
 from memplan.graph.modules.basic import Norm, UpcastRMSNorm, dropout
 from memplan.graph.modules.functional import (
@@ -47,8 +49,6 @@ from memplan.graph.modules.rotary import (
     apply_rotary_to_part,
     concatenate,
 )
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.selective import recomputes_core_attention, region_since
 from memplan.model.attention import AttentionForm
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import RouterScore

@@ -26,6 +26,7 @@ from memplan.classes.mixed.mixtures import (
 from memplan.classes.mixed.sinks import (
     TypedRotaryEmbedding,
 )
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import (
     Linear,
@@ -37,7 +38,6 @@ from memplan.graph.modules.rotary import (
     apply_rotary_to_part,
     turn_function,
 )
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import OutputGate
 from memplan.model.config import ConfigReader
 

@@ -6,6 +6,7 @@
 from memplan.classes.llama import MLP, Decoder, DecoderLayer, LayerKind
 from memplan.classes.older.gpt2 import OlderAttention, hidden_size
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, matmul
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -24,7 +25,6 @@ from memplan.graph.modules.functional import (
 )
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation

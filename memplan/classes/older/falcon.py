@@ -7,6 +7,8 @@ from memplan.classes.llama import MLP, Decoder, DecoderLayer, LayerKind
 from memplan.classes.older.alibi import Returned, dropout_add
 from memplan.classes.older.gpt2 import OlderAttention, older_activation
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attended, matmul, scaled_dot_product_attention
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -21,14 +23,12 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_pattern, position_ids
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, apply_rotary
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.transposed import transposed_linear
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.parameters import ModelPart, WeightRole
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 class FalconLinear(Linear):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from memplan.classes.llama import MLP, Decoder, DecoderLayer, HeadAttention, LayerKind
 from memplan.dtypes import DType
 from memplan.families.llama import ACTIVATION_NAMES
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, attention_function, matmul
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -23,7 +24,6 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement

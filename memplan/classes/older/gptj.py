@@ -17,6 +17,7 @@ from memplan.classes.older.gpt2 import (
     older_activation,
 )
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, matmul
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import made_from, softmax
@@ -25,7 +26,6 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate, rotate_half
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement

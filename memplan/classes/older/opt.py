@@ -7,6 +7,7 @@ from memplan.classes.gemma import ScaledEmbedding
 from memplan.classes.llama import Decoder, DecoderLayer, LayerKind
 from memplan.classes.older.gpt2 import OlderAttention, counted_positions, older_activation
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -22,7 +23,6 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.attention import AttentionForm
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement

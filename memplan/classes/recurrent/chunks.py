@@ -1,6 +1,8 @@
 """What scans in chunks have in common: padding, running sums, masks of earlier and later tokens."""
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.modules.functional import masked_fill
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import always, in_rows
@@ -10,8 +12,6 @@ from memplan.graph.modules.strides import (
     is_contiguous,
     row_strides,
 )
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
 from memplan.units import ceil_div
 
 

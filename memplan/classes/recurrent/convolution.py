@@ -4,14 +4,14 @@
 makes the gradient of the longer tensor first.
 """
 
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.strides import is_contiguous
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.networks import Activation
 
 

@@ -27,6 +27,8 @@ from memplan.classes.recurrent.mamba2 import interleaved, remaining
 from memplan.classes.sectioned import SectionedRotaryEmbedding
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Linear, Norm, scaled
 from memplan.graph.modules.contractions import matmul
@@ -43,9 +45,7 @@ from memplan.graph.modules.rotary import (
 )
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import Shape, row_strides
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import written
-from memplan.graph.segments import Gradient
 from memplan.model.attention import OutputGate
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation

@@ -13,13 +13,13 @@ from memplan.classes.recurrent.mamba2 import Mamba2Mixer
 from memplan.classes.recurrent.mamba2 import Sizes as MixerSizes
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.temporaries import Temporaries
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, become, with_methods
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.temporaries import Temporaries
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 from memplan.units import ceil_div
 

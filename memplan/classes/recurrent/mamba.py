@@ -13,6 +13,8 @@ from memplan.classes.llama import Decoder, DecoderLayer, LayerKind, SelfAttentio
 from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.sizes import expanded, time_step_rank
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import (
     Embedding,
     Linear,
@@ -25,9 +27,7 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.iteration import Turns
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.products import base_product
-from memplan.graph.segments import Gradient
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.mixers import MixerSpec

@@ -15,6 +15,8 @@ from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.mamba import MambaBlock, MambaModel, Mixer
 from memplan.classes.recurrent.sizes import check_heads, expanded
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import Linear, fp32_under_autocast, scaled
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import activated, clamped
@@ -22,8 +24,6 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole

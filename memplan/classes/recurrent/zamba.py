@@ -25,6 +25,8 @@ from memplan.classes.recurrent.mamba2 import Mamba2Mixer, Sizes
 from memplan.classes.recurrent.sizes import expanded, time_step_rank
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import ActivationModule, Linear, RMSNorm
 from memplan.graph.modules.contractions import multiplied
 from memplan.graph.modules.handles import Handle, empty
@@ -32,8 +34,6 @@ from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, concatenate
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation

@@ -33,14 +33,14 @@ from memplan.classes.translating.tables import (
     ScaledWordEmbedding,
 )
 from memplan.dtypes import promote
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import Embedding, LayerNorm, dropout
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import padded_mask
 from memplan.graph.modules.module import Module
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import allocated_bytes
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import EmbeddingSpec

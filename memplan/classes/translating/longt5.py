@@ -17,6 +17,9 @@ from memplan.classes.translating.t5 import (
     T5Stack,
 )
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import Dropout, dropout
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import made_from, padded, softmax
@@ -26,9 +29,6 @@ from memplan.graph.modules.masks import padded_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import allocated_bytes
 from memplan.model.config import ConfigReader
 from memplan.units import ceil_div
 

@@ -19,6 +19,7 @@ from memplan.classes.translating.layers import (
 from memplan.classes.translating.stacks import ConditionalGeneration, DecodedStates, Tasks, shifted
 from memplan.classes.translating.tables import ScaledWordEmbedding
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Embedding, LayerNorm, dropout
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import padded, softmax
@@ -27,7 +28,6 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import padded_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.operation_kinds import OperationKind
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import NormPlacement

@@ -23,6 +23,9 @@ from memplan.classes.translating.stacks import (
 )
 from memplan.dtypes import DType
 from memplan.families.llama import named_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear, dropout
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import made_from, softmax
@@ -32,10 +35,7 @@ from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

@@ -10,18 +10,18 @@ from memplan.classes.base import Base
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.request import ReadRequest
-from memplan.graph.losses import copy_outputs
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Site
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.segments import Gradient
 from memplan.graph.stacks import BASE_MODEL
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.layers import EmbeddingSpec, LayerSpec

@@ -13,14 +13,14 @@ from memplan.classes.translating.t5 import (
 )
 from memplan.dtypes import DType
 from memplan.families.llama import named_activation
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
 from memplan.graph.modules.functional import add_rows, index, jittered, linear, made_from, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.masks import padded_mask
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import ExpertShare, Parameter
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec

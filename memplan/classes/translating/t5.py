@@ -26,6 +26,8 @@ from memplan.families.llama import named_activation
 from memplan.families.request import ReadRequest
 from memplan.fast_dataclass import replace
 from memplan.graph.attention.position_bias import bucket_temporaries
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.attention import (
     Attended,
     biased_attention,
@@ -37,9 +39,7 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask
 from memplan.graph.modules.module import Module
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.lookups import embedding_lookup
-from memplan.graph.segments import Gradient
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
@@ -49,7 +49,7 @@ from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import Tying
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 T5_NORM = NormSpec(kind=NormKind.RMS_T5)
 """What others read of ``T5LayerNorm``."""

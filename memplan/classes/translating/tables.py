@@ -4,12 +4,12 @@
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.functional import made_from
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import Parameter, allocated_bytes
 from memplan.model.config import ConfigReader
 
 

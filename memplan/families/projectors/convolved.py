@@ -8,7 +8,7 @@ from memplan.families.projectors.towers import VISION, declare_normed, declare_t
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart, ParameterBlock, ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.nets import ConvolutionBody
+from memplan.model.towers.gridded.nets import ConvolutionBody
 from memplan.model.towers.pairs import SideBySideBody, TappedBody, TwoDepthsBody
 from memplan.model.towers.parts import LinearBody
 from memplan.model.towers.patches import PatchesBody

@@ -20,9 +20,14 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.compared.projecting import (
+    CropBody,
+    FramesMeanBody,
+    HalvedBody,
+    JoinedPatchesBody,
+)
 from memplan.model.towers.parts import LinearBody, NormBody
 from memplan.model.towers.patches import Positions
-from memplan.model.towers.projecting import CropBody, FramesMeanBody, HalvedBody, JoinedPatchesBody
 
 
 def aya_vision(table: ParameterTable, whole: Whole) -> None:

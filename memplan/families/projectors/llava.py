@@ -18,8 +18,8 @@ from memplan.families.towers.layers import tower_activation
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.compared.projecting import CropBody, JoinedPatchesBody, PackedCropsBody
 from memplan.model.towers.parts import RMS_NORM, LinearBody, NormBody, SpareBody
-from memplan.model.towers.projecting import CropBody, JoinedPatchesBody, PackedCropsBody
 
 CLIP_336: Mapping[str, object] = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,

@@ -13,15 +13,15 @@ from memplan.families.projectors.towers import (
     width_of,
 )
 from memplan.families.towers.blocks import perceptron
-from memplan.families.towers.davit import stage_widths
 from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.networks.davit import stage_widths
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.davit import PlacedMeanBody
+from memplan.model.towers.compared.projecting import PooledProjectionBody, VisualWordsBody
+from memplan.model.towers.gridded.davit import PlacedMeanBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
-from memplan.model.towers.projecting import PooledProjectionBody, VisualWordsBody
 
 SIGLIP_224: Mapping[str, object] = {
     "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27,

@@ -20,14 +20,14 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.parts import LinearBody
-from memplan.model.towers.patches import PatchesBody, Positions
-from memplan.model.towers.queried import (
+from memplan.model.towers.compared.queried import (
     InstructionBody,
     MaskedQueriesBody,
     QueriesOnlyBody,
     QueryLayerBody,
 )
+from memplan.model.towers.parts import LinearBody
+from memplan.model.towers.patches import PatchesBody, Positions
 
 
 def aria(table: ParameterTable, whole: Whole) -> None:

@@ -13,7 +13,7 @@ from memplan.families.projectors.towers import (
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.qformer import qformer
-from memplan.families.towers.talker import diffusion, talker, vocoder
+from memplan.families.towers.sounds.talker import diffusion, talker, vocoder
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.parts import LinearBody

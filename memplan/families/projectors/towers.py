@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from memplan.families.nesting import Part, same_class, unknown_part
 from memplan.families.towers.clip import clip_vision, siglip2_vision, siglip_vision
-from memplan.families.towers.davit import davit
 from memplan.families.towers.images import (
     blip_vision,
     gemma4_vision,
@@ -21,9 +20,10 @@ from memplan.families.towers.images import (
     step_vision,
     unplaced_vision,
 )
+from memplan.families.towers.networks.davit import davit
 from memplan.families.towers.patch_vits import PATCH_VITS, declare_patch_vit
 from memplan.families.towers.sam import got_vision, sam_vision
-from memplan.families.towers.sound import (
+from memplan.families.towers.sounds.sound import (
     averaged_encoder,
     cast_encoder,
     gemma4_sound,
@@ -35,9 +35,9 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ModelPart, ParameterBlock, ParameterTable
 from memplan.model.towers.body import TowerBody
+from memplan.model.towers.compared.pooling import AttentionPoolerBody, PoolerBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, SpareBody
 from memplan.model.towers.patches import PatchesBody, Positions
-from memplan.model.towers.pooling import AttentionPoolerBody, PoolerBody
 
 VISION, TEXT, AUDIO = "vision_config", "text_config", "audio_config"
 

@@ -4,7 +4,7 @@ from memplan.families.towers.layers import text_transformer
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers.pooling import PoolerBody, TowerPooling
+from memplan.model.towers.compared.pooling import PoolerBody, TowerPooling
 from memplan.model.towers.texts import TypedTokensBody
 
 

@@ -11,9 +11,9 @@ from memplan.families.towers.layers import (
 )
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.compared.pooling import AttentionPoolerBody, PoolerBody, TowerPooling
 from memplan.model.towers.parts import NormBody, SpareBody
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
-from memplan.model.towers.pooling import AttentionPoolerBody, PoolerBody, TowerPooling
 from memplan.model.towers.texts import TokensBody
 
 

@@ -28,17 +28,17 @@ from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.layers import Turning
-from memplan.model.towers.nets import ConvolutionBody
-from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody, SpareBody
-from memplan.model.towers.patches import Cut, PatchesBody, Positions, ReorderedBody
-from memplan.model.towers.pooling import SquaresBody
-from memplan.model.towers.projecting import (
+from memplan.model.towers.compared.pooling import SquaresBody
+from memplan.model.towers.compared.projecting import (
     CopiedBody,
     CropBody,
     JoinedPatchesBody,
     WindowMergerBody,
 )
+from memplan.model.towers.gridded.nets import ConvolutionBody
+from memplan.model.towers.layers import Turning
+from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody, SpareBody
+from memplan.model.towers.patches import Cut, PatchesBody, Positions, ReorderedBody
 from memplan.model.towers.tiles import LayersJoinedBody, TilePlacesBody, TilesBody
 
 COLOURS = 3

@@ -11,7 +11,8 @@ from memplan.model.networks import Activation
 from memplan.model.norms import NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.convolved import DownsamplingBody
+from memplan.model.towers.compared.projecting import DeepMergersBody
+from memplan.model.towers.gridded.convolved import DownsamplingBody
 from memplan.model.towers.parts import (
     LAYER_NORM,
     RMS_NORM,
@@ -21,7 +22,6 @@ from memplan.model.towers.parts import (
     NormBody,
 )
 from memplan.model.towers.patches import ReorderedBody
-from memplan.model.towers.projecting import DeepMergersBody
 
 GELU = ActivationBody(activation=Activation.GELU)
 

@@ -9,10 +9,10 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
+from memplan.model.towers.compared.pooling import PoolerBody, TowerPooling
 from memplan.model.towers.layers import LayerBody, LayerNames
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.patches import PatchesBody, Positions
-from memplan.model.towers.pooling import PoolerBody, TowerPooling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,16 +4,20 @@ from itertools import groupby
 from math import isqrt
 
 from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.networks.pyramid_parts import declare_network, network, normed
 from memplan.families.towers.parts import fused_attention
-from memplan.families.towers.pyramid_parts import declare_network, network, normed
 from memplan.families.towers.sizes import pair, ratio
 from memplan.families.towers.vit import patch_projection
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, ResidualBody, TowerBody
-from memplan.model.towers.matting import ChannelNormBody, ResizedPlacesBody, WindowedScoresBody
-from memplan.model.towers.nets import ConvolutionBody, PixelsBody
+from memplan.model.towers.gridded.matting import (
+    ChannelNormBody,
+    ResizedPlacesBody,
+    WindowedScoresBody,
+)
+from memplan.model.towers.gridded.nets import ConvolutionBody, PixelsBody
 from memplan.model.towers.parts import ActivationBody
 
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.model.attention import AttentionSpec
-from memplan.training.context_parallel import ContextParallel
-from memplan.training.exchange import ExchangeKind, Group, both_ways
+from memplan.training.splitting.context_parallel import ContextParallel
+from memplan.training.splitting.exchange import ExchangeKind, Group, both_ways
 
 Attention = Callable[[Tensor, Tensor, Tensor, Shape], Tensor]
 

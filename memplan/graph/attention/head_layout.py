@@ -1,12 +1,12 @@
 """How queries, keys and values lie in memory, and the products of their heads."""
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.model.attention import AttentionSpec
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 @dataclass(frozen=True, slots=True)

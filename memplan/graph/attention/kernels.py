@@ -22,12 +22,12 @@ from memplan.graph.attention.scratch import (
     flash_backward_scratch,
     flash_forward_scratch,
 )
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.elementwise import dropout
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.units import round_up
 
 EFFICIENT_STATISTICS_MULTIPLE = 32

@@ -7,14 +7,14 @@ mode does.
 """
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.layers import StackSpec
 from memplan.model.spec import ModelSpec
-from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Packing
 
 
 def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:

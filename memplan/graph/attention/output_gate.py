@@ -1,10 +1,10 @@
 """Gates on attention's output: a linear layer of the hidden states, a curve, a product."""
 
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.parameters import WeightRole
 

@@ -1,6 +1,6 @@
 """Which way attention goes: written out in Python, or through the kernel that would really run.
 
-Which kernel torch's dispatcher picks is ``memplan.training.sdpa``.
+Which kernel torch's dispatcher picks is ``memplan.training.choices_of_kernels.sdpa``.
 """
 
 from memplan.dtypes import DType
@@ -8,13 +8,13 @@ from memplan.fast_dataclass import replace
 from memplan.graph.attention.eager import eager, eager_fused
 from memplan.graph.attention.head_layout import Shape, expand_heads, splits_heads
 from memplan.graph.attention.kernels import cudnn, efficient, flash, math
+from memplan.graph.core.selective import recomputes_core_attention, region_since
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.elementwise import dropout_probability
-from memplan.graph.selective import recomputes_core_attention, region_since
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.kernels import Packing
-from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+from memplan.training.choices_of_kernels.kernels import Packing
+from memplan.training.choices_of_kernels.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+from memplan.training.splitting.context_parallel import ContextParallelKind
 
 
 def attend(

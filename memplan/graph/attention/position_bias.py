@@ -1,8 +1,8 @@
 """What T5's position biases take while distances are sorted into buckets."""
 
 from memplan.dtypes import DType
-from memplan.graph.temporaries import Temporaries
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.core.temporaries import Temporaries
+from memplan.graph.core.tensors import allocated_bytes
 
 
 def bucket_temporaries(pairs: int, *, causal: bool, named: bool) -> tuple[int, ...]:

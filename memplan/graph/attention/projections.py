@@ -2,12 +2,12 @@
 
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.counted import idle_linear
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, Projection, QueryScaling
 from memplan.model.parameters import WeightRole
 

@@ -21,15 +21,15 @@ from memplan.graph.attention.scratch import (
     flash_forward_scratch,
 )
 from memplan.graph.block_script import BlockScript, Held
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.context_parallel import ContextParallel, RotateMethod
-from memplan.training.exchange import ExchangeKind, Group, Send, Sends
-from memplan.training.sdpa import ScoreKernel
+from memplan.training.choices_of_kernels.sdpa import ScoreKernel
+from memplan.training.splitting.context_parallel import ContextParallel, RotateMethod
+from memplan.training.splitting.exchange import ExchangeKind, Group, Send, Sends
 
 RING_KERNELS = {
     ScoreKernel.FLASH: OperationKind.FLASH_ATTENTION,

@@ -6,14 +6,14 @@ tables come from, and in whether the result is joined from parts.
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import splits_heads
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.rotary import rotary, rotary_as_complex, rotary_in_place
-from memplan.graph.segments import RESULT
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, RotarySpec
-from memplan.training.kernels import RotaryKernel
+from memplan.training.choices_of_kernels.kernels import RotaryKernel
 
 
 def rotate(

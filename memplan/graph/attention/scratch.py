@@ -2,11 +2,11 @@
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
+from memplan.graph.core.segments import RESULT
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Tensor
 from memplan.graph.operations.elementwise import dropout_probability
-from memplan.graph.segments import RESULT
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor
-from memplan.training.flash_splits import FlashGrid
+from memplan.training.choices_of_kernels.flash_splits import FlashGrid
 from memplan.units import ceil_div, round_up
 
 NARROW_TILE, WIDE_TILE = 64, 128
@@ -26,7 +26,7 @@ FLASH_ROWS = 128
 def flash_forward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
     """Blocks of scratch inside flash attention's forward kernel, once its results are there [bytes].
 
-    Where keys are shared between thread blocks (``memplan.training.flash_splits``), each has a log-sum-exp
+    Where keys are shared between thread blocks (``memplan.training.choices_of_kernels.flash_splits``), each has a log-sum-exp
     and an fp32 output of its own; dropout is not run so, nor are sequences that lie in one row (csrc/flash_attn/
     flash_api.cpp, ``set_params_splitkv``).
     """

@@ -13,14 +13,14 @@ from memplan.graph.attention.rotary import (
     turned_in_place,
     turns_heads,
 )
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary_tables
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, OutputGate, Projection, QueryScaling
 from memplan.model.parameters import WeightRole
 

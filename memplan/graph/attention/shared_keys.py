@@ -9,12 +9,12 @@ from dataclasses import replace
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.parameters import WeightRole
 from memplan.model.shared_keys import KeySource, SharedKeysSpec
 

@@ -6,11 +6,11 @@ the softmax runs in the scores' dtype; the extra key is dropped before the value
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, expand_heads, merged_heads
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.elementwise import dropout, softmax
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 
 
 def sink_attention(

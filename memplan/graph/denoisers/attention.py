@@ -3,14 +3,14 @@
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.paths import attend
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.denoisers.rotation import turned
 from memplan.graph.denoisers.state import Denoising
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.norms import native_layer_norm, norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.denoisers import HeadNorm
 from memplan.model.norms import NormKind, NormSpec

@@ -1,10 +1,10 @@
 """What cannot be chosen for a diffusion transformer: diffusers' classes call what they call."""
 
 from memplan.errors import SetupError
-from memplan.graph.options import TapeOptions
+from memplan.graph.core.options import TapeOptions
 from memplan.model.spec import ModelSpec
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels
 from memplan.training.compilation import Compilation
-from memplan.training.kernels import AttentionKernel, Kernels
 
 
 def check_denoiser(model: ModelSpec, options: TapeOptions) -> None:

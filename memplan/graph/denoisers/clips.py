@@ -2,6 +2,8 @@
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import as_heads
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.denoisers.attention import (
     head_normed,
     head_spec,
@@ -22,8 +24,6 @@ from memplan.graph.denoisers.modulation import (
 from memplan.graph.denoisers.rotation import turned, turned_in_place
 from memplan.graph.denoisers.state import PICTURE_TOKENS, Denoising
 from memplan.graph.operations.elementwise import dropout, written
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import CrossLayerBody, ExpertLayerBody, HeadNorm
 from memplan.model.parameters import LayerBlock
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from memplan.dtypes import DType
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.denoisers.attention import head_normed, head_spec, project, scores
 from memplan.graph.denoisers.joint import network
 from memplan.graph.denoisers.modulation import modulated, plain_norm, vectors
 from memplan.graph.denoisers.state import Denoising
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.products import linear
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.denoisers import DoubleLayerBody, HeadNorm
 from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock

@@ -1,6 +1,10 @@
 """The last norm and projection of a denoiser, and its loss (diffusers' training scripts)."""
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Storage, Tensor, allocated_bytes
 from memplan.graph.denoisers.joint import cut_row
 from memplan.graph.denoisers.modulation import (
     affine_norm,
@@ -11,11 +15,7 @@ from memplan.graph.denoisers.modulation import (
     vectors,
 )
 from memplan.graph.denoisers.state import Denoising, batch_dtype
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Storage, Tensor, allocated_bytes
 from memplan.model.denoisers import DenoisedBody, Modulation
 
 

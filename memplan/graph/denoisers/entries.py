@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.denoisers.attention import WRITTEN_OUT
 from memplan.graph.denoisers.modulation import full_norm
 from memplan.graph.denoisers.state import (
@@ -12,14 +15,11 @@ from memplan.graph.denoisers.state import (
     batch_dtype,
     latent_size,
 )
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.state import from_batch
 from memplan.model.denoisers import (
     ClipEntryBody,

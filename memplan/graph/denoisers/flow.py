@@ -6,6 +6,8 @@ Layers of a kind are repeated, as those of other models; a prompt's stream goes 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.counted import declare_block
 from memplan.graph.denoisers.clips import cross_layer, expert_layer
 from memplan.graph.denoisers.complex import double_layer
@@ -22,8 +24,6 @@ from memplan.graph.denoisers.joint import joint_layer, single_layer
 from memplan.graph.denoisers.state import Denoising
 from memplan.graph.denoisers.tables import table_layer
 from memplan.graph.stacks import cut_layers
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import (
     ClipEntryBody,
     ComplexEntryBody,

@@ -1,14 +1,14 @@
 """Layers of two streams that attend to both, and of one row of both (SD3's and FLUX's blocks)."""
 
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.denoisers.attention import joint_attention, project, self_attention
 from memplan.graph.denoisers.modulation import modulated, modulations, plain_norm
 from memplan.graph.denoisers.state import Denoising
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import HeadNorm, JointLayerBody, SingleLayerBody
 from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock

@@ -1,12 +1,12 @@
 """Norms that a sample's time scales and shifts, and gates (diffusers 0.42, models/normalization.py)."""
 
 from memplan.dtypes import DType
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.denoisers.state import Denoising
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.norms import native_layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
 

@@ -1,11 +1,11 @@
 """Rotary embeddings of neighbouring pairs (diffusers 0.42, ``apply_rotary_emb`` and Wan's own)."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.elementwise import written
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 
 
 def pairs_of(t: Tape, x: Tensor) -> tuple[Tensor, Tensor]:

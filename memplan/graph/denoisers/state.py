@@ -5,9 +5,9 @@ from dataclasses import field
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.model.denoisers import LatentGrid
 
 PICTURE_TOKENS = 257

@@ -2,13 +2,13 @@
 
 from memplan.graph.attention.head_layout import Shape, broadcast
 from memplan.graph.attention.paths import attend
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.denoisers.attention import head_spec, project
 from memplan.graph.denoisers.joint import network
 from memplan.graph.denoisers.modulation import modulated, plain_norm, vectors
 from memplan.graph.denoisers.state import Denoising
 from memplan.graph.operations.elementwise import dropout
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.denoisers import TableLayerBody
 from memplan.model.parameters import LayerBlock
 

@@ -4,13 +4,13 @@ The dense network is given the normed residual stream, as anywhere; router and e
 stream itself, which the experts norm for themselves.
 """
 
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.experts.mixture import run_experts
 from memplan.graph.experts.routing import route
 from memplan.graph.feed_forward import feed_forward
 from memplan.graph.operations.norms import norm
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.mixtures import BesideDenseSpec
 
 

@@ -4,14 +4,14 @@ Each expert is given a copy of all tokens, times its score, which is 0 where a t
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor
 from memplan.graph.feed_forward import feed_forward
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ExpertShare, Parameter, Tensor
 from memplan.model.mixtures import EveryTokenSpec
 from memplan.model.parameters import LayerBlock, WeightRole
 

@@ -1,9 +1,9 @@
 """Rows of experts that run one after another, added up where their tokens are."""
 
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 
 
 def add_rows(t: Tape, total: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:

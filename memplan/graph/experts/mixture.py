@@ -7,19 +7,19 @@ So most of it has ``tokens x experts per token`` rows, and each layer's experts 
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.splits import Sharing
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ExpertShare, Tensor
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation_module
 from memplan.graph.operations.products import linear, matmul_weight, trained_weight
-from memplan.graph.segments import Gradient
-from memplan.graph.splits import Sharing
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.parameters import LayerBlock
-from memplan.training.kernels import ExpertKernel
+from memplan.training.choices_of_kernels.kernels import ExpertKernel
 
 
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Tensor:
@@ -83,7 +83,7 @@ def run_experts(
     if group is None:
         out = product(x, weights)
     else:
-        from memplan.graph.tensor_parallel import split_experts  # only then
+        from memplan.graph.splitting.tensor_parallel import split_experts  # only then
 
         out = split_experts(t, group, x, weights, product)
     t.block = LayerBlock.NETWORK
@@ -101,7 +101,7 @@ def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     t.block = LayerBlock.SHARED_EXPERT
     # Where routed experts are sent a rank's own tokens, the shared one gathers all ranks' by itself.
     if group is not None and t.options.expert_parallel is not None:
-        from memplan.graph.tensor_parallel import add_up, gather_sequence  # only then
+        from memplan.graph.splitting.tensor_parallel import add_up, gather_sequence  # only then
 
         x = gather_sequence(t, group, x)
         out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)

@@ -5,12 +5,12 @@ results to the sum (transformers 4.48.1, models/mixtral/modeling_mixtral.py, ``M
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.experts.routing import take
 from memplan.graph.feed_forward import feed_forward
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.units import ceil_div
 

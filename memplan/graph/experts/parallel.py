@@ -10,18 +10,18 @@ from math import ceil
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import take
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
-from memplan.training.exchange import ExchangeKind, Group, both_ways
-from memplan.training.expert_parallel import ExpertParallel
+from memplan.training.splitting.exchange import ExchangeKind, Group, both_ways
+from memplan.training.splitting.expert_parallel import ExpertParallel
 
 
 def mixtures_of(model: ModelSpec) -> list[MixtureSpec]:

@@ -1,10 +1,10 @@
 """The grouped product that all experts of a mixture share."""
 
 from memplan.errors import SetupError
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 
 STRIDE_BYTES = 16
 """What a row of any operand has to be a multiple of (torch 2.13, aten/src/ATen/native/GroupedMMUtils.h,

@@ -6,9 +6,9 @@ once; the gradients that the logits get from it, as large as the softmaxes, are 
 """
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
 from memplan.model.layers import StackSpec
 from memplan.model.mixtures import MixtureSpec
 

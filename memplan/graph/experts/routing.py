@@ -7,13 +7,13 @@ the weights are made of is kept.
 from collections.abc import Sequence
 
 from memplan.dtypes import DType, promote
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import matmul_weight, trained_weight
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
 from memplan.model.norms import NormSpec
 from memplan.model.parameters import WeightRole

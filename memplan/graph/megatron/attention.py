@@ -5,12 +5,12 @@ core/models/common/embeddings/rope_utils.py.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 
 FUSED_SOFTMAX_TOKENS = 4096

@@ -2,10 +2,10 @@
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, field
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
-from memplan.training.megatron import MegatronLayers, TransformerImpl
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.training.splitting.megatron import MegatronLayers, TransformerImpl
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,11 +1,11 @@
 """Bias, activation, dropout and residual sum: each chain one kernel, or in the steps it stands for."""
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import drop, dropout_probability
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.networks import Activation
 
 

@@ -10,14 +10,14 @@ TransformerEngine's userbuffers, which are not PyTorch's memory.
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.scratch import flash_backward_scratch
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.parallel import column_sends, multiplied, row_sends
 from memplan.graph.megatron.transformer_engine import turned
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
-from memplan.training.exchange import ExchangeKind, Group, Send, Sends
+from memplan.training.splitting.exchange import ExchangeKind, Group, Send, Sends
 
 
 def gathered_attention(

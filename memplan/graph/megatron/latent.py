@@ -7,6 +7,9 @@ layers out of them; queries are turned where they lie, keys and values are laid 
 
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.norms import norm
 from memplan.graph.megatron.parallel import weight_of
@@ -18,14 +21,11 @@ from memplan.graph.megatron.transformer_engine import (
     norm_linear,
     whole_linear,
 )
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Tensor
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.norms import NormSpec
-from memplan.training.exchange import ExchangeKind, Group, Send, Sends
-from memplan.training.megatron import RecomputeModule
-from memplan.training.sdpa import ScoreKernel
+from memplan.training.choices_of_kernels.sdpa import ScoreKernel
+from memplan.training.splitting.exchange import ExchangeKind, Group, Send, Sends
+from memplan.training.splitting.megatron import RecomputeModule
 
 
 def latent_attention(

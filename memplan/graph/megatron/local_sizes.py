@@ -2,8 +2,8 @@
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
-from memplan.graph.local_model import divided
-from memplan.graph.options import TapeOptions
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.splitting.local_model import divided
 from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
@@ -11,8 +11,8 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.megatron import MegatronLayers, TransformerImpl
+from memplan.training.splitting.context_parallel import ContextParallelKind
+from memplan.training.splitting.megatron import MegatronLayers, TransformerImpl
 from memplan.units import round_up
 
 NORMS = frozenset(

@@ -5,12 +5,12 @@ TransformerEngine 2.11, pytorch/triton/cross_entropy.py.
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Tensor
-from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send, Sends
-from memplan.training.megatron import LossFusion
+from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Group, Send, Sends
+from memplan.training.splitting.megatron import LossFusion
 
 
 def vocab_parallel_loss(c: MegatronContext, logits: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ tokens as the others: what ``moe_expert_capacity_factor`` 1 with ``moe_pad_exper
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import ExpertShare, Tensor
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import swiglu
 from memplan.graph.megatron.narrow import narrow_formats, narrow_product
@@ -13,14 +16,11 @@ from memplan.graph.megatron.norms import norm
 from memplan.graph.megatron.parallel import multiplied, weight_of
 from memplan.graph.megatron.recomputation import discard, recompute_since
 from memplan.graph.megatron.transformer_engine import column_linear, linear
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import ExpertShare, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormSpec
-from memplan.training.exchange import ExchangeKind, Group, Send, Sends, both_ways
-from memplan.training.megatron import RecomputeModule
+from memplan.training.splitting.exchange import ExchangeKind, Group, Send, Sends, both_ways
+from memplan.training.splitting.megatron import RecomputeModule
 
 
 def mixture(

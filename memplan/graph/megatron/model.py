@@ -7,6 +7,12 @@ looked at; what Megatron has no module for is refused by name.
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import replace
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.selective import region_since
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.megatron.attention import core_attention, rotary, split_heads
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.elementwise import activated, bias_dropout_add, swiglu
@@ -23,15 +29,9 @@ from memplan.graph.megatron.parallel import (
 )
 from memplan.graph.megatron.recomputation import discard, recompute_since
 from memplan.graph.megatron.transformer_engine import fused_attention, linear, norm_linear, turned
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import drop, dropout_probability
 from memplan.graph.operations.lookups import embedding_backward_scratch
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Gradient
-from memplan.graph.selective import region_since
 from memplan.graph.stages import hand_on, receive
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
@@ -40,15 +40,15 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.megatron import (
+from memplan.training.splitting.context_parallel import ContextParallelKind
+from memplan.training.splitting.megatron import (
     MegatronLayers,
     RecomputeGranularity,
     RecomputeMethod,
     RecomputeModule,
     TransformerImpl,
 )
-from memplan.training.parallelism import StagePlace
+from memplan.training.splitting.parallelism import StagePlace
 
 
 def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLayers) -> Tape:

@@ -16,13 +16,18 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, Tensor
 from memplan.graph.fp8 import code_bytes
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor
-from memplan.training.exchange import NO_SENDS, ExchangeKind, Send, Sends
-from memplan.training.fp8 import FP8_RECIPES, SIZE_MULTIPLE, Fp8Formats, Fp8Recipe
+from memplan.training.choices_of_kernels.fp8 import (
+    FP8_RECIPES,
+    SIZE_MULTIPLE,
+    Fp8Formats,
+    Fp8Recipe,
+)
+from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Send, Sends
 from memplan.units import round_up
 
 

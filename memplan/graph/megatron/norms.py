@@ -1,10 +1,10 @@
 """Norms as one kernel: apex's, and TransformerEngine's own."""
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.model.norms import NormKind, NormSpec
 
 LAYER_NORMS = frozenset({NormKind.LAYER, NormKind.LAYER_ONE_PLUS})

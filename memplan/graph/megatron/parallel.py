@@ -4,11 +4,11 @@ Megatron-core 0.16.1, core/tensor_parallel/layers.py (``ColumnParallelLinear``, 
 ``LinearWithGradAccumulationAndAsyncCommunication``) and mappings.py.
 """
 
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
-from memplan.training.exchange import NO_SENDS, ExchangeKind, Group, Send, Sends
+from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Group, Send, Sends
 
 ONE_OF_TWO = 0.5
 """Of a product's backward pass, the gradient of its input, or that of its weight."""

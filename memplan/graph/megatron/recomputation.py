@@ -5,9 +5,9 @@ pass of its own; ``CheckpointWithoutOutput`` lets go of what a part has made, an
 read it.
 """
 
+from memplan.graph.core.segments import Region
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.megatron.context import MegatronContext
-from memplan.graph.segments import Region
-from memplan.graph.tensors import Tensor
 
 
 def recompute_since(c: MegatronContext, start: int, given: tuple[Tensor, ...]) -> None:

@@ -12,20 +12,20 @@ from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
 from memplan.graph.attention.ring import ring_sends
 from memplan.graph.attention.scratch import cudnn_backward_scratch, flash_backward_scratch
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.megatron.attention import core_attention, rotary
 from memplan.graph.megatron.context import MegatronContext
 from memplan.graph.megatron.narrow import Narrow, narrow_formats, narrow_product, narrow_sends
 from memplan.graph.megatron.norms import norm_weights
 from memplan.graph.megatron.parallel import column_sends, multiplied, row_sends
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout_probability
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
-from memplan.training.exchange import ExchangeKind, Group, both_ways
-from memplan.training.fp8 import Fp8Formats
-from memplan.training.sdpa import ScoreKernel, SdpaCall
+from memplan.training.choices_of_kernels.fp8 import Fp8Formats
+from memplan.training.choices_of_kernels.sdpa import ScoreKernel, SdpaCall
+from memplan.training.splitting.exchange import ExchangeKind, Group, both_ways
 
 FUSED_KERNELS = (ScoreKernel.CUDNN, ScoreKernel.FLASH)
 

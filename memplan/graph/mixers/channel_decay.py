@@ -7,6 +7,10 @@ its own in each channel: no batched product, but tensors of pairs times channels
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.mixers.convolution import causal_convolution, turned
 from memplan.graph.mixers.delta_rule import (
     CHUNK,
@@ -18,14 +22,10 @@ from memplan.graph.mixers.delta_rule import (
     without_gradient,
     zeros,
 )
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.mixers import ChannelDecaySpec
 from memplan.model.parameters import WeightRole
 

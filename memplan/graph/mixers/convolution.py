@@ -4,12 +4,12 @@
 makes the gradient of the longer tensor first.
 """
 
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.mixers import ShortConvolutionSpec
 
 

@@ -8,15 +8,15 @@ solves a triangular system for each chunk and then walks over the chunks with on
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.head_layout import batched_matmul
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.mixers.convolution import causal_convolution, turned
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.mixers import DeltaRuleSpec
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole

@@ -6,16 +6,16 @@ then, but of a checkpointed layer it is the second run's, which nothing else wou
 """
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.mixers.convolution import turned
 from memplan.graph.modules.iteration import Turns
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import RESULT, Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.mixers import GatedRecurrenceSpec
 from memplan.model.parameters import WeightRole
 

@@ -6,13 +6,13 @@ own scores are kept, so the memory grows with the sequence times the block.
 """
 
 from memplan.graph.attention.head_layout import batched_matmul
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.model.mixers import LightningSpec
 
 

@@ -6,15 +6,15 @@ turn keeps some fifteen small tensors.
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.modules.iteration import Turn, Turns
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
 from memplan.graph.stack_context import StackContext
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.mixers import ChannelMixingSpec, TimeMixingSpec
 from memplan.model.networks import Activation
 

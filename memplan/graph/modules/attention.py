@@ -11,21 +11,21 @@ from memplan.graph.attention.eager import eager_fused
 from memplan.graph.attention.head_layout import Shape as Sizes
 from memplan.graph.attention.kernels import cudnn, efficient, flash
 from memplan.graph.attention.kernels import math as written_out
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.selective import recomputes_core_attention, region_since
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import dropout
 from memplan.graph.modules.functional import spread_copy
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import always, in_rows
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import dense_strides
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import dropout_probability, softmax
-from memplan.graph.segments import Gradient
-from memplan.graph.selective import recomputes_core_attention, region_since
-from memplan.graph.tensors import Tensor
 from memplan.model.attention import AttentionSpec, Projection
-from memplan.training.context_parallel import ContextParallelKind
-from memplan.training.kernels import AttentionKernel, Packing
-from memplan.training.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Packing
+from memplan.training.choices_of_kernels.sdpa import MAX_FLASH_HEAD_DIM, ScoreKernel, SdpaCall
+from memplan.training.splitting.context_parallel import ContextParallelKind
 
 Attended = tuple[Handle, Handle | None]
 """What comes of it, of (batch, tokens, heads, width), and the weights where the function made some."""

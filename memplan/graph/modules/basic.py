@@ -4,6 +4,8 @@ from itertools import islice
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.graph.core.splits import Split
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
@@ -13,9 +15,12 @@ from memplan.graph.operations.elementwise import clamp, drop, dropout_probabilit
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
 from memplan.graph.operations.products import linear, matmul_weight
-from memplan.graph.splits import Split
-from memplan.graph.tensor_parallel import add_up, note_parts_of_sums, split_product, token_table
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.splitting.tensor_parallel import (
+    add_up,
+    note_parts_of_sums,
+    split_product,
+    token_table,
+)
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind
 from memplan.model.parameters import WeightRole

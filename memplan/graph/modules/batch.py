@@ -1,10 +1,10 @@
 """What a batch holds on the card: token ids, labels, positions."""
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Tape
+from memplan.graph.core.tape import Tape
 from memplan.model.heads import WHOLE_SEQUENCES
 from memplan.model.spec import ModelSpec, Task
-from memplan.training.context_parallel import ContextParallelKind
+from memplan.training.splitting.context_parallel import ContextParallelKind
 
 
 def input_bytes(t: Tape, model: ModelSpec) -> int:

@@ -7,12 +7,12 @@ in memory then; what comes out is turned back
 
 from math import prod
 
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.strides import view_strides
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Parameter
 
 
 def einsum(equation: str, one: Handle, two: Handle) -> Handle:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from memplan.dtypes import DType
 from memplan.graph.attention.exchange import check_heads
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.run import Run
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.training.exchange import ExchangeKind, Group, both_ways
+from memplan.training.splitting.exchange import ExchangeKind, Group, both_ways
 
 Attended = tuple[Handle, Handle | None]
 Attend = Callable[[Handle, Handle, Handle, Handle | None, float], Attended]

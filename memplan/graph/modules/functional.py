@@ -5,19 +5,19 @@ from math import prod
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.graph.attention.head_layout import batched_matmul
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.experts.in_turn import add_rows as rows_added
 from memplan.graph.experts.routing import divided, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
 from memplan.graph.operations.products import matmul_tensor, matmul_weight, trained_weight
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.networks import Activation
 
 
@@ -302,7 +302,7 @@ def rows_added_to_zeros(rows: Handle, places: Handle, shape: Shape) -> Handle:
 
 def fill(base: Handle, part: Handle) -> Handle:
     """``base[...].copy_(part)``: the slice is filled in place, backward copies the whole gradient."""
-    from memplan.graph.attention.latent import copy_into
+    from memplan.graph.attention.own_ways.latent import copy_into
 
     return part.leads_to(
         base.leads_to(Handle(base.run, copy_into(base.run, base.record, part.record), base.shape)),

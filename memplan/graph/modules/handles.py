@@ -3,6 +3,9 @@
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.layouts import Node, Rule, Settled, in_rows, unchanged
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import (
@@ -13,10 +16,7 @@ from memplan.graph.modules.strides import (
     row_strides,
     view_strides,
 )
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.elementwise import add_in_place
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Tensor
 
 LEAST_SPLIT = 4
 """Dimensions from which on a view of another shape is a node of autograd's that is written down: heads are

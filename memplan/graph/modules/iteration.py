@@ -9,8 +9,8 @@ as what they all keep.
 from collections.abc import Iterator
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Storage, Tensor
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Storage, Tensor
 
 EXACT_TURNS = 64
 """Loops of up to so many turns are written down turn by turn."""
@@ -32,7 +32,7 @@ class Turn:
 class Turns:
     """The turns of a loop as they are recorded.
 
-    >>> from memplan.graph.options import TapeOptions
+    >>> from memplan.graph.core.options import TapeOptions
     >>> [turn.count for turn in Turns(Tape(TapeOptions()), 4096)]
     [1, 4093, 1, 1]
     """

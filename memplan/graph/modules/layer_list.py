@@ -5,10 +5,10 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.pruning import prune
+from memplan.graph.core.segments import Segment
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
-from memplan.graph.pruning import prune
-from memplan.graph.segments import Segment
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from math import prod
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient, Operation
 from memplan.graph.modules.strides import Shape, row_strides, view_strides
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient, Operation
 
 Rule = Callable[[Shape], Shape | None]
 """From the strides of a result's gradient to those of its input's; None: it is copied into rows."""

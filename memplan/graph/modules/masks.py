@@ -6,12 +6,12 @@
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Storage, Tensor, allocated_bytes
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import Shape
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tensors import Storage, Tensor, allocated_bytes
-from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Packing
 
 
 def causal_mask(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memplan.dtypes import DType
+from memplan.graph.core.splits import Split
+from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.run import Run
-from memplan.graph.splits import Split
-from memplan.graph.tensor_parallel import gather_sequence
-from memplan.graph.tensors import Parameter
+from memplan.graph.splitting.tensor_parallel import gather_sequence
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 STACKS = "encoder", "decoder"

@@ -6,14 +6,14 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.modules.handles import ComplexHandle, Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
-from memplan.graph.operation_kinds import OperationKind
 from memplan.graph.operations.rotary import complex_table, rotary_as_complex, rotary_in_place
-from memplan.graph.segments import RESULT, Gradient
-from memplan.training.kernels import RotaryKernel
+from memplan.training.choices_of_kernels.kernels import RotaryKernel
 
 Tables = tuple[Handle, Handle]
 """Cosines and sines of (1 or batch, tokens, width)."""

@@ -6,13 +6,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import replace
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.options import TapeOptions
-from memplan.graph.segments import Operation, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor
 from memplan.model.parameters import ModelPart
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
 """Activations, each as its class writes it down."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.operators import JITTED
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.operators import JITTED
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.model.networks import Activation
-from memplan.training.kernels import FeedForwardKernel
+from memplan.training.choices_of_kernels.kernels import FeedForwardKernel
 
 
 def activation_module(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:

@@ -1,11 +1,11 @@
 """Rows looked up in a table, and what its gradient takes on its way."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.overlay import BASE_LAYER
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.overlay import BASE_LAYER
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import WeightRole
 
 
@@ -79,7 +79,7 @@ def embedding_backward_scratch(
     table's rows many pieces are added up at once, in fp32, with a number for each piece in its place:
     torch 2.13's CUDA build was asked for 40 sizes.
 
-    >>> from memplan.graph.options import TapeOptions
+    >>> from memplan.graph.core.options import TapeOptions
     >>> t = Tape(TapeOptions())
     >>> max(embedding_backward_scratch(t, 4096, 152064 * 3584, 3584, DType.BF16))
     64583680

@@ -1,11 +1,11 @@
 """The loss on the next token: shifted labels and cross entropy."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Storage, Tensor, allocated_bytes
-from memplan.training.kernels import LossKernel
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Storage, Tensor, allocated_bytes
+from memplan.training.choices_of_kernels.kernels import LossKernel
 
 
 def causal_lm_loss(t: Tape, logits: Tensor, vocab_size: int) -> Tensor:
@@ -63,7 +63,7 @@ def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tens
     """
     group = t.options.tensor_parallel
     if group is not None and group.loss:
-        from memplan.graph.tensor_parallel import parallel_cross_entropy  # only then
+        from memplan.graph.splitting.tensor_parallel import parallel_cross_entropy  # only then
 
         return parallel_cross_entropy(t, logits, labels)
     log_probabilities = t.tensor(logits.numel, logits.dtype)

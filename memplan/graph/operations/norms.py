@@ -1,13 +1,13 @@
 """Layer norms and RMS norms: what each code base's implementation really runs."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import WeightRole
-from memplan.training.kernels import NormKernel
+from memplan.training.choices_of_kernels.kernels import NormKernel
 
 
 def norm(

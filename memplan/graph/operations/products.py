@@ -1,15 +1,15 @@
 """Linear layers and products of two tensors, with their adapters, codes and splits."""
 
 from memplan.errors import SetupError
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.overlay import BASE_LAYER
-from memplan.graph.segments import Gradient
-from memplan.graph.splits import Split
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.overlay import BASE_LAYER
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.splits import Split
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.parameters import WeightRole
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.parallelism import TensorParallelKind
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.splitting.parallelism import TensorParallelKind
 
 
 def linear(
@@ -66,12 +66,12 @@ def _own_part(
         return t.add(made, t.cast_weight(addend))
 
     if adds_apart:
-        from memplan.graph.autotp import autotp_product  # only then
+        from memplan.graph.splitting.autotp import autotp_product  # only then
 
         return autotp_product(t, group, x, split, out_features, product, add_bias)
     if t.adaptation is not None and name in t.adapted:
         return _adapted_columns(t, x, name, in_features, out_features, bias, split, role)
-    from memplan.graph.tensor_parallel import split_product  # only then
+    from memplan.graph.splitting.tensor_parallel import split_product  # only then
 
     return split_product(t, group, x, split, out_features, product)
 
@@ -96,7 +96,7 @@ def _adapted_columns(
             "whose columns are split; leave it out of the targets, or tensor_parallel"
         )
         raise SetupError(msg)
-    from memplan.graph.tensor_parallel import split_product  # only then
+    from memplan.graph.splitting.tensor_parallel import split_product  # only then
 
     weights: list[Parameter] = []
 

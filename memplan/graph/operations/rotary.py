@@ -1,10 +1,10 @@
 """Rotary positions: tables of cosines and sines, and turning queries and keys by them."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 
 
 def rotary(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 Autocast keeps no cached copy of such a weight, and the bias is added in a second operation.
 """
 
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.parameters import WeightRole
 
 

@@ -1,13 +1,13 @@
 """Words and patches in one sequence (``ViltEmbeddings`` of transformers)."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding_lookup
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.images import picture_size, spread
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.graph.towers.texts import typed_tokens

@@ -1,60 +1,66 @@
 """What a block's body says, as operations: each kind of body in the module of its field."""
 
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.clips import clip_patches
-from memplan.graph.towers.conformer import write_conformer
-from memplan.graph.towers.contrast import contrast
-from memplan.graph.towers.convolved import write_convolved
-from memplan.graph.towers.davit import write_davit
-from memplan.graph.towers.detecting import patch_queries
-from memplan.graph.towers.distanced import write_distanced
+from memplan.graph.towers.compared.contrast import contrast
+from memplan.graph.towers.compared.detecting import patch_queries
+from memplan.graph.towers.compared.pooling import write_pooling
+from memplan.graph.towers.compared.projecting import write_projecting
+from memplan.graph.towers.compared.queried import with_instruction, write_queried
+from memplan.graph.towers.compared.videos import write_videos
 from memplan.graph.towers.frames import frames_layer, frames_patches
-from memplan.graph.towers.grids import write_grid
+from memplan.graph.towers.gridded.convolved import write_convolved
+from memplan.graph.towers.gridded.davit import write_davit
+from memplan.graph.towers.gridded.grids import write_grid
+from memplan.graph.towers.gridded.levels import write_levels
+from memplan.graph.towers.gridded.matting import write_matters
+from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
+from memplan.graph.towers.gridded.parsing import write_parsers
+from memplan.graph.towers.gridded.segmenting import places, write_segmenting
+from memplan.graph.towers.gridded.shifted import write_shifted
 from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
-from memplan.graph.towers.levels import write_levels
-from memplan.graph.towers.matting import write_matters
-from memplan.graph.towers.nets import pixels, write_branches, write_net
 from memplan.graph.towers.pairs import write_pairs
-from memplan.graph.towers.parsing import write_parsers
-from memplan.graph.towers.pooling import write_pooling
-from memplan.graph.towers.projecting import write_projecting
-from memplan.graph.towers.queried import with_instruction, write_queried
-from memplan.graph.towers.segmenting import places, write_segmenting
 from memplan.graph.towers.series import series, write_series
-from memplan.graph.towers.shifted import write_shifted
-from memplan.graph.towers.sounds import features, signal, targets, write_sound
-from memplan.graph.towers.speech import write_speech
+from memplan.graph.towers.sounded.conformer import write_conformer
+from memplan.graph.towers.sounded.distanced import write_distanced
+from memplan.graph.towers.sounded.sounds import features, signal, targets, write_sound
+from memplan.graph.towers.sounded.speech import write_speech
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
-from memplan.graph.towers.videos import write_videos
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
+from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
+from memplan.model.towers.compared.pooling import PoolingBody
+from memplan.model.towers.compared.projecting import ProjectingBody
+from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
+from memplan.model.towers.compared.videos import VideoContrastBody
 from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
-from memplan.model.towers.convolved import ConvolvedBody
-from memplan.model.towers.davit import DavitBody
 from memplan.model.towers.distanced import DistancedBody
-from memplan.model.towers.grids import GridBody
+from memplan.model.towers.gridded.convolved import ConvolvedBody
+from memplan.model.towers.gridded.davit import DavitBody
+from memplan.model.towers.gridded.grids import GridBody
+from memplan.model.towers.gridded.levels import LevelsBody
+from memplan.model.towers.gridded.matting import MattersBody
+from memplan.model.towers.gridded.nets import NetBody, PixelsBody
+from memplan.model.towers.gridded.parsing import ParsersBody
+from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.gridded.shifted import ShiftedBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
-from memplan.model.towers.levels import LevelsBody
-from memplan.model.towers.matting import MattersBody
-from memplan.model.towers.nets import NetBody, PixelsBody
 from memplan.model.towers.pairs import PairBody
-from memplan.model.towers.parsing import ParsersBody
 from memplan.model.towers.parts import (
     ActivationBody,
     GatedBody,
@@ -64,18 +70,12 @@ from memplan.model.towers.parts import (
     SpareBody,
 )
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
-from memplan.model.towers.pooling import PoolingBody
-from memplan.model.towers.projecting import ProjectingBody
-from memplan.model.towers.queried import InstructionBody, QueriedBody
-from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
-from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
-from memplan.model.towers.videos import VideoContrastBody
 
 
 def write_body(

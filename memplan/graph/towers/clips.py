@@ -1,11 +1,11 @@
 """Clips as tokens (``VideoMAEEmbeddings``)."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.convolutions import convolution
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.clips import ClipBody

@@ -8,28 +8,28 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.counted import declare_block
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Segment
 from memplan.graph.stacks import cut_layers
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.bodies import write_body
-from memplan.graph.towers.sounds import output
+from memplan.graph.towers.sounded.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.distanced import DistancedLayerBody
+from memplan.model.towers.gridded.nets import PixelsBody
+from memplan.model.towers.gridded.parsing import NormedLevelsBody
+from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
-from memplan.model.towers.nets import PixelsBody
-from memplan.model.towers.parsing import NormedLevelsBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.queried import InstructionBody
-from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.texts import (

@@ -3,17 +3,17 @@
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import batched_matmul
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
+from memplan.graph.towers.gridded.nets import drop_path
 from memplan.graph.towers.images import spread
-from memplan.graph.towers.nets import drop_path
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.clips import FramesLayerBody, FramesPatchesBody

@@ -1,14 +1,14 @@
 """Patches that become groups, as ``GroupViTStage`` of transformers does it."""
 
 from memplan.graph.attention.head_layout import batched_matmul
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.images import spread
 from memplan.graph.towers.state import Flow
 from memplan.model.networks import Activation

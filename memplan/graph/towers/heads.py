@@ -2,12 +2,12 @@
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import batched_matmul
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.operations.elementwise import add_in_place, dropout, softmax
 from memplan.graph.operations.products import matmul_weight
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
 from memplan.graph.towers.state import Flow
 from memplan.model.towers.layers import BiasedHeads, LayerBody
 

@@ -2,21 +2,21 @@
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.gridded.nets import PixelsBody
+from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.parts import RMS_NORM
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
-from memplan.model.towers.segmenting import PlacesBody
 from memplan.model.towers.tiles import TilesBody
 
 

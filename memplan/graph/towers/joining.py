@@ -9,15 +9,15 @@ from dataclasses import replace
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attended_loss import picked_rows
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.flow import record_flow
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.joining import Joining, TowerJoin
+from memplan.model.towers.compared.joining import Joining, TowerJoin
 from memplan.model.towers.parts import SpareBody
 
 MERGE = "merge"

@@ -3,14 +3,14 @@
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import as_heads
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear, matmul_weight
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.graph.towers.grids import by_rows, own_scores, scores_shape
+from memplan.graph.towers.gridded.grids import by_rows, own_scores, scores_shape
 from memplan.graph.towers.images import spread
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.latents import (

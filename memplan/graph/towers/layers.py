@@ -6,20 +6,20 @@ from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
 from memplan.graph.attention.paths import attend
 from memplan.graph.attention.rotary import rotate
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient, Operation
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamp_between, dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary, rotary_as_complex
-from memplan.graph.segments import Gradient, Operation
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.heads import biased_attention
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:

@@ -7,13 +7,13 @@ from memplan.model.spec import ModelSpec
 from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.contrast import PatchQueriesBody
-from memplan.model.towers.joining import Joining
-from memplan.model.towers.matting import MattingBody
-from memplan.model.towers.nets import PixelsBody
+from memplan.model.towers.compared.contrast import PatchQueriesBody
+from memplan.model.towers.compared.joining import Joining
+from memplan.model.towers.compared.queried import InstructionBody
+from memplan.model.towers.gridded.matting import MattingBody
+from memplan.model.towers.gridded.nets import PixelsBody
+from memplan.model.towers.gridded.segmenting import PromptBody
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.queried import InstructionBody
-from memplan.model.towers.segmenting import PromptBody
 from memplan.model.towers.sounds import FeaturesBody, SignalBody
 from memplan.model.towers.tiles import TilesBody
 

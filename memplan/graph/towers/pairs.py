@@ -1,16 +1,16 @@
 """Two towers beside one another (``DeepseekVLHybridModel`` of transformers)."""
 
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.graph.towers.nets import write_net
-from memplan.graph.towers.segmenting import neck
+from memplan.graph.towers.gridded.nets import write_net
+from memplan.graph.towers.gridded.segmenting import neck
 from memplan.graph.towers.state import Flow
 from memplan.model.networks import Activation
-from memplan.model.towers.nets import ConvolutionBody
+from memplan.model.towers.gridded.nets import ConvolutionBody
 from memplan.model.towers.pairs import PairBody, SideBySideBody, TappedBody, TwoDepthsBody
 
 HALVINGS = 2

@@ -1,11 +1,11 @@
 """Positions that are added to the patches of pictures, each way that classes make them."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.lookups import embedding_backward_scratch, embedding_lookup
-from memplan.graph.segments import RESULT, Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.model.towers.patches import PatchesBody, Positions
 
 

@@ -2,17 +2,17 @@
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, as_heads, splits_heads
+from memplan.graph.attention.own_ways.turned import copied_linear
 from memplan.graph.attention.paths import attend
-from memplan.graph.attention.turned import copied_linear
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
-from memplan.graph.towers.nets import batch_norm
+from memplan.graph.towers.gridded.nets import batch_norm
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation

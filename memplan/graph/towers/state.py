@@ -5,10 +5,10 @@ from dataclasses import field
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.training.kernels import AttentionKernel
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 @dataclass(slots=True)

@@ -1,12 +1,12 @@
 """A text tower's tokens (``CLIPTextEmbeddings``), and the mask that eager attention is given."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor, allocated_bytes
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.texts import DecodedTokensBody, TokensBody, TypedTokensBody
 

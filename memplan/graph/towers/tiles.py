@@ -1,13 +1,13 @@
 """Pictures in tiles (``MllamaVisionModel`` of transformers 5.23)."""
 
 from memplan.dtypes import DType
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
-from memplan.graph.segments import Gradient
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Tensor
 from memplan.graph.towers.images import spread
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.towers.tiles import LayersJoinedBody, TileBody, TilePlacesBody, TilesBody

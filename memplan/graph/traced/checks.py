@@ -1,10 +1,10 @@
 """What cannot be chosen for a module that was traced: it calls what it calls."""
 
 from memplan.errors import SetupError
-from memplan.graph.options import TapeOptions
+from memplan.graph.core.options import TapeOptions
 from memplan.model.spec import ModelSpec
+from memplan.training.choices_of_kernels.kernels import Kernels, Packing
 from memplan.training.freezing import FrozenParts
-from memplan.training.kernels import Kernels, Packing
 from memplan.training.objectives import Objective
 
 

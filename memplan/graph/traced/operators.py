@@ -1,7 +1,7 @@
 """What torch's functions are on the tape: one row for each name that a program may call.
 
 A row is given the player and the step and returns the tensors that the call makes. What an operation keeps
-and how its gradients come is written in ``memplan.graph.tape`` and ``operations``, for built-in models too.
+and how its gradients come is written in ``memplan.graph.core.tape`` and ``operations``, for built-in models too.
 """
 
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul
 from memplan.graph.attention.paths import sdpa
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import drop, dropout_probability, softmax
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
 from memplan.graph.operations.products import matmul_weight
-from memplan.graph.segments import Gradient
-from memplan.graph.tensors import Tensor
 from memplan.graph.traced.values import Values
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation

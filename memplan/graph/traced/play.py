@@ -5,9 +5,9 @@ it runs is touched there; what outlives its segment is held until the one that l
 """
 
 from memplan.errors import MemplanError, TraceError, UnsupportedOperationError
-from memplan.graph.options import TapeOptions
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.traced.layers import Stretch, stretches_of
 from memplan.graph.traced.operators import OPERATORS, without_gradient
 from memplan.graph.traced.values import Values

@@ -1,8 +1,8 @@
 """What a program's tensors are on a tape: sizes for a batch, formats for a precision, declared weights."""
 
 from memplan.dtypes import DType
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import WeightRole
 from memplan.model.traced import Program, TracedModule, Value
 

@@ -14,7 +14,7 @@ buffer lives until the module of the last of them has run.
 from collections.abc import Sequence
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.partition import shard_numel
 
 

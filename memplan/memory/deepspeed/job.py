@@ -4,8 +4,8 @@ from functools import lru_cache
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.options import DeepSpeedOptions, read_options
 from memplan.memory.deepspeed.partition import (
     FlatBuffer,

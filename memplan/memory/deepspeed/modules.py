@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass, field
-from memplan.graph.segments import Operation, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 from memplan.memory.deepspeed.partition import ModelWeights, model_weights
 from memplan.memory.stops import Stops
-from memplan.memory.walk import last_recomputed
+from memplan.memory.walks.walk import last_recomputed
 from memplan.training.compilation import Compilation
 
 MAX_VISITS = 16

@@ -13,8 +13,8 @@ from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass, replace
 from memplan.memory.engine_options import says_loading, says_quantization
 from memplan.training.choices import Offload, ZeroStage
-from memplan.training.partition import DEFAULT_METHOD, check_method
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.partition import DEFAULT_METHOD, check_method
 
 AUTO = "auto"
 """The value that the integration replaces."""

@@ -10,9 +10,9 @@ from functools import cached_property, lru_cache
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 from memplan.graph.declaration import declared_parameters
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.tensors import Parameter
 from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import shard_numel, sub_groups

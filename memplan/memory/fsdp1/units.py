@@ -8,9 +8,9 @@ from dataclasses import field
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.fsdp1.options import AutoWrap, Fsdp1Options
 from memplan.memory.fsdp2.units import ROOT, OwnStates, Unit, UnitFormats, Units, is_layer
 from memplan.units import ceil_div, round_up

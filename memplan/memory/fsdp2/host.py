@@ -1,6 +1,6 @@
 """CPU RAM of one rank under FSDP: what is offloaded, and the model while it is loaded or saved."""
 
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import HostMemory
 from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import OwnStates, Units

@@ -12,10 +12,10 @@ from memplan.memory.engine_options import (
     reduces_each_micro_batch,
 )
 from memplan.training.choices import FsdpStrategy, Offload
-from memplan.training.context_parallel import RotateMethod
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 from memplan.training.setup_derived import ROTATION
+from memplan.training.splitting.context_parallel import RotateMethod
 
 
 class Wrapping(Enum):

@@ -9,10 +9,10 @@ from math import prod
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass, field
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.graph.declaration import declared_parameters
-from memplan.graph.segments import Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.engine_options import frozen_format
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput

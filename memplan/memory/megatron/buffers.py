@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import gcd, lcm
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.rank import RankInput
 from memplan.training.setup import TrainingSetup

@@ -14,15 +14,15 @@ from memplan.text import shown
 from memplan.training.choices import Recomputation
 from memplan.training.coercion import coerce_enum
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.megatron import (
+from memplan.training.precision import PRECISIONS
+from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.megatron import (
     MegatronLayers,
     RecomputeGranularity,
     RecomputeMethod,
     RecomputeModule,
     TransformerImpl,
 )
-from memplan.training.precision import PRECISIONS
-from memplan.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

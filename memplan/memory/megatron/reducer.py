@@ -5,12 +5,12 @@ overlapping, both are waited for as a whole; with it a bucket is reduced as soon
 and gathered while the forward pass comes to it.
 """
 
-from memplan.graph.segments import Segment
-from memplan.memory.ledger import Ledger
+from memplan.graph.core.segments import Segment
 from memplan.memory.megatron.buffers import Group
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.rank import RankInput
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
+from memplan.memory.replaying.ledger import Ledger
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
 
 class Reducer:

@@ -3,12 +3,12 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.graph.tape import Tape
+from memplan.graph.core.tape import Tape
 from memplan.memory.beside import ALONE, SideModel
 from memplan.memory.engine_options import has_module_hooks
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs.program import Program, RankProgram
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.spots import StopsBySegment
 from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine

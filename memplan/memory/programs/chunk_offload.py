@@ -11,11 +11,11 @@ from functools import lru_cache
 from itertools import pairwise
 
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.rank import RankInput, Stage
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.sendable import sendable_bytes
 from memplan.training.activation_offload import ActivationOffload
-from memplan.training.schedules import Pass, PassKind, passes_of
+from memplan.training.splitting.schedules import Pass, PassKind, passes_of
 from memplan.units import MIB, round_up
 
 LEAST_BYTES = 1 * MIB

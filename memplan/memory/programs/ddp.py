@@ -9,13 +9,13 @@ which gradients come is known, the buckets are made again, before the second for
 
 from collections.abc import Sequence
 
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions, compressed_format
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.rank import RankInput
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
+from memplan.memory.replaying.ledger import Block, Ledger
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 from memplan.units import MIB, round_up
 
 _BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"

@@ -2,13 +2,13 @@
 
 from memplan.errors import SetupError
 from memplan.memory.deepspeed.job import Job, prepare_job
-from memplan.memory.ledger import Ledger
-from memplan.memory.programs.bf16_optimizer import Bf16OptimizerProgram
+from memplan.memory.programs.deepspeed_stages.bf16_optimizer import Bf16OptimizerProgram
+from memplan.memory.programs.deepspeed_stages.zero0 import ReplicatedProgram
+from memplan.memory.programs.deepspeed_stages.zero3 import ShardedParametersProgram
+from memplan.memory.programs.deepspeed_stages.zero12 import ShardedStatesProgram
 from memplan.memory.programs.program import Program
-from memplan.memory.programs.zero0 import ReplicatedProgram
-from memplan.memory.programs.zero3 import ShardedParametersProgram
-from memplan.memory.programs.zero12 import ShardedStatesProgram
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger
 from memplan.training.choices import ZeroStage
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from memplan.graph.overlay import BASE_LAYER
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.core.overlay import BASE_LAYER
+from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Ledger
+from memplan.memory.replaying.ledger import Ledger
 
 MAGNITUDE = ".lora_magnitude_vector.default.weight"
 _NORM = "a weight with its adapter, whose norm DoRA takes"

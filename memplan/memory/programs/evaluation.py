@@ -4,12 +4,12 @@ The order is that of transformers 5.23 (``Trainer.evaluation_loop``, ``predictio
 accelerate 1.15 (``_gpu_gather``), held against runs of PyTorch's CUDA build.
 """
 
-from memplan.graph.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideModel, When
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.other_program import OtherProgram
 from memplan.memory.programs.program import RankProgram
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.evaluation import Evaluation
 
 LOSS_ONLY_BATCHES = 2

@@ -14,8 +14,8 @@ request, as if nothing ran late; ``limit_all_gathers`` bounds how far from it a 
 no request follows: behind the last unit's backward pass, and behind a step that asks for nothing.
 """
 
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.fsdp1.options import AutoWrap, Prefetch
 from memplan.memory.fsdp1.units import FlatUnit, flat_places, own_states
@@ -23,13 +23,13 @@ from memplan.memory.fsdp1.wrapping import wrap
 from memplan.memory.fsdp2.host import host_memory
 from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import ROOT, Unit
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import FollowedUses, ShardedProgram
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.spots import repeated_uses
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
 from memplan.training.optimizers.script import Stepped
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
 SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4
 _PARAMETERS, _GATHERED = ComponentKind.PARAMETERS, ComponentKind.GATHERED_PARAMETERS

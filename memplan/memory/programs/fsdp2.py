@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.fsdp2.host import host_memory
 from memplan.memory.fsdp2.options import Fsdp2Options, InitDevice, StateDictType, Wrapping
@@ -28,15 +28,15 @@ from memplan.memory.fsdp2.units import (
     own_states,
     shard_numel,
 )
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.stops import Acts, Stops
 from memplan.model.parameters import ModelPart
 from memplan.training.choices import Offload
-from memplan.training.exchange import ExchangeKind, Hiding, Ranks
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
 if TYPE_CHECKING:
     from memplan.training.optimizers.script import Stepped

@@ -6,12 +6,12 @@ with the reduction (torch 2.13, torch/distributed/pipelining/stage.py, ``backwar
 ``perform_reduce_grad``). Until then gradients are whole, in the format they are reduced in.
 """
 
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
 from memplan.memory.programs.program import is_trained
-from memplan.training.schedules import PassKind
+from memplan.training.splitting.schedules import PassKind
 
 
 class Fsdp2StageProgram(Fsdp2Program):

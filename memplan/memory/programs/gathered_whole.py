@@ -4,11 +4,11 @@
 the forward pass is over (torch 2.13, ``wait_for_unshard``).
 """
 
-from memplan.graph.segments import Segment
+from memplan.graph.core.segments import Segment
 from memplan.memory.fsdp2.units import whole_unit
-from memplan.memory.ledger import Ledger
 from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger
 
 
 class GatheredWholeProgram(Fsdp2Program):

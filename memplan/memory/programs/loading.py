@@ -7,10 +7,10 @@ their names (core_model_loading.py, ``dot_natural_key``). Adapters are made when
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from memplan.graph.overlay import BASE_LAYER
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.core.overlay import BASE_LAYER
+from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.model.parameters import WeightRole
 
 Weight = tuple[Parameter, int]

@@ -9,19 +9,19 @@ fp32 copies and copied back where they lie.
 from collections.abc import Mapping
 
 from memplan.dtypes import DType
-from memplan.graph.segments import Segment
-from memplan.graph.tensors import Parameter, allocated_bytes
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.megatron.buffers import groups_of, shard_ranks
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.megatron.reducer import Reducer
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
-from memplan.training.exchange import ExchangeKind
-from memplan.training.megatron import TransformerImpl
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.optimizers.script import Stepped
+from memplan.training.splitting.exchange import ExchangeKind
+from memplan.training.splitting.megatron import TransformerImpl
 from memplan.units import MIB, ceil_div
 
 _GLOBAL_BUFFER = "Megatron's global memory buffer"

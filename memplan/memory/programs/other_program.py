@@ -2,9 +2,9 @@
 
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideLedger, SideModel, When
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, RankProgram
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.precision import Engine
 
 _CACHE = ComponentKind.ROLLOUT_ENGINE
@@ -80,7 +80,7 @@ def _program(side: SideModel, ledger: SideLedger) -> Program:
     engine = side.setup.chosen_engine
     if engine is Engine.DEEPSPEED:
         from memplan.memory.deepspeed.job import prepare_job
-        from memplan.memory.programs.frozen_shards import FrozenShardsProgram
+        from memplan.memory.programs.deepspeed_stages.frozen_shards import FrozenShardsProgram
 
         return FrozenShardsProgram(prepare_job(given, rank=0, capacity_bytes=None), ledger)
     if engine is Engine.FSDP and side.is_one_unit:

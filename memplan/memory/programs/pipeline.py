@@ -7,17 +7,17 @@ their passes in turn, several micro-batches in flight, and lets the runtime hold
 from collections.abc import Callable, Mapping
 
 from memplan.fast_dataclass import replace
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
-from memplan.memory.ledger import Ledger, Part
 from memplan.memory.programs.chunk_offload import LEAST_BYTES, ChunkOffload, chunk_sizes
 from memplan.memory.programs.pipeline_plan import plan_of, shape_of
 from memplan.memory.programs.pipeline_ranks import place_of
 from memplan.memory.programs.pipeline_runtime import Runtime, StageLink, runtime_of
 from memplan.memory.programs.program import Program, Weight, run_steps
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Ledger, Part
 from memplan.memory.tally import Tally, TallyPlayback
-from memplan.training.schedules import Pass, PassKind
+from memplan.training.splitting.schedules import Pass, PassKind
 
 MakeProgram = Callable[[RankInput], Program]
 """A stage's own program."""

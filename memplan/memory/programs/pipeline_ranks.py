@@ -6,9 +6,9 @@ from memplan.fast_dataclass import replace
 from memplan.memory.crowds import Sizes
 from memplan.memory.programs.pipeline_plan import level_of, sizes_of
 from memplan.memory.rank import RankInput, Stage, joined
-from memplan.training.parallelism import PipelineParallel
 from memplan.training.precision import Engine
-from memplan.training.schedules import most_in_flight, passes_of, rank_stages
+from memplan.training.splitting.parallelism import PipelineParallel
+from memplan.training.splitting.schedules import most_in_flight, passes_of, rank_stages
 
 
 def pipeline_kinds(given: RankInput) -> list[tuple[range, ...]]:

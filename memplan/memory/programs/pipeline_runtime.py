@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Tensor, allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger
-from memplan.training.parallelism import PipelineParallel, PipelineRuntime, PipelineSchedule
-from memplan.training.schedules import Pass, PassKind
+from memplan.memory.replaying.ledger import Block, Ledger
+from memplan.training.splitting.parallelism import (
+    PipelineParallel,
+    PipelineRuntime,
+    PipelineSchedule,
+)
+from memplan.training.splitting.schedules import Pass, PassKind
 
 _BUFFERS = ComponentKind.COMMUNICATION_BUFFERS
 _RECEIVED = "received activations, a buffer for each micro-batch"

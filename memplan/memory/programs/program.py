@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from memplan.graph.core.segments import Buffer, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.graph.declaration import declared_parameters
-from memplan.graph.segments import Buffer, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.beside import SideLedger, When
 from memplan.memory.engine_options import loads_by_device_map
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
-from memplan.memory.ledger import Block, Ledger, Part
 from memplan.memory.programs.stepping import Stepper, stepped, stepped_all
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.stops import Acts, Stops
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
@@ -31,7 +31,7 @@ from memplan.training.setup import TrainingSetup
 from memplan.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from memplan.training.schedules import PassKind
+    from memplan.training.splitting.schedules import PassKind
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
-from memplan.graph.segments import Segment
+from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.units import Unit, Units
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.programs.program import Program, Weight
 from memplan.memory.rank import RankInput
+from memplan.memory.replaying.ledger import Block, Ledger
 
 
 class Use(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from memplan.graph.tensors import allocated_bytes
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.training.optimizers import Optimizer

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.graph.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
-from memplan.memory.ledger import Block, Ledger
 from memplan.memory.rank import RankInput
-from memplan.memory.reduction import column_sum_scratch
+from memplan.memory.replaying.ledger import Block, Ledger
+from memplan.memory.walks.reduction import column_sum_scratch
 from memplan.model.parameters import WeightRole
-from memplan.training.exchange import ExchangeKind
 from memplan.training.optimizers.script import (
     Act,
     ActKind,
@@ -24,6 +23,7 @@ from memplan.training.optimizers.script import (
     state_bytes,
 )
 from memplan.training.optimizers.table import chosen
+from memplan.training.splitting.exchange import ExchangeKind
 from memplan.units import round_up
 
 Replace = Callable[[int, ActKind, Block | None], None]

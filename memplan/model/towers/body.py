@@ -6,34 +6,34 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.denoisers import DenoiserBody
 from memplan.model.towers.blends import BlendBody
 from memplan.model.towers.clips import VideoBody
+from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
+from memplan.model.towers.compared.pooling import PoolingBody
+from memplan.model.towers.compared.projecting import ProjectingBody
+from memplan.model.towers.compared.queried import QueriedBody
+from memplan.model.towers.compared.videos import VideoContrastBody
 from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.contrast import ContrastBody, PatchQueriesBody
-from memplan.model.towers.convolved import ConvolvedBody
-from memplan.model.towers.davit import DavitBody
 from memplan.model.towers.distanced import DistancedBody
-from memplan.model.towers.grids import GridBody
+from memplan.model.towers.gridded.convolved import ConvolvedBody
+from memplan.model.towers.gridded.davit import DavitBody
+from memplan.model.towers.gridded.grids import GridBody
+from memplan.model.towers.gridded.levels import LevelsBody
+from memplan.model.towers.gridded.matting import MattersBody
+from memplan.model.towers.gridded.nets import NetBody
+from memplan.model.towers.gridded.parsing import ParsersBody
+from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.gridded.shifted import ShiftedBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
-from memplan.model.towers.levels import LevelsBody
-from memplan.model.towers.matting import MattersBody
-from memplan.model.towers.nets import NetBody
 from memplan.model.towers.pairs import PairBody
-from memplan.model.towers.parsing import ParsersBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
-from memplan.model.towers.pooling import PoolingBody
-from memplan.model.towers.projecting import ProjectingBody
-from memplan.model.towers.queried import QueriedBody
-from memplan.model.towers.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
-from memplan.model.towers.shifted import ShiftedBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
-from memplan.model.towers.videos import VideoContrastBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

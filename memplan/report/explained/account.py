@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from memplan.estimator import Estimate
-from memplan.graph.tape import Tape
+from memplan.graph.core.tape import Tape
 from memplan.memory.account import ComponentKind, Entry, Lifetime, Phase
 from memplan.report.explained.nodes import LayerKind, Node, times
 from memplan.report.explained.parameters import parameter_nodes

@@ -36,7 +36,7 @@ class Explanation(Displayed):
 
     def to_dict(self) -> dict[str, object]:
         """The document that ``memplan explain --format json`` writes."""
-        from memplan.report.documents import document
+        from memplan.report.rows.documents import document
 
         rows = self.rows()
         if self.answer.setup.pipeline is not None:

@@ -3,10 +3,10 @@
 from collections import Counter
 from math import prod
 
-from memplan.graph.operation_kinds import QUANTIZED_PRODUCTS, OperationKind
-from memplan.graph.segments import Operation, Segment
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Storage, Tensor
+from memplan.graph.core.operation_kinds import QUANTIZED_PRODUCTS, OperationKind
+from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
@@ -145,7 +145,7 @@ class SizeNames:
         """A rank's tokens between split blocks, and how many numbers it then has of hidden states."""
         group = options.tensor_parallel
         if group is not None:
-            from memplan.graph.local_model import local_model  # only where it is split
+            from memplan.graph.splitting.local_model import local_model  # only where it is split
 
             model = local_model(model, options, group)
             self._name(model.vocab_size // group.degree, "of the vocabulary")

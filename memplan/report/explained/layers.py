@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from memplan.graph.operation_kinds import OperationKind
-from memplan.graph.segments import Operation, Segment, SegmentComponent
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter, Tensor
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Operation, Segment, SegmentComponent
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.spec import ModelSpec
 from memplan.report.explained.kept import SizeNames, kept_storages, kept_tensors, shared_tensors

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from memplan.fast_dataclass import dataclass
-from memplan.graph.operation_kinds import OperationKind
+from memplan.graph.core.operation_kinds import OperationKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from memplan.graph.tape import Tape
-from memplan.graph.tensors import Parameter
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
 
 if TYPE_CHECKING:
     from memplan.dtypes import DType

@@ -56,7 +56,7 @@ def _own_rows(
 
 
 def _own_row(found: Estimate) -> MethodRow:
-    from memplan.report.changes import setup_label
+    from memplan.report.estimates.changes import setup_label
 
     peak = found.account.peak
     states = sum(entry.num_bytes for entry in peak.entries if entry.kind.lifetime is Lifetime.LONG)

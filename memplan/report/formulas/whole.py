@@ -85,7 +85,7 @@ def _megatron_layout(setup: TrainingSetup) -> MegatronLayout:
             sequence_parallel=True, selective=True,
         )  # fmt: skip
     from memplan.memory.megatron.options import MegatronStates, layers_of  # only for its engine
-    from memplan.training.megatron import RecomputeModule
+    from memplan.training.splitting.megatron import RecomputeModule
 
     return MegatronLayout(
         tensor_parallel=setup.tensor_parallel,

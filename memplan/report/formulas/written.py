@@ -14,9 +14,9 @@ from memplan.formulas.states import (
 )
 from memplan.graph.counts import count_parameters
 from memplan.model.spec import ModelSpec
-from memplan.report.narrow import print_table
-from memplan.report.rows import rows_csv, rows_json, rows_markdown
+from memplan.report.rows.written import rows_csv, rows_json, rows_markdown
 from memplan.report.shape import shape_notes
+from memplan.report.terminal.narrow import print_table
 from memplan.training.optimizers.script import Stepped, TensorRole
 from memplan.training.optimizers.script import state_bytes as optimizer_bytes
 from memplan.training.optimizers.table import chosen
@@ -27,7 +27,7 @@ from memplan.units import GIB, format_count, format_gib
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from memplan.report.console import Console
+    from memplan.report.terminal.console import Console
 
 from memplan.report.formulas.case import MethodRow, known_shape, numbers_of
 

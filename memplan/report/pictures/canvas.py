@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from memplan.fast_dataclass import dataclass
-from memplan.report.palette import colour_of
+from memplan.report.pages.palette import colour_of
 
 FONT = "13px system-ui,sans-serif"
 CHARACTER = 7.2

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memplan.errors import UsageError, did_you_mean
 from memplan.estimator import Estimate, Verdict
-from memplan.report.html_page import VERDICT_CLASSES, VERDICT_MARKS
+from memplan.report.pages.frame import VERDICT_CLASSES, VERDICT_MARKS
 from memplan.report.pictures.canvas import CHARACTER, LINE, Canvas, Shape, Words, box, legend
 from memplan.report.pictures.picture import Picture
 from memplan.report.pivot import PIVOT_AXES, Pivot, column_of, ordered_places, pivots

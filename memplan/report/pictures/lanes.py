@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from memplan.compute.lanes import Interval, Lane
 from memplan.estimator import Estimate
-from memplan.estimator.step_time import StepTime
+from memplan.estimator.time.step_time import StepTime
 from memplan.memory.account import ComponentKind
+from memplan.report.estimates.times import seconds_text
 from memplan.report.lanes import is_backward, lane_lines, path_line
 from memplan.report.pictures.canvas import LINE, Canvas, Shape, Stroke, Words, box, legend
 from memplan.report.pictures.picture import Picture
-from memplan.report.times import seconds_text
 
 WIDTH, LEFT, TOP = 880, 116, 16
 TALL, APART = 26, 10

@@ -7,7 +7,7 @@ from memplan.report.pictures.heat import heat_picture
 from memplan.report.pictures.picture import Picture, together
 from memplan.report.pictures.scatter import front_picture
 from memplan.report.pictures.steps import step_picture
-from memplan.search.goal import Plan
+from memplan.search.planning.goal import Plan
 from memplan.search.sweep import Sweep
 
 OF_ESTIMATE = {"components": phases_picture, "step": step_picture, "ranks": ranks_picture}

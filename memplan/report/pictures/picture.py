@@ -7,9 +7,9 @@ from typing import Any
 
 from memplan.errors import UsageError
 from memplan.fast_dataclass import dataclass, replace
-from memplan.report.html_page import PAGE, STYLE
-from memplan.report.html_tables import table
-from memplan.report.palette import colour_of, variables
+from memplan.report.pages.frame import PAGE, STYLE
+from memplan.report.pages.palette import colour_of, variables
+from memplan.report.pages.tables import table
 from memplan.report.pictures.canvas import DOT, Area, Canvas, Dot, Shape, Stroke, Words, svg
 
 _FIGURE = (

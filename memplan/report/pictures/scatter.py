@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.report.changes import setup_label
+from memplan.report.estimates.changes import setup_label
 from memplan.report.pictures.canvas import LINE, Canvas, Dot, Shape, Stroke, Words, round_ticks
 from memplan.report.pictures.picture import Picture
-from memplan.search.order import EQUAL_SPEED
+from memplan.search.planning.order import EQUAL_SPEED
 from memplan.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from memplan.search.goal import Plan, PlannedSetup
+    from memplan.search.planning.goal import Plan, PlannedSetup
     from memplan.training.setup import TrainingSetup
 
 WIDTH, HEIGHT = 720, 360
@@ -85,7 +85,7 @@ def _money(plan: "Plan", each: "PlannedSetup") -> str:
     """What the run costs, where its length and a price are known."""
     if plan.times is None or plan.times.prices is None:
         return ""
-    from memplan.report.times import timed
+    from memplan.report.estimates.times import timed
 
     run = timed(each.estimate, plan.times).run
     return f"{run.cost:,.0f}" if run is not None and run.cost is not None else ""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from memplan.estimator import Estimate
 from memplan.memory.account import ComponentKind
+from memplan.report.pages.step_layout import Timeline, gib, in_words, lay_out
 from memplan.report.pictures.bars import name_of
 from memplan.report.pictures.canvas import (
     CHARACTER,
@@ -18,7 +19,6 @@ from memplan.report.pictures.canvas import (
     round_ticks,
 )
 from memplan.report.pictures.picture import Picture
-from memplan.report.step_layout import Timeline, gib, in_words, lay_out
 from memplan.report.timeline import Moment, added_words, columns_of, timeline_lines
 from memplan.units import GIB
 

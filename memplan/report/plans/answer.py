@@ -4,22 +4,22 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memplan.model.config import MAX_LAYERS
-from memplan.report.answer import capacity_text, needed_text, params_text
-from memplan.report.changes import (
+from memplan.report.estimates.answer import capacity_text, needed_text, params_text
+from memplan.report.estimates.changes import (
     ONE_GPU,
     checkpointing_label,
     gpus_label,
     kernels_label,
     setup_label,
 )
-from memplan.search.concessions import CONCESSIONS, Concession
-from memplan.search.goal import Objective, Plan, PlannedSetup
-from memplan.search.planner import SEQ_LEN_STEP
+from memplan.search.planning.concessions import CONCESSIONS, Concession
+from memplan.search.planning.goal import Objective, Plan, PlannedSetup
+from memplan.search.planning.planner import SEQ_LEN_STEP
 from memplan.units import format_gib
 
 if TYPE_CHECKING:
     from memplan.estimator import Estimate
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
 
 
 OBJECTIVES = {
@@ -78,7 +78,13 @@ def _figures(best: PlannedSetup, plan: Plan, question: "TimeQuestion | None") ->
         told.append(f"CPU RAM {format_gib(answer.host_bytes, digits=1)}")
     if best.time is None:
         return told
-    from memplan.report.times import SOME_TOKENS, gpu_hours, hours_text, money_text, seconds_text
+    from memplan.report.estimates.times import (
+        SOME_TOKENS,
+        gpu_hours,
+        hours_text,
+        money_text,
+        seconds_text,
+    )
 
     told.append(f"a step takes {seconds_text(best.time.expected_s)}")
     if plan.goal.objective is Objective.COST:
@@ -108,7 +114,11 @@ def run_lines(plan: Plan, question: "TimeQuestion | None") -> list[str]:
     """The whole run on each number of GPUs, with the first setup that it has there."""
     if question is None or not question.has_length:
         return []
-    from memplan.report.times import changed_text, run_text, timed  # which most are not asked for
+    from memplan.report.estimates.times import (  # which most are not asked for
+        changed_text,
+        run_text,
+        timed,
+    )
 
     firsts: dict[int, PlannedSetup] = {}
     for each in plan.setups:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from memplan.memory.engine_options import loads_under_zero_init
-from memplan.report.estimate import ZERO_INIT_LINE
+from memplan.report.estimates.printed import ZERO_INIT_LINE
 from memplan.report.plans.answer import LARGEST, OBJECTIVES
 from memplan.report.plans.table import shows_cpu
-from memplan.search.goal import Plan, PlannedSetup
+from memplan.search.planning.goal import Plan, PlannedSetup
 
 
 def footnotes(plan: Plan) -> list[str]:

@@ -1,9 +1,9 @@
 """Memory against time: the setups that no other beats in both."""
 
-from memplan.report.changes import setup_label
+from memplan.report.estimates.changes import setup_label
 from memplan.report.plans.answer import training_parts, way_text
-from memplan.search.concessions import Concession
-from memplan.search.goal import Plan, PlannedSetup
+from memplan.search.planning.concessions import Concession
+from memplan.search.planning.goal import Plan, PlannedSetup
 from memplan.units import GIB
 
 

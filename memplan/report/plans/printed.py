@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.report.blocks import hanging
-from memplan.search.goal import Plan
+from memplan.report.terminal.blocks import hanging
+from memplan.search.planning.goal import Plan
 from memplan.units import format_gib
 
 if TYPE_CHECKING:
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.report.console import Console
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.report.terminal.console import Console
 
 from memplan.report.plans.answer import answer_text, job_text, run_lines
 from memplan.report.plans.footnotes import footnotes
@@ -28,7 +28,7 @@ def print_plans(
     console: "Console", plans: Sequence[Plan], *, question: "TimeQuestion | None" = None
 ) -> None:
     """Print the answer for each card, then the setups of each, and once what the figures mean."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     ordered = in_order(plans, question)
     for place, plan in enumerate(ordered.plans):
@@ -59,8 +59,8 @@ class Ordered:
 
 def in_order(plans: Sequence[Plan], question: "TimeQuestion | None") -> Ordered:
     """The best card first, where what is wanted can be compared among cards."""
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.search.among_cards import best_card_first, is_comparable
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.search.planning.among_cards import best_card_first, is_comparable
 
     asked = question or TimeQuestion()
     is_ranked = len(plans) == 1 or is_comparable(plans, asked)
@@ -90,7 +90,7 @@ def _lead(plan: Plan, place: int, ordered: Ordered) -> str:
 
 def _print_setups(console: "Console", plan: Plan, question: "TimeQuestion | None") -> None:
     """What is planned for, the table of what fits, the front, and what does not fit."""
-    from memplan.report.console import Text
+    from memplan.report.terminal.console import Text
 
     some = plan.some
     about = (

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memplan.search.goal import Plan
+from memplan.search.planning.goal import Plan
 
 if TYPE_CHECKING:
-    from memplan.estimator.run_cost import TimeQuestion
+    from memplan.estimator.time.run_cost import TimeQuestion
 
 from memplan.report.plans.table import fastest
 
@@ -23,7 +23,7 @@ def markdown_columns(question: "TimeQuestion | None") -> tuple[str, ...]:
     """What a Markdown table shows of a row; times where they are known."""
     if question is None:
         return MARKDOWN_COLUMNS
-    from memplan.report.times import time_keys  # which most are not asked for
+    from memplan.report.estimates.times import time_keys  # which most are not asked for
 
     return (*MARKDOWN_COLUMNS, *time_keys(question))
 
@@ -31,7 +31,7 @@ def markdown_columns(question: "TimeQuestion | None") -> tuple[str, ...]:
 def plan_rows(plan: Plan, question: "TimeQuestion | None" = None) -> Iterator[dict[str, object]]:
     """Flat rows for scripts: the columns of an estimate, what the plan adds, and times if asked for."""
     if question is not None:
-        from memplan.report.times import time_row  # which most are not asked for
+        from memplan.report.estimates.times import time_row  # which most are not asked for
 
         for row, each in zip(plan_rows(plan), plan.setups, strict=True):
             yield row | time_row(each.estimate, question) | {"on_front": each in plan.front}

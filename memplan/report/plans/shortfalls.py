@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.report.account import deciding_text
-from memplan.report.changes import (
+from memplan.report.estimates.account import deciding_text
+from memplan.report.estimates.changes import (
     ONE_GPU,
     checkpointing_label,
     describe_change,
@@ -11,8 +11,8 @@ from memplan.report.changes import (
     saving_text,
     setup_label,
 )
-from memplan.search.concessions import CONCESSIONS, Concession
-from memplan.search.goal import Plan, Shortfall
+from memplan.search.planning.concessions import CONCESSIONS, Concession
+from memplan.search.planning.goal import Plan, Shortfall
 from memplan.units import format_gib
 
 if TYPE_CHECKING:

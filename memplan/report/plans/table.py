@@ -2,22 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from memplan.report.blocks import Column, print_blocks
-from memplan.report.changes import (
+from memplan.report.estimates.changes import (
     checkpointing_label,
     kernels_label,
     offload_label,
     setup_label,
 )
-from memplan.search.concessions import CONCESSIONS
-from memplan.search.goal import Objective, Plan, PlannedSetup
+from memplan.report.terminal.blocks import Column, print_blocks
+from memplan.search.planning.concessions import CONCESSIONS
+from memplan.search.planning.goal import Objective, Plan, PlannedSetup
 from memplan.units import GIB, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from memplan.estimator.run_cost import TimeQuestion
-    from memplan.report.console import Text
+    from memplan.estimator.time.run_cost import TimeQuestion
+    from memplan.report.terminal.console import Text
 
 from memplan.report.plans.answer import has_own_kernels
 
@@ -48,7 +48,7 @@ def plan_lines(width: int, plan: Plan, question: "TimeQuestion | None" = None) -
         if question is None or header != ("speed",)
     )
     if question is not None:
-        from memplan.report.times import time_columns  # which most are not asked for
+        from memplan.report.estimates.times import time_columns  # which most are not asked for
 
         others += time_columns([each.estimate for each in plan.setups], question)
     return print_blocks(width, label, others, before=[ranks, gpus])

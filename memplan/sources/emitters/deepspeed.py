@@ -7,9 +7,9 @@ sequence length and activation checkpointing are none of DeepSpeed's business.
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import Offload, Recomputation, ZeroStage, checkpointing_text
+from memplan.training.choices_of_kernels.kernels import TILED_LOSSES, WHOLE
+from memplan.training.choices_of_kernels.losses import LOSS_FORMS
 from memplan.training.compilation import Compilation
-from memplan.training.kernels import TILED_LOSSES, WHOLE
-from memplan.training.losses import LOSS_FORMS
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup

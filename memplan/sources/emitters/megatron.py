@@ -11,13 +11,13 @@ from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.megatron_shape import shape_arguments
 from memplan.training.choices import Recomputation, checkpointing_text
-from memplan.training.fp8 import Fp8Recipe
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.megatron import TransformerImpl
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.megatron import TransformerImpl
 
 Arguments = dict[str, object]
 """Names without dashes before them; True for one that takes no value."""

@@ -13,7 +13,7 @@ from memplan.sources.emitters.emitted import Beside, Emitted, refuse
 from memplan.sources.emitters.megatron import batch_arguments
 from memplan.sources.emitters.megatron_shape import shape_arguments
 from memplan.training.choices import Recomputation, ZeroStage, checkpointing_text
-from memplan.training.kernels import AttentionKernel
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.training.precision import Precision
 from memplan.training.setup import TrainingSetup
 

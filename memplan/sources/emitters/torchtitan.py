@@ -10,9 +10,9 @@ from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import FsdpStrategy, Offload, Recomputation, checkpointing_text
 from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
-from memplan.training.parallelism import PipelineSchedule
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.parallelism import PipelineSchedule
 
 _PRECISIONS = {
     Precision.BF16_MIXED: {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},

@@ -5,11 +5,11 @@ import re
 from memplan.model.spec import ModelSpec
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.sources.emitters.trainer_values import adapter_of, four_bits
-from memplan.sources.stacks.models import torchtune_builder
+from memplan.sources.stacks.common.models import torchtune_builder
 from memplan.training.adapters import DEFAULT_ALPHA
 from memplan.training.choices import Offload, Recomputation, checkpointing_text
+from memplan.training.choices_of_kernels.kernels import LossKernel, Packing
 from memplan.training.compilation import Compilation
-from memplan.training.kernels import LossKernel, Packing
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup

@@ -7,7 +7,7 @@ from memplan.model.spec import ModelSpec
 from memplan.sources.emitters import training_arguments
 from memplan.sources.emitters.emitted import refuse
 from memplan.training.adapters import Lora
-from memplan.training.kernels import AttentionKernel, Packing
+from memplan.training.choices_of_kernels.kernels import AttentionKernel, Packing
 from memplan.training.precision import Precision
 from memplan.training.quantization import Quantization, QuantizationKind
 from memplan.training.setup import TrainingSetup
@@ -40,7 +40,7 @@ def has_half_weights(setup: TrainingSetup) -> bool:
 
 def model_name(model: ModelSpec) -> str:
     """What the hub calls a built-in model; other models as they are called here."""
-    from memplan.sources.registry import find_builtin
+    from memplan.sources.about_models.registry import find_builtin
 
     builtin = find_builtin(model.name)
     return model.name if builtin is None else builtin.hub_id

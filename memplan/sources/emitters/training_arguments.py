@@ -9,8 +9,7 @@ from dataclasses import replace
 from memplan.sources.emitters import deepspeed
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import Recomputation, checkpointing_text
-from memplan.training.compilation import Compilation
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.kernels import (
     WHOLE,
     AttentionKernel,
     FeedForwardKernel,
@@ -21,6 +20,7 @@ from memplan.training.kernels import (
     Packing,
     RotaryKernel,
 )
+from memplan.training.compilation import Compilation
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.spellings import TRANSFORMERS
 from memplan.training.precision import Engine, Precision

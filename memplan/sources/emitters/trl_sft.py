@@ -14,7 +14,7 @@ from memplan.sources.emitters.trainer_values import (
     targets_of,
 )
 from memplan.training.adapters import DEFAULT_ALPHA
-from memplan.training.kernels import Packing
+from memplan.training.choices_of_kernels.kernels import Packing
 from memplan.training.setup import TrainingSetup
 
 

@@ -15,8 +15,8 @@ from memplan.sources.emitters.trainer_values import (
 )
 from memplan.training.adapters import DEFAULT_ALPHA, Lora
 from memplan.training.choices import Recomputation
+from memplan.training.choices_of_kernels.kernels import Packing
 from memplan.training.jobs import PLAIN
-from memplan.training.kernels import Packing
 from memplan.training.setup import TrainingSetup
 
 _CHECKPOINTING = {Recomputation.FULL: "unsloth", Recomputation.NONE: "none"}

@@ -5,7 +5,7 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec, Vendor, gpu_from_memory
 from memplan.hardware.machine import CardsHere, LocalCard
 from memplan.hardware.managers import MemoryManager
-from memplan.sources.catalog import load_gpu
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.machine.cards import cards_here
 from memplan.units import format_gib
 

@@ -2,7 +2,7 @@
 
 One module for each stack with files of its own: ``looks_like(keys)`` says whether a file's keys are
 the stack's, ``preset_for(values, source)`` which defaults it has, and ``read(keys, found, given)`` puts what
-the keys say into ``found``. The keys themselves are data (``memplan.sources.stacks.keys``), and so are the
+the keys say into ``found``. The keys themselves are data (``memplan.sources.stacks.common.keys``), and so are the
 defaults (``memplan.sources.stacks.presets``).
 """
 
@@ -13,9 +13,9 @@ from typing import Protocol, cast
 
 from memplan.errors import ConfigError
 from memplan.sources.key_tables import key_table
-from memplan.sources.stacks.found import Found, StackSetup
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.making import make_setup
+from memplan.sources.stacks.common.found import Found, StackSetup
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.making import make_setup
 from memplan.sources.stacks.presets import Preset, load_preset
 from memplan.sources.trainer.launch import Launch
 
@@ -142,7 +142,7 @@ def _read(
 
 def _find_model(found: Found) -> None:
     """Put a built-in model in the place of a path that is none here."""
-    from memplan.sources.copied_models import model_elsewhere
+    from memplan.sources.about_models.copied_models import model_elsewhere
 
     copy = model_elsewhere(found.model) if isinstance(found.model, str) else None
     if copy is not None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from memplan.errors import SetupError
 from memplan.sources.key_tables import Fate
-from memplan.sources.stacks.found import Found
-from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.common.found import Found
+from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.trainer.keys import arguments_table, moves_memory
 from memplan.sources.trainer.optimizer import OPTIMIZERS
 from memplan.training.coercion import coerce_enum

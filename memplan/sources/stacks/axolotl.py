@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import add_optimizer, pass_arguments
-from memplan.sources.stacks.found import DeviceMap, Found
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import classifying, given_text_alone, model_type
+from memplan.sources.stacks.common.found import DeviceMap, Found
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import classifying, given_text_alone, model_type
+from memplan.sources.stacks.common.wording import lora
 from memplan.sources.stacks.shipped import point_at_shipped
-from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer.keys import trl_job
 from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memplan.sources.stacks.arguments import pass_arguments
-from memplan.sources.stacks.found import DeviceMap, Found
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.wording import adapter_dtype, lora
+from memplan.sources.stacks.common.found import DeviceMap, Found
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.wording import adapter_dtype, lora
 from memplan.sources.trainer.keys import trainer_names, trl_config
 from memplan.sources.trainer.launch import Loading
-from memplan.training.kernels import ATTENTION_NAMES
+from memplan.training.choices_of_kernels.kernels import ATTENTION_NAMES
 
 NAME = "transformers and TRL"
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.found import Found, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
 
 NAME = "Lightning"
 """Forward, ``zero_grad`` and backward are one closure of the optimizer's (lightning 2.6, ``loops/optimization/automatic.py``, ``Closure.closure``)."""

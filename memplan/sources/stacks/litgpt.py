@@ -7,11 +7,16 @@ pretraining, FSDP2 for adapters (``litgpt/finetune/*.py``, ``litgpt/pretrain.py`
 from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import litgpt_config, litgpt_model, model_type, with_own_head
-from memplan.sources.stacks.optimizer import add_named_optimizer
-from memplan.sources.stacks.wording import lora
+from memplan.sources.stacks.common.found import Found, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import (
+    litgpt_config,
+    litgpt_model,
+    model_type,
+    with_own_head,
+)
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.wording import lora
 
 NAME = "LitGPT"
 

@@ -9,9 +9,9 @@ from math import isqrt
 
 from memplan.sources.key_tables import OFF
 from memplan.sources.stacks.arguments import pass_arguments
-from memplan.sources.stacks.found import DeviceMap, Found
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import (
+from memplan.sources.stacks.common.found import DeviceMap, Found
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import (
     ANY_SIZE,
     HEARING,
     MERGING,
@@ -19,8 +19,8 @@ from memplan.sources.stacks.models import (
     model_type,
     num_layers,
 )
+from memplan.sources.stacks.common.wording import lora
 from memplan.sources.stacks.shipped import point_at_shipped
-from memplan.sources.stacks.wording import lora
 from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
 

@@ -6,10 +6,10 @@ runs: FSDP2's policy casts (``plugins/trainer_plugins/distributed/fsdp2.py``).
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import DeviceMap, Found, micro_batches, of_given
-from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.common.found import DeviceMap, Found, micro_batches, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.wording import lora
 from memplan.sources.stacks.shipped import point_at_shipped
-from memplan.sources.stacks.wording import lora
 from memplan.training.adapters import LINEAR_NAMES
 
 NAME = "LLaMA-Factory v1"

@@ -8,8 +8,8 @@ the program says: ``pretrain_gpt.py`` where the script names none.
 from collections.abc import Mapping
 from math import lcm
 
-from memplan.sources.stacks.found import Found, micro_batches
-from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.common.found import Found, micro_batches
+from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.megatron_model import model_config
 from memplan.training.layer_choice import CheckpointedLayers
 

@@ -1,6 +1,6 @@
 """A model's sizes as Megatron-LM's arguments, and the class of transformers' that has the same layers."""
 
-from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.common.keys import Keys
 
 _LLAMA = {"position_embedding_type": "rope", "normalization": "RMSNorm"}
 _GPT = {"position_embedding_type": "learned_absolute", "normalization": "LayerNorm"}

@@ -6,9 +6,9 @@ Megatron's optimizer holds too (``optim/gradient_accumulator.py``, ``optim/zero.
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import nanotron_config
+from memplan.sources.stacks.common.found import Found, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import nanotron_config
 
 NAME = "nanotron"
 

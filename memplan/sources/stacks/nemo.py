@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from math import isqrt, lcm
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found, micro_batches, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import (
+from memplan.sources.stacks.common.found import Found, micro_batches, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import (
     ANY_SIZE,
     HEARING,
     given_text_alone,
@@ -18,8 +18,8 @@ from memplan.sources.stacks.models import (
     model_type,
     num_layers,
 )
-from memplan.sources.stacks.optimizer import add_named_optimizer
-from memplan.sources.stacks.wording import EVERY_LINEAR, lora
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.wording import EVERY_LINEAR, lora
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found
-from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.common.found import Found
+from memplan.sources.stacks.common.keys import Keys
 
 NAME = "a program without files"
 

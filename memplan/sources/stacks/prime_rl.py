@@ -7,11 +7,11 @@ micro-batch. GPUs that generate are not the trainer's, and are not counted.
 from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import given_text_alone, model_type
-from memplan.sources.stacks.optimizer import add_named_optimizer
-from memplan.sources.stacks.wording import lora
+from memplan.sources.stacks.common.found import Found
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import given_text_alone, model_type
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.wording import lora
 
 NAME = "prime-rl"
 

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from memplan.sources.stacks.keys import Keys
+from memplan.sources.stacks.common.keys import Keys
 
 _FILE = Path(__file__).parent.parent.parent / "data" / "stacks" / "deepspeed_files.yaml"
 

@@ -6,10 +6,10 @@ selective checkpointing. Embedding and head are units of their own (``models/lla
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import num_layers, torchtitan_model
-from memplan.sources.stacks.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.found import Found, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import num_layers, torchtitan_model
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
 
 NAME = "torchtitan"
 

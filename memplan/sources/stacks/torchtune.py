@@ -7,11 +7,11 @@ FSDP2, else the single-device ones. ``dtype: bf16`` is bf16 everywhere, without 
 from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.models import given_text_alone, torchtune_model
-from memplan.sources.stacks.optimizer import add_named_optimizer
-from memplan.sources.stacks.wording import lora
+from memplan.sources.stacks.common.found import Found, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import given_text_alone, torchtune_model
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.wording import lora
 from memplan.training.setup_derived import GPUS_PER_NODE
 
 NAME = "torchtune"

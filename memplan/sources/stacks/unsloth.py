@@ -5,9 +5,9 @@ Weights are loaded in bf16, 4 bits a weight under adapters unless it says otherw
 
 from collections.abc import Mapping
 
-from memplan.sources.stacks.found import DeviceMap, Found
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.wording import lora
+from memplan.sources.stacks.common.found import DeviceMap, Found
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.wording import lora
 
 NAME = "Unsloth"
 

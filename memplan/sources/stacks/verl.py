@@ -8,10 +8,10 @@ own, which the preset has; a script's words are read as what they are laid over.
 from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
-from memplan.sources.stacks.found import Found, of_given
-from memplan.sources.stacks.keys import Keys
-from memplan.sources.stacks.optimizer import add_named_optimizer
-from memplan.sources.stacks.wording import lora
+from memplan.sources.stacks.common.found import Found, of_given
+from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.wording import lora
 from memplan.text import shown
 
 NAME = "verl"
@@ -449,7 +449,7 @@ def _note_unlike(keys: Keys, found: Found, alike: Mapping[str, str], role: str) 
 
 def _known(name: str, key: str, found: Found) -> str:
     """A model's name where it is a built-in's, else a copy of the trained one, said so."""
-    from memplan.sources.registry import find_builtin
+    from memplan.sources.about_models.registry import find_builtin
 
     if find_builtin(name) is not None:
         return name

@@ -13,15 +13,15 @@ from memplan.sources.trainer.values import ArgumentValues
 from memplan.text import shown
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import Recomputation
-from memplan.training.compilation import Compilation
-from memplan.training.evaluation import Evaluation
-from memplan.training.kernels import (
+from memplan.training.choices_of_kernels.kernels import (
     FeedForwardKernel,
     KernelPreset,
     LossKernel,
     NormKernel,
     RotaryKernel,
 )
+from memplan.training.compilation import Compilation
+from memplan.training.evaluation import Evaluation
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
 

@@ -14,7 +14,7 @@ from memplan.sources.trainer.keys import (
     trl_job,
     trl_remarks,
 )
-from memplan.training.kernels import ATTENTION_NAMES, AttentionKernel, Packing
+from memplan.training.choices_of_kernels.kernels import ATTENTION_NAMES, AttentionKernel, Packing
 from memplan.units import ceil_div
 
 _LOADED_IN = ("load_in_4bit", "load_in_8bit")

@@ -24,7 +24,7 @@ from memplan.model.traced import (
     TracedParameter,
     Value,
 )
-from memplan.sources.tape_file import traced_spec
+from memplan.sources.about_models.tape_file import traced_spec
 from memplan.tracing.fitting import Points, Sizes, points_for
 from memplan.tracing.on_torch.recorder import Recorder, SeenStep, tensors_in
 

@@ -11,7 +11,7 @@ from memplan.errors import SetupError, UnsupportedFamilyError
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.adapters import Lora
 from memplan.training.choices import Recomputation
-from memplan.training.kernels import KernelPreset
+from memplan.training.choices_of_kernels.kernels import KernelPreset
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup

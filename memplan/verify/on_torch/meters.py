@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from memplan.graph.tensors import ALLOCATION_ROUNDING
-from memplan.memory.part_peaks import PartPeaks, part_peaks
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.memory.replaying.part_peaks import PartPeaks, part_peaks
 from memplan.units import round_up
 from memplan.verify.on_torch.storages import StorageRecorder
 

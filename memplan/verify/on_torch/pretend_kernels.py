@@ -12,7 +12,12 @@ import transformers.masking_utils as masking
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.hardware.gpu import GpuSpec
-from memplan.training.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel, sdpa_support
+from memplan.training.choices_of_kernels.sdpa import (
+    ScoreKernel,
+    SdpaCall,
+    choose_sdpa_kernel,
+    sdpa_support,
+)
 
 FORMATS = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
 ALIGNED = 8

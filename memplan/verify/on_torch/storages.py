@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_iter
 class StorageRecorder(TorchDispatchMode):
     """Notes each CUDA storage as the allocator would be asked for it, and as it would be freed.
 
-    ``events`` are as ``memplan.memory.allocator`` reads them. Views share a storage, and so are no
+    ``events`` are as ``memplan.memory.replaying.allocator`` reads them. Views share a storage, and so are no
     events; a wrapper of other tensors (DTensor) has none of its own.
     """
 

@@ -11,11 +11,11 @@ import transformers
 
 from memplan.compute.rates import Rates, rates_of
 from memplan.errors import UsageError
-from memplan.estimator.calibration import Calibration, Part
+from memplan.estimator.time.calibration import Calibration, Part
 from memplan.fast_dataclass import dataclass
 from memplan.hardware.network import Network, network_of
-from memplan.sources.catalog import load_gpu
-from memplan.training.exchange import ExchangeKind
+from memplan.sources.cards.catalog import load_gpu
+from memplan.training.splitting.exchange import ExchangeKind
 from memplan.verify.node_timing import (
     HOST_CONFIG,
     HOST_PASSES_S,

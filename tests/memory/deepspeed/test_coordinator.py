@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from memplan.memory.deepspeed.coordinator import FetchSettings
-from memplan.memory.ledger import Ledger
-from memplan.memory.programs.gathering import PlayedCoordinator
+from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
+from memplan.memory.replaying.ledger import Ledger
 
 KIB = 512
 """Elements that are 1 KiB in bf16."""

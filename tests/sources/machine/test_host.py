@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.report.machine_words import PACKAGES, SETTINGS, package_effect, setting_effect
+from memplan.report.lookups.machine_words import PACKAGES, SETTINGS, package_effect, setting_effect
 from memplan.sources.machine.host import host_here, limit_bytes, quotas
 from memplan.sources.machine.packages import packages_here
 from memplan.sources.machine.settings import VARIABLES, settings_here

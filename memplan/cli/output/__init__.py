@@ -1,0 +1,1 @@
+"""Where answers go: the terminal, files, pictures, other tools' formats."""

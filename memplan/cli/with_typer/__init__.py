@@ -1,0 +1,1 @@
+"""The command as Typer has it: help, completion, and what is wrong with a command line."""

@@ -1,0 +1,1 @@
+"""Which setups are modelled: the others are refused, never ignored."""

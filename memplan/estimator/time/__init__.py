@@ -1,0 +1,1 @@
+"""How long a step and a run take, and what they cost."""

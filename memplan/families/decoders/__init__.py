@@ -1,0 +1,1 @@
+"""Decoders that have no class yet."""

@@ -1,0 +1,156 @@
+"""Decoders whose layers differ, and whose kinds a function names."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memplan.families.decoders.mixtures import MAX_SOFTCAP
+from memplan.families.llama import (
+    DECODER_TASKS,
+    Variation,
+    decoder_model,
+    join_runs,
+    read_activation,
+    read_attention,
+)
+from memplan.families.request import ReadRequest, reject_task
+from memplan.fast_dataclass import dataclass
+from memplan.model.attention import AttentionSpec, RotarySpec
+from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
+from memplan.model.layers import EmbeddingSpec, LayerSpec, PromptSpec, StackSpec
+from memplan.model.mixers import (
+    CountedSpec,
+)
+from memplan.model.networks import FeedForwardSpec
+from memplan.model.norms import NormKind, NormSpec
+from memplan.model.parameters import ParameterTable
+from memplan.model.spec import ModelSpec, Task
+
+NORM = NormSpec(kind=NormKind.RMS)
+UPCAST_NORM = NormSpec(kind=NormKind.RMS_UPCAST)
+
+LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Older names of layer types (transformers' ``remap_legacy_layer_types``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hybrid:
+    """What one type's class fixes."""
+
+    kinds: Callable[[ConfigReader], list[str]]
+    """What each layer is, in order; equal words mean equal layers."""
+    layer: Callable[[ConfigReader, str], LayerSpec]
+    """The layer for one of those words."""
+    left_out: str = ""
+    """Whose activations are left out, in words."""
+    never_tied: bool = False
+    """The class ties no matrices whatever the config says."""
+    embedding_scaled: bool = False
+    unscaled_held: bool = False
+    """A name holds the embeddings as they were before."""
+    logits_scaled: bool = False
+    chunked_mask: bool = False
+    """Windows are chunks, whose mask is made for every sequence."""
+    upcasts_logits: bool = False
+    """The class makes fp32 logits itself."""
+    softcap_key: str = ""
+    """Which key, above 0, caps the logits."""
+    final_norm: NormSpec = NORM
+    embedding_norm: NormSpec | None = None
+    """Of what the token table looks up, inside it."""
+    recomputes: bool = True
+    """The class can checkpoint its activations."""
+    router_loss: bool = False
+    """It adds the routers' loss where ``output_router_logits`` is set."""
+    written_mask: bool = False
+    """The class writes the causal mask out whatever the kernel knows."""
+    mixed_masks: bool = False
+    """The class makes the full mask even where every layer has a window."""
+    local_rotary: bool = False
+    """Layers with a window have rotary tables of their own."""
+    extra_rows: Callable[[ConfigReader], int] = lambda _: 0
+    """Rows of the token table beside the vocabulary's."""
+    prompts: Callable[[ConfigReader], PromptSpec] | None = None
+    """Trained prompts before the tokens."""
+    tasks: tuple[Task, ...] = DECODER_TASKS
+    """What there are classes for, the usual one first."""
+
+
+def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> ModelSpec:
+    """A decoder of layers that differ."""
+    hidden_size = reader.integer("hidden_size")
+    made: dict[str, LayerSpec] = {}
+    layers = []
+    for each in kind.kinds(reader):
+        if each not in made:
+            made[each] = kind.layer(reader, each)
+        layers.append(made[each])
+    stack = StackSpec(
+        name="decoder",
+        runs=join_runs(layers),
+        embedding=EmbeddingSpec(
+            embedding_size=hidden_size,
+            norm=kind.embedding_norm,
+            norm_in_table=kind.embedding_norm is not None,
+            scaled=kind.embedding_scaled,
+            unscaled_held=kind.unscaled_held,
+            extra_rows=kind.extra_rows(reader),
+            prompts=kind.prompts(reader) if kind.prompts is not None else None,
+        ),
+        final_norm=kind.final_norm,
+        chunked_mask=kind.chunked_mask,
+        mixed_masks=kind.mixed_masks,
+        written_mask=kind.written_mask,
+        local_rotary=kind.local_rotary,
+    )
+    head = HeadSpec(
+        scaled=kind.logits_scaled,
+        router_loss=kind.router_loss and reader.flag("output_router_logits"),
+        upcast=kind.upcasts_logits,
+        softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
+        capped_at_once=bool(kind.softcap_key),
+    )
+    request = replace(request, task=reject_task(reader, request, *kind.tasks))
+    model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
+    return replace(
+        model,
+        head=replace(model.head, tied=model.head.tied and not kind.never_tied),
+        recomputes=kind.recomputes,
+        activations_left_out=f"activations of {kind.left_out}" if kind.left_out else "",
+    )
+
+
+def layer_kinds(reader: ConfigReader, *keys: str) -> list[str]:
+    """Layer types by their present names, one for each layer; empty where none are given."""
+    found = [LEGACY_KINDS.get(each, each) for each in reader.texts(*keys)]
+    count = reader.layers("num_hidden_layers")
+    if found and len(found) < count:
+        raise reader.fail(keys[0], f"names {len(found)} layers of {count}")
+    return found[:count]
+
+
+def counted(declare: Callable[[ParameterTable], None]) -> CountedSpec:
+    """Weights that a function declares."""
+    table = ParameterTable()
+    declare(table)
+    return CountedSpec(parameters=table.shapes())
+
+
+def plain_attention(
+    reader: ConfigReader, variation: Variation | None = None, *, rotary_share: float = 0.0
+) -> AttentionSpec:
+    """Grouped-query attention that rotates a share of each head; none by default."""
+    variation = variation or Variation(qkv_bias=False, output_bias=False)
+    spec = read_attention(reader, variation, reader.integer("hidden_size"))
+    rotated = int(spec.head_dim * rotary_share)
+    return replace(spec, rotary=RotarySpec(dim=rotated, joined=True) if rotated else None)
+
+
+def gated_network(reader: ConfigReader, *, bias_key: str = "") -> FeedForwardSpec:
+    """Llama's network."""
+    return FeedForwardSpec(
+        intermediate_size=reader.integer("intermediate_size"),
+        activation=read_activation(reader, "hidden_act"),
+        gated=True,
+        bias=reader.flag(bias_key) if bias_key else False,
+    )

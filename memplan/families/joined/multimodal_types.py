@@ -1,0 +1,213 @@
+"""The types of language models with towers, one row each.
+
+Sources: ``modeling_*.py`` and ``configuration_*.py`` of each type in transformers 5.23.
+"""
+
+from collections.abc import Mapping
+
+from memplan.families.multimodal_spec import Multimodal, Ties
+from memplan.families.nesting import PartSpec
+from memplan.families.projectors import convolved, drawing, joined, llava, plain, queried, sounds
+from memplan.families.projectors.towers import TEXT
+from memplan.model.towers.compared.joining import Joining, TowerJoin
+
+LLAMA = PartSpec(key=TEXT, model_type="llama")
+QWEN2 = PartSpec(key=TEXT, model_type="qwen2")
+COHERE2 = PartSpec(key=TEXT, model_type="cohere2")
+OWN = PartSpec(key=TEXT)
+"""The outer class says which class reads the text."""
+FLAT = PartSpec(key=TEXT, flat=True)
+"""Published files have the text's keys in the outer config."""
+OPT = PartSpec(key=TEXT, model_type="opt")
+GRANITE = PartSpec(key=TEXT, model_type="granite")
+
+MISTRAL_SMALL: Mapping[str, object] = {
+    "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768,
+    "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 40,
+    "num_key_value_heads": 8, "sliding_window": None, "vocab_size": 131072,
+}  # fmt: skip
+GOT_QWEN: Mapping[str, object] = {
+    "vocab_size": 151860, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+}  # fmt: skip
+GLM_ASR_TEXT: Mapping[str, object] = {
+    "vocab_size": 59264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+VOXTRAL_TEXT: Mapping[str, object] = {
+    "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "head_dim": 128,
+}  # fmt: skip
+GEMMA_2B: Mapping[str, object] = {
+    "vocab_size": 257152, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
+    "num_attention_heads": 8, "num_key_value_heads": 1,
+}  # fmt: skip
+
+SCATTERED = TowerJoin(joining=Joining.SCATTERED)
+CROSSED = TowerJoin(joining=Joining.CROSSED)
+COLLECTED = TowerJoin(joining=Joining.COLLECTED)
+SCATTERED_KEPT = TowerJoin(joining=Joining.SCATTERED, returned=True)
+COLLECTED_KEPT = TowerJoin(joining=Joining.COLLECTED, returned=True)
+SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
+
+MULTIMODALS: dict[str, Multimodal] = {
+    "llava": Multimodal(
+        declare=llava.llava,
+        text=PartSpec(key=TEXT, model_type="llama", flat=True),
+        ties=Ties.EITHER,
+        join=COLLECTED_KEPT,
+    ),
+    "vipllava": Multimodal(declare=llava.vip_llava, text=LLAMA),
+    "llava_next": Multimodal(declare=llava.llava_next, text=LLAMA, join=COLLECTED_KEPT),
+    "llava_next_video": Multimodal(
+        declare=llava.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED_KEPT
+    ),
+    "llava_onevision": Multimodal(
+        declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED_KEPT
+    ),
+    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED_KEPT),
+    "mistral3": Multimodal(
+        declare=llava.mistral3,
+        text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
+        join=COLLECTED_KEPT,
+    ),
+    "aya_vision": Multimodal(declare=joined.aya_vision, text=COHERE2, join=SCATTERED_KEPT),
+    "cohere2_vision": Multimodal(declare=joined.cohere2_vision, text=COHERE2, join=SCATTERED_KEPT),
+    "gemma3": Multimodal(declare=plain.gemma3, text=OWN, join=SCATTERED_KEPT, block_masks=True),
+    "paligemma": Multimodal(
+        declare=plain.paligemma,
+        text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
+        join=SCATTERED_KEPT,
+        block_masks=True,
+    ),
+    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED_KEPT),
+    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
+    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
+    "modernvbert": Multimodal(
+        declare=joined.modernvbert,
+        text=PartSpec(key=TEXT, model_type="modernbert"),
+        join=COLLECTED_KEPT,
+        plain_logits=True,
+    ),
+    "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED_KEPT),
+    "lfm2_vl": Multimodal(
+        declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2"), join=COLLECTED_KEPT
+    ),
+    "qwen2_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
+    "qwen2_5_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
+    "qwen3_vl": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "qwen3_vl_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "qwen3_5": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "qwen3_5_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
+    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
+    "exaone4_5": Multimodal(
+        declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4"), join=COLLECTED
+    ),
+    "kimi_k25": Multimodal(
+        declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3"), join=COLLECTED
+    ),
+    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, join=COLLECTED, ties=Ties.EITHER),
+    "video_llama_3": Multimodal(
+        declare=plain.video_llama3, text=QWEN2, join=COLLECTED_KEPT, ties=Ties.EITHER
+    ),
+    "minicpmv4_6": Multimodal(
+        declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text"), join=COLLECTED
+    ),
+    "muse_glimmer": Multimodal(declare=plain.muse, text=OWN, join=COLLECTED),
+    "ovis2": Multimodal(
+        declare=plain.ovis2,
+        text=QWEN2,
+        join=SCATTERED_KEPT,
+        output_rows=lambda whole, _: whole.integer("vocab_size"),
+    ),
+    "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
+    "instructblip": Multimodal(
+        declare=queried.instructblip,
+        text=OPT,
+        ties=Ties.INNER,
+        join=SCATTERED_KEPT,
+        left_out=QUERIED,
+    ),
+    "instructblipvideo": Multimodal(
+        declare=queried.instructblip, text=OPT, ties=Ties.INNER, left_out=QUERIED
+    ),
+    "blip-2": Multimodal(
+        declare=queried.blip2,
+        text=OPT,
+        ties=Ties.INNER,
+        head_in_base=True,
+        left_out=QUERIED,
+    ),
+    "qwen2_audio": Multimodal(
+        declare=sounds.qwen2_audio,
+        text=QWEN2,
+        left_out=SOUND,
+        join=TowerJoin(joining=Joining.PICKED),
+        attended_loss=True,
+    ),
+    "voxtral": Multimodal(
+        declare=sounds.voxtral,
+        text=PartSpec(key=TEXT, model_type="llama", fills=VOXTRAL_TEXT, always_fills=True),
+        left_out=SOUND,
+        join=SCATTERED,
+    ),
+    "glmasr": Multimodal(
+        declare=sounds.glm_asr,
+        text=PartSpec(key=TEXT, model_type="llama", fills=GLM_ASR_TEXT, always_fills=True),
+        left_out=SOUND,
+        join=TowerJoin(joining=Joining.PICKED, returned=True),
+    ),
+    "granite_speech": Multimodal(
+        declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+    ),
+    "deepseek_vl_hybrid": Multimodal(
+        declare=convolved.deepseek_vl_hybrid,
+        text=LLAMA,
+        join=SCATTERED_KEPT,
+        left_out="the vision towers",
+    ),
+    "got_ocr2": Multimodal(
+        declare=convolved.got_ocr2,
+        text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN),
+        join=SCATTERED_KEPT,
+    ),
+    "janus": Multimodal(
+        declare=drawing.janus,
+        text=LLAMA,
+        join=SCATTERED_KEPT,
+        left_out="the vision tower and the VQGAN",
+    ),
+    "glm_image": Multimodal(
+        declare=drawing.glm_image,
+        text=OWN,
+        join=TowerJoin(joining=Joining.UNSEEN),
+        ties=Ties.NEVER,
+        output_rows=lambda _, text: text.integer("vision_vocab_size"),
+    ),
+    "llama4": Multimodal(
+        declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True
+    ),
+    "mllama": Multimodal(declare=plain.mllama, text=OWN, join=CROSSED, plain_logits=True),
+    "step3p7": Multimodal(declare=convolved.step, text=OWN, join=COLLECTED_KEPT),
+    "kosmos-2.5": Multimodal(declare=queried.kosmos, text=OWN, ties=Ties.INNER),
+    "gemma4": Multimodal(
+        declare=plain.gemma4,
+        text=OWN,
+        join=COLLECTED_KEPT,
+        window_masks_key="use_bidirectional_attention",
+        left_out="the towers",
+    ),
+    "florence2": Multimodal(
+        declare=plain.florence2,
+        text=PartSpec(key=TEXT, model_type="bart"),
+        join=SCATTERED,
+        own_output=True,
+    ),
+    "granite_speech_plus": Multimodal(
+        declare=sounds.granite_speech, text=GRANITE, left_out="the audio tower and the Q-Former"
+    ),
+}

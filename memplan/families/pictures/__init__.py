@@ -1,0 +1,1 @@
+"""Models of pictures and of videos: transformers over patches, networks of convolutions, detectors."""

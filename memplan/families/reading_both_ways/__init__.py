@@ -1,0 +1,1 @@
+"""Encoders that have no class yet, and stacks that read one."""

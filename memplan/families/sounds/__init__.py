@@ -1,0 +1,1 @@
+"""Models of sound: speech in, words out, or the other way round; codecs."""

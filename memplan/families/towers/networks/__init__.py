@@ -1,0 +1,1 @@
+"""Towers that narrow a picture in stages, and networks of convolutions."""

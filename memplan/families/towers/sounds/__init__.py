@@ -1,0 +1,1 @@
+"""Towers for sound: convolutions of a signal, Conformers, codecs."""

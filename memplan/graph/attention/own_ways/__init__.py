@@ -1,0 +1,1 @@
+"""Attention of classes that go a way of their own."""

@@ -1,0 +1,1 @@
+"""Pictures that stay grids on the tape: convolutions, windows, stages."""

@@ -1,0 +1,303 @@
+"""Parts of convolutional networks, as torch runs them.
+
+cuDNN's workspaces are left out: which algorithm it takes, and what that asks for, only the library
+itself knows, on the card.
+"""
+
+from collections.abc import Callable
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.operations.activations import activation
+from memplan.graph.operations.convolutions import convolution, convolve
+from memplan.graph.operations.elementwise import dropout, dropout_probability
+from memplan.graph.towers.images import picture_size
+from memplan.graph.towers.state import Flow, from_batch
+from memplan.model.towers.body import (
+    BranchBody,
+    CallBody,
+    GateBody,
+    LessItselfBody,
+    ResidualBody,
+    TowerBody,
+    WaysBody,
+)
+from memplan.model.towers.gridded.nets import (
+    BatchNormBody,
+    ChannelDropBody,
+    ConvolutionBody,
+    DropoutBody,
+    DropPathBody,
+    GroupNormBody,
+    NetBody,
+    PaddingBody,
+    PixelsBody,
+    SigmoidBody,
+    Window,
+    WindowBody,
+)
+
+Write = Callable[[Tensor, TowerBody], Tensor]
+"""Writes any body's operations."""
+
+
+def pixels(t: Tape, body: PixelsBody, flow: Flow) -> Tensor:
+    """What the batch brings, in 16 bits where the model is."""
+    flow.grid = flow.picture = picture_size(t.options.image_size, body)
+    height, width = flow.grid
+    dtype = DType.FP32 if t.autocast is not None else t.compute
+    flow.pixels = from_batch(t, flow.items * body.channels * height * width, dtype)
+    return flow.pixels
+
+
+def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
+    """The operations of one part."""
+    match body:
+        case ConvolutionBody():
+            return _convolved(t, x, body, flow)
+        case BatchNormBody():
+            return batch_norm(t, x, body.module, body.channels)
+        case GroupNormBody():
+            out = group_norm(t, x, body.module, flow.items * body.groups)
+            if body.activation is not None:
+                out = activation(t, out, body.activation)
+            t.touch(x)
+            return out
+        case PaddingBody():
+            return _padded(t, x, body.rows, flow)
+        case WindowBody():
+            return _pooled(t, x, body, flow)
+        case SigmoidBody():
+            out = t.elementwise(OperationKind.SIGMOID, x)
+            t.touch(x)
+            return out
+        case DropoutBody():
+            return dropout(t, x, body.probability)
+        case ChannelDropBody():
+            return _channels_dropped(t, x, body, flow)
+        case DropPathBody():
+            return drop_path(t, x, flow.items)
+        case PixelsBody():
+            return pixels(t, body, flow)
+
+
+def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
+    """The operations of branches, and of what joins them."""
+    match body:
+        case CallBody():
+            return _called(t, x, body, write)
+        case WaysBody():
+            return _joined_ways(t, x, body, flow, write)
+        case ResidualBody():
+            return _residual(t, x, body, flow, write)
+        case LessItselfBody():
+            return _less(t, write(x, body.part), x)
+        case GateBody():
+            return _gated(t, x, body, flow, write)
+
+
+def _called(t: Tape, x: Tensor, body: CallBody, write: Write) -> Tensor:
+    """Parts of a module, with names in its frame."""
+    lingering = t.segment.lingering
+    outer = len(lingering)
+    made = x
+    for part in body.parts:
+        made = write(made, part)
+    t.touch(*lingering[outer:], x)
+    del lingering[outer:]
+    return made
+
+
+def _joined_ways(t: Tape, x: Tensor, body: WaysBody, flow: Flow, write: Write) -> Tensor:
+    before, after = flow.grid, None
+    given = []
+    for way in body.ways:
+        flow.grid = before
+        made = x
+        for part in way:
+            made = write(made, part)
+        after = after or flow.grid
+        if flow.grid != after:
+            made = resized(
+                t, made, made.numel // (flow.grid[0] * flow.grid[1]) * after[0] * after[1]
+            )
+        given.append(made)
+    flow.grid = after or before
+    out = t.concatenate(*given)
+    t.touch(x, *given)
+    return out
+
+
+def resized(t: Tape, x: Tensor, numel: int) -> Tensor:
+    """``interpolate``, which autocast runs in fp32: nothing is kept."""
+    read = x if t.autocast is None else t.cast(x, DType.FP32)
+    out = t.tensor(numel, read.dtype)
+    t.record(OperationKind.UPSAMPLE, (read,), (out,), gradients=(Gradient.FRESH,))
+    t.touch(x)
+    return out
+
+
+def _fewer(flow: Flow, kernel: int, stride: int, padding: int) -> None:
+    """Positions behind windows of a size, so far from one another.
+
+    Raises ``SetupError`` where a picture is too small for them.
+    """
+    height, width = ((side + padding - kernel) // stride + 1 for side in flow.grid)
+    if min(height, width) < 1:
+        msg = f"image_size: pictures are too small for this model, whose windows of {kernel} pixels find none"
+        raise SetupError(msg)
+    flow.grid = height, width
+
+
+def _convolved(t: Tape, x: Tensor, body: ConvolutionBody, flow: Flow) -> Tensor:
+    _fewer(flow, body.kernel, body.stride, body.padding)
+    positions = flow.items * flow.grid[0] * flow.grid[1]
+    if not body.standardized:
+        return convolution(t, x, body.module, positions, bias=body.bias)
+    weight = t.parameter(f"{body.module}.weight")
+    normed = t.tensor(weight.numel, weight.dtype)
+    statistics = [t.tensor(weight.shape[0], DType.FP32) for _ in range(2)]
+    t.record(
+        OperationKind.BATCH_NORM, (weight,), (normed, *statistics), saves=(weight, *statistics),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return convolve(t, x, normed, None, positions, weight.shape[0])
+
+
+def batch_norm(t: Tape, x: Tensor, module: str, channels: int) -> Tensor:
+    """``torch.nn.BatchNorm2d``: autocast leaves it its input's dtype; statistics are fp32."""
+    weights = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
+    for dtype in (t.compute if t.autocast is None else DType.FP32,) * 2:
+        t.hold_buffer(allocated_bytes(channels, dtype))
+    t.hold_buffer(allocated_bytes(1, DType.INT64))
+    out = t.tensor(x.numel, x.dtype)
+    statistics = [t.tensor(channels, DType.FP32) for _ in range(2)]
+    t.record(
+        OperationKind.BATCH_NORM, (x, *weights), (out, *statistics), saves=(x, *statistics, weights[0]),
+        gradients=(Gradient.FRESH,) * 3,
+    )  # fmt: skip
+    t.touch(x)
+    return out
+
+
+def group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
+    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
+    weights = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
+    read = x if t.autocast is None else t.cast(x, DType.FP32)
+    out = t.tensor(x.numel, read.dtype)
+    statistics = [t.tensor(groups, read.dtype) for _ in range(2)]
+    t.record(
+        OperationKind.LAYER_NORM, (read, *weights), (out, *statistics),
+        saves=(read, *statistics, *weights), gradients=(Gradient.FRESH,) * 3,
+    )  # fmt: skip
+    t.touch(x)
+    return out
+
+
+def _padded(t: Tape, x: Tensor, rows: int, flow: Flow) -> Tensor:
+    height, width = flow.grid
+    channels = x.numel // (height * width)
+    flow.grid = height + rows, width + rows
+    out = t.tensor(channels * flow.grid[0] * flow.grid[1], x.dtype)
+    t.record(OperationKind.PAD, (x,), (out,), gradients=(Gradient.FRESH,))
+    t.touch(x)
+    return out
+
+
+def _pooled(t: Tape, x: Tensor, body: WindowBody, flow: Flow) -> Tensor:
+    """The greatest number of a window and its place, or the mean."""
+    channels = x.numel // (flow.grid[0] * flow.grid[1])
+    if body.kernel:
+        _fewer(flow, body.kernel, body.stride, body.padding)
+    else:
+        flow.grid = 1, 1
+    out = t.tensor(channels * flow.grid[0] * flow.grid[1], x.dtype)
+    if body.window is Window.GREATEST:
+        places = t.tensor(out.numel, DType.INT64)
+        t.record(
+            OperationKind.MAX, (x,), (out, places), saves=(x, places), gradients=(Gradient.FRESH,)
+        )
+    else:
+        saves = (x,) if body.keeps_input else ()
+        t.record(OperationKind.MEAN, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,))
+    t.touch(x)
+    return out
+
+
+def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) -> Tensor:
+    before = after = flow.grid
+    past, added = x, x
+    ways = [body.branch, body.shortcut]
+    if body.shortcut_first:
+        ways.reverse()
+    for way in ways:
+        flow.grid = before
+        made = x
+        for part in way:
+            made = write(made, part)
+        if way is body.branch:
+            added, after = made, flow.grid
+            if body.names_branch:
+                t.linger(made)
+        else:
+            past = made
+    flow.grid = after
+    if body.scale:
+        added = t.mul(t.parameter(body.scale), added)
+    added = dropout(t, added, body.dropout)
+    if body.drop_path:
+        added = drop_path(t, added, flow.items)
+        if body.names_branch:
+            t.linger(added)
+    if body.in_place:
+        out = t.view(added, added.numel)
+        t.record(
+            OperationKind.ADD_IN_PLACE, (added, past), (out,),
+            gradients=(Gradient.ALIAS, Gradient.ALIAS),
+        )  # fmt: skip
+    else:
+        out = t.add(added, past)
+    t.touch(x)
+    return out
+
+
+def drop_path(t: Tape, x: Tensor, items: int) -> Tensor:
+    """What is left is divided by its share, and multiplied by one number for each sample."""
+    factors = t.tensor(items, x.dtype)
+    t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
+    out = t.mul(t.scale(x, OperationKind.DIV), factors)
+    t.touch(x)
+    return out
+
+
+def _channels_dropped(t: Tape, x: Tensor, body: ChannelDropBody, flow: Flow) -> Tensor:
+    """``torch.nn.Dropout2d``: nothing happens at probability 0."""
+    if dropout_probability(t, body.probability) == 0.0:
+        return x
+    factors = t.tensor(flow.items * body.channels, x.dtype)
+    t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
+    out = t.mul(x, factors)
+    t.touch(x)
+    return out
+
+
+def _less(t: Tape, left: Tensor, right: Tensor) -> Tensor:
+    out = t.tensor(left.numel, left.dtype)
+    t.record(OperationKind.SUB, (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
+    t.touch(left)
+    return out
+
+
+def _gated(t: Tape, x: Tensor, body: GateBody, flow: Flow, write: Write) -> Tensor:
+    before = flow.grid
+    gate = x
+    for part in body.parts:
+        gate = write(gate, part)
+    flow.grid = before
+    out = t.mul(x, gate)
+    t.touch(x, gate)
+    return out

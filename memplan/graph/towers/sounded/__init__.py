@@ -1,0 +1,1 @@
+"""Sound on the tape: signals, Conformers, decoders of transcripts."""

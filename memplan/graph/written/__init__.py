@@ -1,0 +1,1 @@
+"""Models written out layer by layer from a specification: types that have no class yet."""

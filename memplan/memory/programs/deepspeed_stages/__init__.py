@@ -1,0 +1,1 @@
+"""DeepSpeed's allocations, stage by stage (0.19.8)."""

@@ -1,0 +1,191 @@
+"""Stage 3's gathered parameters as blocks of a ledger (runtime/zero/partitioned_param_coordinator.py)."""
+
+from collections.abc import Callable, Sequence
+
+from memplan.memory.account import ComponentKind
+from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
+from memplan.memory.deepspeed.job import rounded
+from memplan.memory.deepspeed.partition import shard_numel
+from memplan.memory.replaying.ledger import Block, Ledger
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
+
+_BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
+
+
+class PlayedCoordinator(Coordinator):
+    """The coordinator, with its gathered parameters in a ledger.
+
+    What a first pass fetches becomes the trace of all later ones.
+    """
+
+    def __init__(
+        self,
+        settings: FetchSettings,
+        numels: Sequence[int],
+        ledger: Ledger,
+        *,
+        stream: int,
+        persistent: frozenset[int],
+    ) -> None:
+        super().__init__(settings, numels, [])
+        self.ledger = ledger
+        self.stream = stream
+        self.hiding = Hiding.AHEAD if stream else Hiding.NONE
+        self.ranks = Ranks(settings.num_ranks)
+        self.persistent = persistent
+        self.blocks: dict[int, Block] = {}
+        self.flat: dict[Handle, Block] = {}
+        self.recorded: list[Sequence[int]] = []
+        self.has_trace = False
+        self.is_recording = False
+        self.is_detaching = False
+        """What is let go stays alive as long as the graph needs it."""
+        self.detached: dict[int, list[Block]] = {}
+        self.second_shard: Callable[[int], Block] | None = None
+        """Makes a parameter's shard of the second set; None: there is one set alone."""
+        self.second: dict[int, Block] = {}
+        """Those that there are."""
+
+    def standing(self) -> object:
+        """What is gathered and on its way, to be compared."""
+        on_way = {
+            weight: (tuple(each.members), each.flat_bytes, each.copied, each.waiting)
+            for weight, each in self.handles.items()
+        }
+        counts = bool(self.recorded), len(self.detached), len(self.second)
+        return dict(self.sizes), dict(self.blocks), on_way, counts
+
+    def restart(self) -> None:
+        """``reset_step``: a forward pass begins."""
+        for weight in list(self.handles):
+            self._wait(weight)
+            self.drop(weight)
+        self.has_trace = bool(self.recorded)
+        self.is_recording = not self.has_trace
+        self.begin(self.recorded)
+
+    def visit(self, needed: Sequence[int]) -> None:
+        """A module is about to run."""
+        if self.has_trace and self.step == len(self.trace):
+            self._forget_trace()
+        if self.has_trace:
+            self.enter()
+            return
+        if self.is_recording:
+            self.recorded.append(needed)
+        self._bring_own(needed)
+
+    def _forget_trace(self) -> None:
+        """``_invalidate_trace``: a backward pass, where a forward one alone was recorded.
+
+        The next pass records anew.
+        """
+        for weight in list(self.handles):
+            self._wait(weight)
+            self.drop(weight)
+        self.recorded = []
+        self.has_trace = False
+
+    def leave(self, weights: Sequence[int]) -> None:
+        """A module has run."""
+        if not weights:
+            return
+        if self.has_trace:
+            self.release([weight for weight in weights if weight not in self.persistent])
+            return
+        for weight in weights:
+            if weight in self.sizes:
+                self.drop(weight)
+
+    def let_go(self, weights: Sequence[int]) -> None:
+        """Whatever the trace says of them."""
+        for weight in weights:
+            if weight in self.handles:
+                self._wait(weight)
+            if weight in self.sizes:
+                self.drop(weight)
+
+    def detach(self, weights: Sequence[int]) -> None:
+        """A module has run again; its backward pass holds its parameters."""
+        self.is_detaching = True
+        self.leave(weights)
+        self.is_detaching = False
+
+    def free_detached(self, weight: int) -> None:
+        """The backward pass is done with it."""
+        for block in self.detached.pop(weight, ()):
+            self.ledger.free(block)
+
+    def keep(self, weights: Sequence[int]) -> None:
+        """Gather what stays, one by one, on the main stream."""
+        for weight in weights:
+            if weight not in self.sizes:
+                size = self._padded_bytes(self.numels[weight])
+                super().hold(weight, size)
+                self._send(size)
+                name = "small parameters that stay gathered (stage3_param_persistence_threshold)"
+                self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
+
+    def hold(self, weight: int, num_bytes: int) -> None:
+        """Made on the stream of the all-gathers."""
+        super().hold(weight, num_bytes)
+        name = "gathered parameters"
+        self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream, _GATHERED, name)
+        if weight not in self.handles:
+            self._bring([weight])
+            self._send(num_bytes)
+
+    def drop(self, weight: int) -> None:
+        """Free it; before, where there is a second set of shards without it, this rank's is cut off."""
+        super().drop(weight)
+        self.cut_second(weight)
+        block = self.blocks.pop(weight)
+        if self.is_detaching:
+            self.detached.setdefault(weight, []).append(block)
+        else:
+            self.ledger.free(block)
+
+    def cut_second(self, weight: int) -> None:
+        """``_partition_param_sec``: the shard is made where it is missing."""
+        if self.second_shard is not None and weight not in self.second:
+            self.second[weight] = self.second_shard(weight)
+
+    def let_second_go(self) -> None:
+        """The weights have changed (``invalidate_secondary_tensor``)."""
+        for weight in sorted(self.second):
+            self.ledger.free(self.second[weight])
+        self.second.clear()
+
+    def hold_flat(self, handle: Handle) -> None:
+        """The buffer, then the shards that are joined into this rank's part of it."""
+        size, name = handle.flat_bytes, "flat buffers that gathered parameters come in"
+        self.flat[handle] = self.ledger.allocate(size, self.stream, _GATHERED, name)
+        self._bring(handle.members)
+        self._send(size)
+        # The shards are joined, and what arrives is copied out parameter by parameter.
+        self.ledger.exchange(ExchangeKind.COPY, 2 * size)
+
+    def drop_flat(self, handle: Handle) -> None:
+        """Free it."""
+        self.ledger.free(self.flat.pop(handle))
+
+    def _send(self, num_bytes: int) -> None:
+        """An all-gather, and where the shards are on the CPU or on NVMe their way to the GPU first."""
+        hiding, ranks = self.hiding, self.ranks
+        if self.settings.offloaded:
+            shard = num_bytes // self.settings.num_ranks
+            if self.settings.swapped:
+                read = int(self.settings.swapped * shard)
+                self.ledger.exchange(ExchangeKind.FROM_STORAGE, read, hiding=hiding)
+            self.ledger.exchange(ExchangeKind.TO_GPU, shard, hiding=hiding)
+        if self.settings.num_ranks > 1:
+            self.ledger.exchange(ExchangeKind.ALL_GATHER, num_bytes, ranks, hiding)
+
+    def _bring(self, weights: Sequence[int]) -> None:
+        """Shards from the CPU."""
+        settings = self.settings
+        if settings.offloaded and settings.num_ranks > 1:
+            shards = [shard_numel(self.numels[each], settings.num_ranks) for each in weights]
+            sizes = [rounded(shard * settings.weight_bytes) for shard in shards]
+            name = "shards from the CPU"
+            self.ledger.use(*sizes, stream=self.stream, kind=_BUFFERS, name=name)

@@ -1,0 +1,139 @@
+"""What the programs of all of DeepSpeed's stages share."""
+
+from collections.abc import Iterable, Sequence
+
+from memplan.dtypes import DType
+from memplan.graph.core.tensors import allocated_bytes
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
+from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.programs.program import Program, Weight
+from memplan.memory.replaying.ledger import Block, Ledger, Part
+from memplan.training.optimizers.script import Stepped
+from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
+
+HOST_PASSES_BYTES = 14
+"""Of each fp32 master on the CPU, what is read and written beside Adam's own update: the gradient scaled in place
+(``unscale_and_clip_grads``), the new weight cast."""
+
+
+class DeepSpeedProgram(Program):
+    """One rank of DeepSpeed, whatever its stage."""
+
+    num_steps = 3
+    """On a card that is just too small a run can die in its third step: 4 of 13 on the CUDA build."""
+
+    def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(job.given, ledger, workspace_bytes=workspace_bytes)
+        self.job = job
+        self.left_out += job.options.left_out
+        self.unsaved = job.options.unsaved
+        self.ranks = Ranks(job.num_ranks)
+        """Over which states are spread."""
+        self.last = True
+        """The optimizer steps after this micro-batch."""
+        self.adds = False
+        """This micro-batch's gradients are added to those of earlier ones."""
+
+    def number(self, weight: Weight) -> int:
+        """Where a weight stands among all parameters."""
+        return self.job.weights.number(*weight)
+
+    @property
+    def copied_weights(self) -> frozenset[int]:
+        """Copies of tied weights, which the first stage measures (``ds_pipe_replicated``)."""
+        tape = self.given.tape
+        stage = tape.options.stage
+        if stage is None or not stage.has_copy:
+            return frozenset()
+        return frozenset(self.number((each, 0)) for each in tape.segments[-1].parameters)
+
+    def make_optimizer(self) -> None:
+        """States are of master weights, which come later than the optimizer."""
+
+    @property
+    def trained(self) -> list[Weight]:
+        """What the optimizer steps, as the model declares it."""
+        kept = [weight for weight in self.weights if weight[0].requires_grad]
+        return sorted(kept, key=self.number)
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """Note whether the optimizer steps after it; ``engine.step()`` is called all the same."""
+        self.adds = not self.last
+        self.last = last
+        super().micro_batch(step, first=first, last=last)
+        if not last:
+            self.ledger.enter(Part.STEP, step)
+
+    def prepare_backward(self, *, last: bool) -> None:  # noqa: ARG002
+        """No backward pass of a pipeline reduces: what comes behind the last one does."""
+        self.last = False
+
+    def reduce_gradients(self) -> None:
+        """``ReduceGrads`` of a pipeline's schedule."""
+        self.last = True
+        self.end_backward()
+
+    def host_memory(self) -> HostMemory:
+        """The model while it is loaded, and a checkpoint on its way."""
+        return self.replicated_memory(part_numel=self.job.weights.num_trained)
+
+    def replicated_memory(self, *, part_numel: int) -> HostMemory:
+        """Where every rank holds all weights on its GPU, and so many elements of the states."""
+        job = self.job
+        return HostMemory(
+            load_bytes=job.model_bytes,
+            save_bytes=saved_bytes(job, part_numel=part_numel),
+            writer_bytes=writer_bytes(job, part_numel=part_numel),
+        )
+
+    def allocate(
+        self, num_bytes: int, kind: ComponentKind, name: str | Weight, *, stream: int = 0
+    ) -> Block:
+        """Ask for a block, rounded up as the allocator does."""
+        return self.ledger.allocate(rounded(num_bytes), stream, kind, name)
+
+    def use(self, *sizes: int, kind: ComponentKind, name: str | Weight, stream: int = 0) -> None:
+        """Ask for blocks that are all given back at once."""
+        kept = [rounded(size) for size in sizes if size]
+        self.ledger.use(*kept, stream=stream, kind=kind, name=name)
+
+    def use_in_turn(self, sizes: Iterable[int], *, name: str, stream: int = 0) -> None:
+        """Copies of these sizes, each given back before the next; of what is empty there is none."""
+        kept = (rounded(size) for size in sizes if size)
+        self.ledger.use_in_turn(kept, stream=stream, kind=ComponentKind.TEMPORARIES, name=name)
+
+    def free_all(self, blocks: list[Block]) -> None:
+        """Give blocks back, the first one first."""
+        self.ledger.free_all(blocks)
+        blocks.clear()
+
+    def step_masters(self, numels: Sequence[int], *, of: str, first: bool) -> None:
+        """One step over flat masters of these sizes [elements]."""
+        dtype = DType.BF16 if self.job.options.bf16_masters else DType.FP32
+        shards = [Stepped((numel,), dtype) for numel in numels]
+        self.optimizer.step(shards, of=of, first=first)
+
+    def step_on_host(self, numel: int) -> None:
+        """The optimizer's step over so many elements of fp32 masters in CPU RAM, and the new weights'
+        way to the GPU (``DeepSpeedCPUAdam``)."""
+        masters = Stepped((numel,), DType.FP32)
+        moved = self.optimizer.moved_bytes([masters])
+        if self.job.swaps_optimizer:
+            # Each group of states is read, stepped and written again, with pipeline_read and pipeline_write
+            # off as they are by default; gradients went there in the backward pass.
+            gradients = numel * DType.FP32.num_bytes
+            states = (moved - gradients) // 2
+            self.ledger.exchange(ExchangeKind.TO_STORAGE, gradients)
+            self.ledger.exchange(ExchangeKind.FROM_STORAGE, states + gradients)
+            self.ledger.exchange(ExchangeKind.TO_STORAGE, states)
+        self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved + HOST_PASSES_BYTES * numel)
+
+    @property
+    def hiding(self) -> Hiding:
+        """Whether gradients are reduced beside the backward pass."""
+        return Hiding.BEHIND if self.job.options.overlap_comm else Hiding.NONE
+
+    def copied(self, weight: Weight) -> int:
+        """A copy of a weight in its own dtype [bytes]."""
+        return allocated_bytes(weight[0].numel, self.given.formats.weights)

@@ -1,0 +1,496 @@
+"""Stage 3 of ZeRO (DeepSpeed 0.19.8, runtime/zero/stage3.py).
+
+Three streams take part where ``overlap_comm`` is on: the main one, that of the all-gathers, whose
+gathered parameters are made on it too, and that of the reduction. The first micro-batch has no trace
+yet: each module gathers its own parameters and lets them go at once, the small ones that are to stay
+included (``partitioned_param_coordinator.py``). A block that another stream uses is free when that
+stream has come past it (``record_stream``); here at once, as in a run whose streams keep up.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import Parameter
+from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.deepspeed.host import sharded_host
+from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.modules import Act, find_stops
+from memplan.memory.deepspeed.reduction import NORM_BYTES
+from memplan.memory.deepspeed.shards import (
+    FLAG_BYTES,
+    NORM_CHUNK,
+    fetch_settings,
+    module_numbers,
+    scatter_settings,
+    shard_plan,
+)
+from memplan.memory.engine_options import looks_for_overflow
+from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
+from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
+from memplan.memory.programs.program import Weight
+from memplan.memory.replaying.ledger import Block, Ledger, Part
+from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
+from memplan.training.choices_of_kernels.kernels import TILED_LOSSES
+from memplan.training.splitting.exchange import ExchangeKind
+
+GATHER_STREAM, REDUCE_STREAM = 1, 2
+_BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
+_GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
+_FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
+_NORM = "a gradient in fp32, for its norm"
+_OVERFLOW = "flags that look for overflow"
+
+
+class ShardedParametersProgram(DeepSpeedProgram):
+    """One rank that holds shards of everything."""
+
+    is_even = False
+
+    def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
+        super().__init__(job, ledger, workspace_bytes=workspace_bytes)
+        self.plan = shard_plan(job)
+        self.settings = scatter_settings(job)
+        self.numels = job.weights.numels
+        self.shards = self.plan.shards
+        self.reduce_stream = REDUCE_STREAM if job.options.overlap_comm else 0
+        self.order = sorted(self.weights, key=self.number)
+        """Weights as the model declares them."""
+        self.persistent = [
+            self.number(weight) for weight in self.order if weight[0] in self.plan.persistent
+        ]
+        fetching = fetch_settings(job)
+        self.gathers = fetching.gathers
+        self.traces = job.given.tape.kernels.loss not in TILED_LOSSES
+        """Steps begin with the model's own forward pass, which tells the coordinator so; ALST's recipes
+        call what is below the head, then the head for each tile."""
+        self.coordinator = PlayedCoordinator(
+            fetching,
+            self.numels,
+            ledger,
+            stream=GATHER_STREAM if job.options.overlap_comm else 0,
+            persistent=frozenset(self.persistent),
+        )
+        if job.options.hpz_partition_size > 1 and not job.offloads_param:
+            self.coordinator.second_shard = self._second_shard
+        self.found = find_stops(job.given.tape)
+        self.members: dict[tuple[int, int], list[list[int]]] = {}
+        """The parameters of each module of a segment's repetition."""
+        self.waiting: list[tuple[int, Block | None]] = []
+        """Parameters to be reduced next, and their gradients that lie outside the bucket."""
+        self.filled = 0
+        """Their elements."""
+        self.delayed: dict[int, Block] = {}
+        """Gradients that wait for others of their module."""
+        self.unreleased: dict[int, None] = {}
+        """Parameters that no hook lets go of in this backward pass."""
+        self.in_backward = False
+        self.begun: object = None
+        """What stood when the present micro-batch began, or the one before it."""
+
+    # -- loading ---------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """The model is sharded, the shards laid out flat; then masters, the bucket and gradients."""
+        job, ledger, plan = self.job, self.ledger, self.plan
+        trained = [weight for weight in self.order if weight[0].requires_grad]
+        shards = self._load_shards()
+        if not job.offloads_param:
+            for weight in trained:
+                ledger.free(shards[weight])
+            ledger.empty_cache()
+            flat = job.weight_bytes * plan.total
+            self.allocate(flat, ComponentKind.PARAMETERS, "this rank's shards")
+        if not job.offloads_optimizer:
+            self._make_masters()
+        if plan.bucket_bytes:
+            self.allocate(plan.bucket_bytes, _BUFFERS, "the reduce bucket, allocated once")
+        if not job.offloads_optimizer:
+            size, name = job.gradient_bytes * plan.total, "one for each shard, allocated once"
+            self.allocate(size, _GRADIENTS, name)
+        for weight in trained:
+            self._hang_hook(weight)
+
+    def _hang_hook(self, weight: Weight) -> None:
+        """A parameter is gathered to hang a hook on it, on one rank too."""
+        job = self.job
+        shard = job.weight_bytes * self.shards[self.number(weight)]
+        name = "a parameter gathered to hang a hook on it"
+        gathered = self.allocate(shard * job.num_ranks, _GATHERED, name)
+        if job.offloads_param:
+            self.use(shard, kind=_BUFFERS, name="shards from the CPU")
+        self.ledger.free(gathered)
+
+    def _load_shards(self) -> dict[Weight, Block]:
+        """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""
+        shards: dict[Weight, Block] = {}
+        if not self.job.options.zero_init:
+            whole = self.load_weights()
+            self.load_buffers()
+            for weight in self.order:
+                self._cut(weight, whole[weight], shards)
+            return shards
+        modules: dict[tuple[str, int, int], list[Weight]] = {}
+        for weight in self.order:
+            parameter, copy = weight
+            key = (parameter.module, copy, self.job.weights.owners[parameter] - self._place(weight))
+            modules.setdefault(key, []).append(weight)
+        for weights in modules.values():
+            blocks = [
+                self.ledger.allocate(
+                    weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
+                )
+                for weight in weights
+            ]
+            for weight, block in zip(weights, blocks, strict=True):
+                self._cut(weight, block, shards)
+        self.load_buffers()
+        return shards
+
+    def _place(self, weight: Weight) -> int:
+        """Its position within its segment."""
+        return self._places[weight[0]]
+
+    @cached_property
+    def _places(self) -> dict[Parameter, int]:
+        """The same of all parameters, each within the first segment that has it."""
+        found: dict[Parameter, int] = {}
+        for own in reversed(self.job.weights.segments):
+            found.update(own.positions)
+        return found
+
+    def _cut(self, weight: Weight, whole: Block, shards: dict[Weight, Block]) -> None:
+        self.coordinator.cut_second(self.number(weight))
+        if not self.job.offloads_param:
+            shard = self.shards[self.number(weight)]
+            size = self.job.weight_bytes * shard
+            shards[weight] = self.allocate(size, ComponentKind.PARAMETERS, weight)
+        self.ledger.free(whole)
+
+    def _second_shard(self, number: int) -> Block:
+        """Of the second set, which as many ranks share as ``zero_hpz_partition_size`` says."""
+        job = self.job
+        numel = self.shards[number] * job.num_ranks // job.options.hpz_partition_size
+        name = "a second set of shards (zero_hpz_partition_size)"
+        return self.allocate(job.weight_bytes * numel, ComponentKind.PARAMETERS, name)
+
+    def _make_masters(self) -> None:
+        """Each sub-group is cast and cloned; the variable of the cast is only then set anew."""
+        job, ledger = self.job, self.ledger
+        if job.given.formats.master_weights:
+            masters = f"{job.master_name}, of the same shards"
+            cast: Block | None = None
+            for group in self.plan.groups:
+                size = job.master_bytes * group
+                before, cast = cast, self.allocate(size, _TEMPORARIES, "a sub-group cast")
+                if before is not None:
+                    ledger.free(before)
+                self.allocate(size, ComponentKind.MASTER_WEIGHTS, masters)
+            if cast is not None:
+                ledger.free(cast)
+        largest = job.master_bytes * max(self.plan.groups, default=0)
+        zeros = f"{job.master_name} zeros of the largest sub-group"
+        self.use(largest, kind=_GRADIENTS, name=zeros)
+
+    def save(self) -> None:
+        """Module by module gathered, while the 16-bit model is put together on rank 0."""
+        if not self.job.options.gather_16bit_weights_on_model_save:
+            return
+        largest = 0
+        for segment in self.given.tape.segments:
+            modules: dict[str, list[int]] = {}
+            for each in segment.parameters:
+                modules.setdefault(each.module, []).append(each.storage.num_bytes)
+            for sizes in modules.values():
+                copies = 2 if len(sizes) > 1 and self.job.num_ranks > 1 else 1
+                largest = max(largest, copies * sum(sizes))
+        self.use(largest, kind=_GATHERED, name="one module at a time, on its way to rank 0's CPU")
+
+    def host_memory(self) -> HostMemory:
+        """The model while it is loaded, what is offloaded, and a checkpoint on its way."""
+        return sharded_host(self.job, shards=self.plan.shards, groups=self.plan.groups)
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def stops(self, segment: Segment) -> Stops | None:
+        """Where modules begin and end."""
+        return self.found[segment.index].stops
+
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """Fetch and release, in the order of the hooks."""
+        modules = self._modules(segment, repetition)
+        for act, number in acts:
+            if act is _HAND_OVER:
+                for index in sorted(self.delayed):
+                    self._take(index, self.delayed.pop(index))
+            elif not self.gathers:
+                continue
+            elif act is _FETCH:
+                self.coordinator.visit(modules[number])
+            elif act is _DETACH:
+                self.coordinator.detach(modules[number])
+            elif modules[number]:
+                self._release(segment, modules[number])
+
+    def _release(self, segment: Segment, members: list[int]) -> None:
+        """A module has run."""
+        if not self.in_backward:
+            self.coordinator.leave(members)
+            return
+        if _has_gradient(segment):
+            self.coordinator.leave(members)
+        else:
+            self.unreleased.update(dict.fromkeys(members))
+        # A frozen weight has no gradient that says when its product is through.
+        for each in members:
+            if not self.job.sizes.trainable[each]:
+                self.coordinator.free_detached(each)
+
+    def _modules(self, segment: Segment, repetition: int) -> list[list[int]]:
+        """What each module needs."""
+        key = (segment.index, repetition)
+        found = self.members.get(key)
+        if found is None:
+            modules = self.found[segment.index].modules
+            found = [module_numbers(each.weights, repetition) for each in modules]
+            self.members[key] = found
+        return found
+
+    # -- a micro-batch ---------------------------------------------------------------------------
+
+    def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
+        """What begins as the one before did is not played out again."""
+        standing = self._standing()
+        if not first and standing is not None and standing == self.begun:
+            return
+        self.begun = standing
+        super().micro_batch(step, first=first, last=last)
+
+    def forward_pass(self) -> None:
+        """The model's first hook tells the coordinator so."""
+        if self.gathers and self.traces:
+            self.coordinator.restart()
+        super().forward_pass()
+
+    def _standing(self) -> object:
+        """All that a micro-batch depends on, to be compared; None where it is not to be.
+
+        With offloaded gradients the last one of a step does more than others.
+        """
+        held = self.ledger.standing()
+        if held is None or self.settings.offloads or self.company is not None:
+            return None
+        return held, self.coordinator.standing()
+
+    def begin_backward(self) -> None:
+        """Hooks of forward passes, run again, let go as in any other."""
+        self.in_backward = True
+
+    def gradient_ready(self, weight: Weight, block: Block) -> None:
+        """Into the bucket, or after all others of a module that is taken as a whole."""
+        number = self.number(weight)
+        self.coordinator.free_detached(number)
+        if number in self.found.delayed:
+            self.delayed[number] = block
+        else:
+            self._take(number, block)
+
+    def _take(self, number: int, block: Block) -> None:
+        numel, limit = self.numels[number], self.settings.bucket_numel
+        if self.filled and self.filled + numel > limit:
+            self._reduce()
+        if self.settings.is_contiguous and self.filled + numel <= limit:
+            self.ledger.free(block)
+            self.waiting.append((number, None))
+        else:
+            self.waiting.append((number, block))
+        self.filled += numel
+
+    def _reduce(self) -> None:
+        """Reduce-scatter what waits, through casts and a flat copy; then the shards are taken."""
+        if not self.waiting:
+            return
+        ledger = self.ledger
+        copies = self._communicate()
+        for number, block in self.waiting:
+            self._take_shard(number)
+            if block is not None:
+                ledger.free(block)
+        for block in copies:
+            ledger.free(block)
+        self.waiting = []
+        self.filled = 0
+
+    def _communicate(self) -> list[Block]:
+        """The copies that are left when this rank's shards have come."""
+        settings, stream, ledger = self.settings, self.reduce_stream, self.ledger
+        width, ranks = settings.communication_bytes, settings.num_ranks
+        numels = [self.numels[number] for number, _ in self.waiting]
+        kind = ExchangeKind.REDUCE_SCATTER if settings.scatters else ExchangeKind.ALL_REDUCE
+        ledger.exchange(kind, width * sum(numels), self.ranks, self.hiding)
+        ledger.exchange(ExchangeKind.COPY, 4 * width * sum(numels))
+        outside = [self.numels[number] for number, block in self.waiting if block is not None]
+        flat_name = "the flat copy of gradients to reduce"
+        cast_name, recast_name = "gradients cast to be reduced", "reduced gradients cast to be kept"
+        casts: list[Block] = []
+        flat: Block | None = None
+        reduced = [self.shards[number] for number, _ in self.waiting]
+        if settings.is_contiguous and not settings.scatters and not outside:
+            reduced = [sum(numels)]
+            if ranks > 1:
+                flat = self.allocate(width * sum(numels), _BUFFERS, flat_name, stream=stream)
+        else:
+            if width != settings.weight_bytes:
+                casts = [
+                    self.allocate(width * numel, _BUFFERS, cast_name, stream=stream)
+                    for numel in outside
+                ]
+            if len(numels) > 1 or numels[0] % ranks:
+                size = width * sum(reduced) * ranks
+                flat = self.allocate(size, _BUFFERS, flat_name, stream=stream)
+        if width == settings.accumulated_bytes:
+            return [*([] if flat is None else [flat]), *casts]
+        recast = [
+            self.allocate(
+                settings.accumulated_bytes * numel, _GRADIENTS, recast_name, stream=stream
+            )
+            for numel in reduced
+        ]
+        for block in ([] if flat is None else [flat]) + casts:
+            ledger.free(block)
+        return recast
+
+    def _take_shard(self, number: int) -> None:
+        """Into its place; with offload it comes back from the CPU to be added to and measured, and the last one goes there
+        once more in the masters' format, while the host waits (``fp32_grad_tensor.copy_`` in ``partition_grads``)."""
+        if not self.settings.offloads:
+            return
+        stream, shard = self.reduce_stream, self.shards[number]
+        sent = self.settings.accumulated_bytes * shard
+        self.ledger.exchange(ExchangeKind.TO_HOST, sent, hiding=self.hiding)
+        self.ledger.exchange(ExchangeKind.TO_GPU, sent, hiding=self.hiding)
+        if self.last:
+            self.ledger.exchange(ExchangeKind.TO_HOST, self.job.master_bytes * shard)
+        size, name = self.settings.accumulated_bytes * shard, "gradient shards from the CPU"
+        arrived = self.allocate(size, _GRADIENTS, name, stream=stream)
+        if self.last:
+            size = NORM_BYTES * min(shard, NORM_CHUNK)
+            self.use(size, kind=_TEMPORARIES, name=_NORM, stream=stream)
+            if self.settings.accumulated_bytes != self.job.master_bytes:
+                size, name = self.job.master_bytes * shard, "gradient shards cast for the optimizer"
+                self.use(size, kind=_TEMPORARIES, name=name, stream=stream)
+        self.ledger.free(arrived)
+
+    def end_backward(self) -> None:
+        """What waits is reduced; then what no hook let go of goes, but for what stays."""
+        self._reduce()
+        stays = self.coordinator.persistent
+        self.coordinator.let_go([each for each in self.unreleased if each not in stays])
+        for number in list(self.coordinator.detached):
+            self.coordinator.free_detached(number)
+        self.unreleased.clear()
+        self.in_backward = False
+
+    def settle(self, *, num_micro_batches: int) -> None:
+        """A first micro-batch records in which order modules run, and lets go of each at once: where
+        modules run again their graph holds what is then gathered once more, and it is played out; so it is
+        where other passes than its own may be what is recorded."""
+        if self.gathers and (self.company or any(each.stops.again for each in self.found)):
+            self.train(0, num_micro_batches=min(num_micro_batches, 2))
+            return
+        if self.gathers and self.traces:
+            self.coordinator.recorded = list(self._order_of_modules())
+        super().settle(num_micro_batches=num_micro_batches)
+
+    def _order_of_modules(self) -> Iterator[Sequence[int]]:
+        """What each module needs, as forward and backward pass run them."""
+        passes = self.given.passes
+        for forward in passes.forward:
+            acts = forward_acts(self.found[forward.segment.index].stops)
+            for repetition in forward.repetitions:
+                yield from self._fetched(forward.segment, acts, repetition)
+        remaining = {segment.index: segment.repeat for segment in self.given.tape.segments}
+        for backward in passes.backward:
+            index = backward.segment.index
+            acts = backward_acts(backward, self.found[index].stops)
+            for _ in range(backward.repeats):
+                remaining[index] -= 1
+                yield from self._fetched(backward.segment, acts, remaining[index])
+
+    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[list[int]]:
+        modules = self._modules(segment, repetition)
+        return [modules[number] for act, number in acts if act is _FETCH]
+
+    # -- the update ------------------------------------------------------------------------------
+
+    def optimizer_step(self, *, first: bool) -> None:
+        """All is let go; norms one by one, sub-group by sub-group; then what stays is gathered."""
+        ledger = self.ledger
+        if self.gathers:
+            self.coordinator.let_go(range(len(self.numels)))
+        total = self.plan.total
+        if self.job.offloads_optimizer:
+            self.step_on_host(total)
+            if not self.job.offloads_param:
+                ledger.exchange(ExchangeKind.TO_GPU, self.job.weight_bytes * total)
+            elif swapped := self.job.swapped_share(total):
+                written = int(swapped * self.job.weight_bytes * total)
+                ledger.exchange(ExchangeKind.TO_STORAGE, written)
+        else:
+            moved = self.job.gradient_bytes + 2 * self.job.master_bytes + self.job.weight_bytes
+            ledger.exchange(ExchangeKind.COPY, total * moved)
+            if looks_for_overflow(self.given.setup) or ledger.shares_formats:
+                ledger.begin_aside(Part.OVERFLOW)
+                self._look_for_overflow()
+                ledger.end_aside()
+            norms = (NORM_BYTES * shard for shard in self.plan.trained)
+            self.use_in_turn(norms, name=_NORM)
+            for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
+                self._step_group(group, is_alone=count == 1, first=first)
+        if self.gathers:
+            self.coordinator.keep(self.persistent)
+            self.coordinator.let_second_go()
+
+    def _look_for_overflow(self) -> None:
+        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
+        ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
+        size, name = self.job.gradient_bytes * numel, "absolute values of all gradients"
+        absolute = self.allocate(size, _TEMPORARIES, name, stream=stream)
+        found = self.allocate(FLAG_BYTES * numel, _TEMPORARIES, _OVERFLOW, stream=stream)
+        ledger.free(absolute)
+        ledger.free(found)
+        self.use(FLAG_BYTES * numel, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
+
+    def _group_counts(self) -> list[int]:
+        """Parameters of each sub-group."""
+        counts: list[int] = []
+        shards = iter(self.plan.trained)
+        for group in self.plan.groups:
+            filled = count = 0
+            while filled < group:
+                filled += next(shards)
+                count += 1
+            counts.append(count)
+        return counts
+
+    def _step_group(self, group: int, *, is_alone: bool, first: bool) -> None:
+        """Flatten, cast, step: a single tensor is flat, and fp32 needs no cast."""
+        job, ledger = self.job, self.ledger
+        size = rounded(job.master_bytes * group)
+        gradient = None
+        if not is_alone:
+            flat_bytes, name = job.gradient_bytes * group, "a sub-group's gradients, flattened"
+            gradient = self.allocate(flat_bytes, _TEMPORARIES, name)
+        if job.gradient_bytes != job.master_bytes:
+            name = f"a sub-group's gradients, cast to {job.master_name}"
+            flat, gradient = gradient, ledger.allocate(size, 0, _TEMPORARIES, name)
+            if flat is not None:
+                ledger.free(flat)
+        self.step_masters([group], of="the shards", first=first)
+        if gradient is not None:
+            ledger.free(gradient)
+
+
+def _has_gradient(segment: Segment) -> bool:
+    """Whether a module's input has one, which sets the hook after its backward pass off."""
+    return segment.input is not None and segment.input.requires_grad

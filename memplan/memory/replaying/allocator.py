@@ -1,0 +1,251 @@
+"""torch's caching allocator, replayed: what a card must really hold, and where a job dies.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.13; ``get_free_block``, ``alloc_block``,
+``should_split``, ``free_block``, ``release_cached_blocks``): a request is rounded up, served by the
+smallest free block of its pool and stream that is large enough, and split where the rest is worth
+keeping; freed neighbours of one segment join; where no segment can be had, all wholly free segments
+are given back and it is tried once more.
+
+Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, which keeps their order.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.units import MIB, ceil_div
+
+SMALL_REQUEST_BYTES = 1 * MIB
+"""Up to here a request goes to the small pool (``kSmallSize``)."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""A segment of the small pool (``kSmallBuffer``)."""
+MEDIUM_SEGMENT_BYTES = 20 * MIB
+"""A segment of the large pool for a request below ``MEDIUM_REQUEST_BYTES`` (``kLargeBuffer``)."""
+MEDIUM_REQUEST_BYTES = 10 * MIB
+"""From here on a segment is made to measure (``kMinLargeAlloc``)."""
+SEGMENT_ROUNDING_BYTES = 2 * MIB
+"""To which such a segment is rounded up (``kRoundLarge``)."""
+
+_UNIT = ALLOCATION_ROUNDING
+_SMALL = SMALL_REQUEST_BYTES // _UNIT
+_SMALL_SEGMENT = SMALL_SEGMENT_BYTES // _UNIT
+_MEDIUM_SEGMENT = MEDIUM_SEGMENT_BYTES // _UNIT
+_MEDIUM_REQUEST = MEDIUM_REQUEST_BYTES // _UNIT
+_ROUNDING = SEGMENT_ROUNDING_BYTES // _UNIT
+_ADDRESS_BITS = 96
+"""Bits of an address in a pool's keys, which sort by size and then by address. No address is used twice,
+and a run may be one that no computer holds."""
+_ADDRESSES = (1 << _ADDRESS_BITS) - 1
+
+BlockInUse = tuple[int, int, int, list[int]]
+"""A block's address, its size and the request it serves, and its pool's free blocks."""
+Blocks = dict[int, BlockInUse]
+"""Blocks handed out, by the event that asked for them."""
+_Asked = tuple[int, int, int, list[int]]
+"""What is asked for in units, the least key that serves it, a rest that is not split off, and its pool."""
+
+EMPTY_CACHE = 0
+"""The event ``torch.cuda.empty_cache()``."""
+
+
+class CachingAllocator:
+    """The allocator's state; default settings (``expandable_segments:False``)."""
+
+    __slots__ = (
+        "_allocated", "_at", "_before", "_next", "_pools", "_requested", "_reserved", "_segments",
+        "capacity", "lacked", "num_flushes", "num_mallocs", "peak_allocated",
+        "peak_requested", "peak_reserved", "pressed",
+    )  # fmt: skip
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity = _ADDRESSES if capacity_bytes is None else capacity_bytes // _UNIT
+        self._pools: dict[int, list[int]] = {}
+        """Free blocks of each pool and stream as sorted ``size << bits | address``."""
+        self._at: dict[int, int] = {}
+        """Free blocks: address to size."""
+        self._before: dict[int, int] = {}
+        """Free blocks: the address where they end to their own."""
+        self._segments: dict[int, int] = {}
+        """Segments: address to size."""
+        self._next = 0
+        self._reserved = self._allocated = self._requested = 0
+        self.peak_requested = self.peak_allocated = self.peak_reserved = 0
+        self.num_mallocs = self.num_flushes = 0
+        self.lacked = _ADDRESSES
+        """The least capacity with which something else would have happened."""
+        self.pressed = 0
+        """The most that was reserved with what the cache was given back for."""
+
+    def replay(self, events: Sequence[int], streams: Mapping[int, int] | None = None) -> int | None:
+        """Follow events; return the number of the one at which memory runs out, None if it lasts.
+
+        Event number ``n`` allocates that many bytes where it is positive; ``~n``, negative, frees
+        what event ``n`` allocated; ``EMPTY_CACHE`` is what it says. ``streams`` names the stream of
+        an allocation where that is not 0.
+
+        >>> CachingAllocator().replay([512, ~0])
+        """
+        return self.follow(events, 0, streams or {}, self.blocks_in_use())
+
+    def follow(
+        self,
+        events: Sequence[int],
+        start: int,
+        streams: Mapping[int, int],
+        blocks: MutableMapping[int, BlockInUse],
+    ) -> int | None:
+        """Follow events of which the first is number ``start``, where ``blocks`` are handed out."""
+        pools, at, before = self._pools, self._at, self._before
+        asked: dict[int, _Asked] = {}
+        requested, allocated = self._requested, self._allocated
+        peak_requested, peak_allocated = self.peak_requested, self.peak_allocated
+        died_at = None
+        for number, event in enumerate(events, start):
+            if event < 0:
+                address, size, request, free = blocks.pop(~event)
+                requested -= request
+                allocated -= size
+                end = address + size
+                if end in at:
+                    after = at.pop(end)
+                    del free[bisect_left(free, after << _ADDRESS_BITS | end)]
+                    end += after
+                    size += after
+                if address in before:
+                    address = before.pop(address)
+                    joined = at[address]
+                    del free[bisect_left(free, joined << _ADDRESS_BITS | address)]
+                    size += joined
+                at[address] = size
+                before[end] = address
+                insort(free, size << _ADDRESS_BITS | address)
+                continue
+            if event == EMPTY_CACHE:
+                self.release_cached()
+                continue
+            found = asked.get(event)
+            if found is None or number in streams:
+                request = (event + _UNIT - 1) // _UNIT
+                small = request <= _SMALL
+                pool = streams.get(number, 0) << 1 | small
+                if pool not in pools:
+                    pools[pool] = []
+                found = request, request << _ADDRESS_BITS, 0 if small else _SMALL, pools[pool]
+                if number not in streams:
+                    asked[event] = found
+            request, least, worthless, free = found
+            position = bisect_left(free, least)
+            if position < len(free):
+                key = free.pop(position)
+                size, address = key >> _ADDRESS_BITS, key & _ADDRESSES
+                del at[address]
+                end = address + size
+            else:
+                size = _segment_size(request)
+                if not self._segment(size):
+                    died_at = number
+                    break
+                address = self._next
+                end = address + size
+                # A gap, so that blocks of two segments never join.
+                self._next = end + 1
+            rest = size - request
+            if rest > worthless:
+                remainder = address + request
+                at[remainder] = rest
+                before[end] = remainder
+                insort(free, rest << _ADDRESS_BITS | remainder)
+                size = request
+            else:
+                before.pop(end, None)
+            blocks[number] = (address, size, request, free)
+            requested += request
+            allocated += size
+            if requested > peak_requested:  # noqa: PLR1730  (a call costs a tenth of the replay)
+                peak_requested = requested
+            if allocated > peak_allocated:  # noqa: PLR1730
+                peak_allocated = allocated
+        self._requested, self._allocated = requested, allocated
+        self.peak_requested, self.peak_allocated = peak_requested, peak_allocated
+        return died_at
+
+    def blocks_in_use(self) -> "Blocks":
+        """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
+        return {}
+
+    def picture(self, blocks: "Blocks", name: Callable[[int], int]) -> object:
+        """All that later decisions depend on: each pool's blocks in the order of their addresses.
+
+        ``name`` tells blocks in use apart. Where one does not begin where the one before it ends,
+        another segment begins.
+        """
+        places = {id(free): [_place(key) for key in free] for free in self._pools.values()}
+        for number, (address, size, _, free) in blocks.items():
+            places[id(free)].append((address, size, name(number)))
+        return [
+            [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
+            for found in places.values()
+        ]
+
+    def _lacks(self, size: int) -> bool:
+        """Whether so much more is more than there is; if so, with which capacity it would not be."""
+        needed = self._reserved + size
+        if needed <= self.capacity:
+            return False
+        self.lacked = min(self.lacked, needed)
+        return True
+
+    def _segment(self, size: int) -> bool:
+        """Have a segment from the driver, giving back what is free where it cannot be had."""
+        if self._lacks(size):
+            self.num_flushes += 1
+            self.release_cached()
+            if self._lacks(size):
+                return False
+            self.pressed = max(self.pressed, self._reserved + size)
+        self.num_mallocs += 1
+        self._reserved += size
+        self._segments[self._next] = size
+        self.peak_reserved = max(self.peak_reserved, self._reserved)
+        return True
+
+    def release_cached(self) -> None:
+        """Give back every segment that is wholly free (``release_cached_blocks``)."""
+        segments = self._segments
+        for free in self._pools.values():
+            kept = []
+            for key in free:
+                address, size = key & _ADDRESSES, key >> _ADDRESS_BITS
+                if segments.get(address) == size:
+                    del segments[address], self._at[address], self._before[address + size]
+                    self._reserved -= size
+                else:
+                    kept.append(key)
+            free[:] = kept
+
+
+FREE = -1
+"""Stands for the name of a free block in a picture."""
+_PlacedBlock = tuple[int, int, int]
+"""Its address, its size, its name."""
+
+
+def _place(key: int) -> _PlacedBlock:
+    return key & _ADDRESSES, key >> _ADDRESS_BITS, FREE
+
+
+def _ends(blocks: list[_PlacedBlock]) -> Iterator[tuple[bool, _PlacedBlock]]:
+    """Each block, and whether it begins where the one before it ends."""
+    end = -1
+    for block in blocks:
+        yield block[0] == end, block
+        end = block[0] + block[1]
+
+
+def _segment_size(request: int) -> int:
+    """Of a new segment that a request is served from."""
+    if request <= _SMALL:
+        return _SMALL_SEGMENT
+    if request < _MEDIUM_REQUEST:
+        return _MEDIUM_SEGMENT
+    return ceil_div(request, _ROUNDING) * _ROUNDING

@@ -1,0 +1,446 @@
+"""A run replayed through the allocator, on a card with room or with little: by compiled code where that
+was built (``_replay.c``), and in Python where it was not, with the same answers.
+
+A run settles: from some step on each leaves the allocator as the one before it did, and all later ones
+are like it. Until then it is played; what survives a few steps may die in a later one.
+
+What a run does goes by capacity only where the allocator asks whether there is enough. So an answer
+holds for every capacity at which these questions are answered alike.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from memplan.fast_dataclass import dataclass
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.memory.replaying.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator
+from memplan.memory.replaying.expandable import ExpandableAllocator
+from memplan.memory.replaying.ledger import Cycle, with_sizes
+
+_UNIT = ALLOCATION_ROUNDING
+MAX_CYCLES = 64
+"""Further steps after which a run is not followed any more."""
+FEW_CYCLES = 3
+"""Further steps on capacities that are looked at on the way down to the least one: in 50 random runs 8 found no other."""
+LASTING = -2
+"""Stands for the name of a block that is in use from before the step that recurs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorPeaks:
+    """What a replay reached [bytes]."""
+
+    requested_bytes: int
+    """Requests, each rounded up to ``ALLOCATION_ROUNDING``: what is alive at most."""
+    allocated_bytes: int
+    """Blocks handed out, their unsplit rests included: ``max_memory_allocated``."""
+    reserved_bytes: int
+    """Segments: ``max_memory_reserved``."""
+    num_mallocs: int
+    """Calls of ``cudaMalloc``; of expandable segments pages that were mapped."""
+    num_flushes: int
+    """How often what is wholly free was given back for want of memory."""
+    died_at: int | None = None
+    """The event at which memory ran out; None: it did not."""
+    num_cycles: int = 0
+    """How often the step that recurs was played again."""
+    flushes_recur: bool = False
+    """The cache was given back in the last of these too."""
+    is_settled: bool = True
+    """The allocator's state had been there before, so that all later steps are like these."""
+    lacked_bytes: int | None = None
+    """The least capacity with which something else would have happened; None: there was room."""
+    pressed_bytes: int = 0
+    """The most that was reserved right after a flush: what the run could not have done without."""
+
+    def holds_on(self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES) -> bool:
+        """Whether the same happens in so many further steps on a card of another capacity; None: one with room."""
+        # What a run does later is no answer to what it does so far: else it would matter what was asked before.
+        is_over = self.is_settled or self.died_at is not None
+        if self.num_cycles > max_cycles or (self.num_cycles < max_cycles and not is_over):
+            return False
+        if capacity_bytes is None:
+            return self.lacked_bytes is None
+        if capacity_bytes < self.reserved_bytes:
+            return False
+        return self.lacked_bytes is None or capacity_bytes < self.lacked_bytes
+
+
+INTERFACE = 2
+"""Of the compiled code: raised with every change of what it is given or gives back. An editable installation may have
+an older one lying there."""
+
+
+class _Compiled(Protocol):
+    """The compiled code."""
+
+    def prepare(
+        self,
+        events: list[int],
+        streams: dict[int, int],
+        sizes: list[int],
+        before: int,
+        cycle: int,
+        expandable: bool,
+        /,
+    ) -> object:
+        """A run, stand-ins with their sizes; it keeps some states in which it was."""
+
+    def replay(
+        self, run: object, max_cycles: int, capacity: int, /
+    ) -> tuple[int, int, int, int, int, int, int, int, int, int, int]:
+        """Peaks, counts, where it died and how it settled; in units."""
+
+
+PURE_PYTHON = "MEMPLAN_PURE_PYTHON"
+"""Set in the environment to anything: the compiled code is neither built nor used."""
+
+
+def compiled_code() -> _Compiled | None:
+    """The compiled code, where it was built and is wanted."""
+    from os import environ  # asked for once
+
+    if environ.get(PURE_PYTHON):
+        return None
+    try:
+        from memplan.memory import _replay  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return None
+    found: _Compiled = _replay
+    return None if _is_old(found) else found
+
+
+def _is_old(compiled: object) -> bool:
+    return getattr(compiled, "INTERFACE", None) != INTERFACE
+
+
+def is_outdated() -> bool:
+    """Whether compiled code lies there that is of another version, and so is not used.
+
+    >>> is_outdated()
+    False
+    """
+    try:
+        from memplan.memory import _replay  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return False
+    return _is_old(_replay)
+
+
+COMPILED = compiled_code()
+"""None: replays are made in Python."""
+_ENDLESS = (1 << 63) // 8
+"""Of the compiled code: with this capacity something else would not have happened."""
+
+
+class Replayer:
+    """One run, asked what becomes of it on cards of several capacities."""
+
+    __slots__ = ("_cycle", "_events", "_expandable", "_num_events", "_run", "_streams")
+
+    def __init__(
+        self,
+        events: list[int],
+        streams: dict[int, int] | None = None,
+        cycle: Cycle | None = None,
+        *,
+        expandable: bool = False,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        """``sizes`` are what stand-ins among the events are for (``memplan.memory.shapes``) [bytes]."""
+        self._streams = streams or {}
+        self._cycle = cycle
+        self._expandable = expandable
+        self._num_events = len(events)
+        self._run: object = None
+        if COMPILED is not None:
+            self._run = self._prepared(COMPILED, events, [*sizes])
+        self._events: list[int] = []
+        if self._run is None:
+            self._events = with_sizes(events, sizes) if sizes else events
+
+    def _prepared(self, code: _Compiled, events: list[int], sizes: list[int]) -> object:
+        """As the compiled code takes it; None: blocks are larger than it counts."""
+        end = len(events)
+        before, start = self._cycle if self._cycle is not None else (end, end)
+        try:
+            return code.prepare(events, self._streams, sizes, before, start, self._expandable)
+        except OverflowError:
+            return None
+
+    @property
+    def caution(self) -> int:
+        """Into how many parts a surplus is cut to take one of them away (``floor_bytes``)."""
+        cycle = self._num_events - self._cycle.start if self._cycle is not None else 0
+        trials = TRIED_EVENTS // (self._num_events + cycle * FEW_CYCLES // 2)
+        least = LEAST_CAUTION if self._num_events < MANY_EVENTS else LEAST_CAUTION // 2
+        return min(MOST_CAUTION, max(least, trials // 3))
+
+    def on_card(
+        self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
+    ) -> AllocatorPeaks:
+        """What is reached with so much room for segments; None: with as much as it wants."""
+        if COMPILED is not None and self._run is not None:
+            return self._compiled(COMPILED, capacity_bytes, max_cycles)
+        return replayed(
+            self._events, self._streams, self._cycle, capacity_bytes=capacity_bytes,
+            max_cycles=max_cycles, expandable=self._expandable,
+        )  # fmt: skip
+
+    def _compiled(
+        self, code: _Compiled, capacity_bytes: int | None, max_cycles: int
+    ) -> AllocatorPeaks:
+        capacity = -1 if capacity_bytes is None else capacity_bytes // _UNIT
+        requested, allocated, reserved, mallocs, flushes, died_at, cycles, settled, lacked, pressed, flushing = (
+            code.replay(self._run, max_cycles, capacity)
+        )  # fmt: skip
+        return AllocatorPeaks(
+            requested_bytes=requested * _UNIT,
+            allocated_bytes=allocated * _UNIT,
+            reserved_bytes=reserved * _UNIT,
+            num_mallocs=mallocs,
+            num_flushes=flushes,
+            died_at=None if died_at < 0 else died_at,
+            num_cycles=cycles,
+            flushes_recur=bool(flushing),
+            is_settled=bool(settled) or self._cycle is None,
+            lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
+            pressed_bytes=pressed * _UNIT,
+        )
+
+
+def known_on(
+    found: Sequence[AllocatorPeaks], capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
+) -> AllocatorPeaks | None:
+    """An answer that holds for a card of this capacity, where there is one."""
+    return next(
+        (each for each in found if each.holds_on(capacity_bytes, max_cycles=max_cycles)), None
+    )
+
+
+def replay(
+    events: list[int],
+    streams: dict[int, int] | None = None,
+    cycle: Cycle | None = None,
+    *,
+    capacity_bytes: int | None = None,
+    expandable: bool = False,
+) -> AllocatorPeaks:
+    """Replay a run on a card of ``capacity_bytes``, or on one with room.
+
+    >>> replay([3 << 20, ~0]).reserved_bytes >> 20
+    20
+    """
+    return Replayer(events, streams, cycle, expandable=expandable).on_card(capacity_bytes)
+
+
+def replayed(
+    events: Sequence[int],
+    streams: dict[int, int],
+    cycle: Cycle | None,
+    *,
+    capacity_bytes: int | None,
+    expandable: bool,
+    max_cycles: int = MAX_CYCLES,
+) -> AllocatorPeaks:
+    """The same in Python."""
+    allocator: Any = (ExpandableAllocator if expandable else CachingAllocator)(capacity_bytes)
+    recurring = _Recurring(allocator, events, streams, cycle, max_cycles)
+    died_at = recurring.run()
+    lacked = allocator.lacked
+    return AllocatorPeaks(
+        requested_bytes=allocator.peak_requested * _UNIT,
+        allocated_bytes=allocator.peak_allocated * _UNIT,
+        reserved_bytes=allocator.peak_reserved * _UNIT,
+        num_mallocs=allocator.num_mallocs,
+        num_flushes=allocator.num_flushes,
+        died_at=died_at,
+        num_cycles=recurring.num_cycles,
+        flushes_recur=recurring.flushes,
+        is_settled=recurring.is_settled,
+        lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
+        pressed_bytes=allocator.pressed * _UNIT,
+    )
+
+
+class _Recurring:
+    """A run followed, and its last step again and again, until the allocator is as it was before."""
+
+    def __init__(
+        self,
+        allocator: Any,
+        events: Sequence[int],
+        streams: dict[int, int],
+        cycle: Cycle | None,
+        max_cycles: int,
+    ) -> None:
+        self.allocator = allocator
+        self.max_cycles = max_cycles
+        self.events = events
+        self.streams = streams
+        self.cycle = cycle
+        self.num_cycles = 0
+        self.flushes = False
+        self.is_settled = cycle is None
+
+    def run(self) -> int | None:
+        """Return the event at which memory ran out; None: it lasts."""
+        blocks = self.allocator.blocks_in_use()
+        died_at = self._follow(self.events, 0, blocks)
+        cycle = self.cycle
+        if died_at is not None or cycle is None:
+            return died_at
+        body, until = self.events[cycle.start :], 1
+        kept = self._picture(blocks, cycle)
+        while self.num_cycles < self.max_cycles:
+            for number in [each for each in blocks if each >= cycle.start]:
+                blocks[number - cycle.start + cycle.before] = blocks.pop(number)
+            before = self.allocator.num_flushes
+            died_at = self._follow(body, cycle.start, blocks)
+            self.num_cycles += 1
+            self.flushes = self.allocator.num_flushes > before
+            if died_at is not None:
+                return died_at
+            now = self._picture(blocks, cycle)
+            if now == kept:
+                self.is_settled = True
+                return None
+            # States may come back after several steps (Brent's way to find a cycle).
+            if self.num_cycles == until:
+                kept = now
+                until *= 2
+        return None
+
+    def _follow(self, events: Sequence[int], start: int, blocks: dict[int, Any]) -> int | None:
+        found: int | None = self.allocator.follow(events, start, self.streams, blocks)
+        return found
+
+    def _picture(self, blocks: dict[int, Any], cycle: Cycle) -> object:
+        start = cycle.start
+        drawn: object = self.allocator.picture(
+            blocks, lambda number: number - start if number >= start else LASTING
+        )
+        return drawn
+
+
+class OnCard(Protocol):
+    """Says what is reached with so much room for segments, in so many further steps at most."""
+
+    def __call__(
+        self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
+    ) -> AllocatorPeaks:
+        """What is reached; ``None``: with as much room as it wants."""
+
+
+TRIED_EVENTS = 1_000_000
+"""Of all replays of a run together, before capacities are passed over in longer steps."""
+LEAST_CAUTION, MOST_CAUTION = 16, 128
+"""Of large and of small runs. Against every range of capacities one by one, with 64 further steps each, either found
+the same in 50 of 50 random runs (seven models, all engines); with 8, one was 8 % too low (FSDP2 without checkpointing)."""
+MANY_EVENTS = 100_000
+"""Of runs with so many, as of pipelines, even fewer capacities are tried."""
+
+
+def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
+    """The least capacity for segments from which on every larger one is enough [bytes].
+
+    What fits is not monotone: with less room the cache is flushed sooner, other blocks serve other
+    requests, and a run that died may live again. So capacities are tried from what is reserved on a
+    card with room downwards, one range after the other that are answered alike, to the first with which
+    the run dies within a few steps. Where such ranges are narrow, one part in ``caution`` of what the
+    run has more than it was pressed for is passed over at a time. With what is found the run is then
+    played until it settles; should it die of that, longer and longer steps lead up to one with which it lives,
+    and what lies between the two is halved.
+
+    >>> run = Replayer([3 << 20, ~0, 30 << 20])
+    >>> floor_bytes(run.on_card) >> 20
+    30
+    """
+    floor = _walked_down(on_card, caution=caution, down_to_bytes=0)
+    found, step, dies = on_card(floor), 0, None
+    while found.died_at is not None:
+        assert found.lacked_bytes is not None, "a run dies for want of something"
+        dies = found.lacked_bytes - _UNIT
+        found = on_card(found.lacked_bytes + step)
+        step = 2 * step or SEGMENT_ROUNDING_BYTES
+    if dies is None:
+        return floor
+    return _between(on_card, dies, found.reserved_bytes, max_cycles=MAX_CYCLES)
+
+
+def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
+    """Whether a capacity is enough, and every larger one: what ``floor_bytes`` says, but sooner.
+
+    >>> run = Replayer([3 << 20, ~0, 30 << 20])
+    >>> is_enough(run.on_card, 30 << 20), is_enough(run.on_card, 28 << 20)
+    (True, False)
+    """
+    found = on_card(capacity_bytes)
+    if found.died_at is not None:
+        return False
+    if found.lacked_bytes is None:
+        return True
+    down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
+    return down <= capacity_bytes
+
+
+def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
+    """From what is reserved with room to the first capacity that a few steps die with, or to one that is
+    low enough."""
+    floor = on_card(None).reserved_bytes
+    while floor > down_to_bytes:
+        found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
+        if found.died_at is not None:
+            break
+        further = _further(floor, found, caution)
+        if further >= found.reserved_bytes:
+            floor = found.reserved_bytes
+        elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
+            floor = further
+        else:
+            return _between(on_card, further, found.reserved_bytes, max_cycles=FEW_CYCLES)
+    return floor
+
+
+def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
+    """The capacity to try next, by how much the last was more than enough [bytes]."""
+    surplus = (floor_bytes - found.pressed_bytes) // caution
+    return _rounded(floor_bytes - max(surplus, floor_bytes // caution**2))
+
+
+def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int, *, max_cycles: int) -> int:
+    """The least capacity with which a run lives, above one with which it dies, by bisection [bytes]."""
+    while True:
+        middle = _rounded((dies_bytes + lives_bytes) // 2)
+        if not dies_bytes < middle < lives_bytes:
+            return lives_bytes
+        found = on_card(middle, max_cycles=max_cycles)
+        if found.died_at is None:
+            lives_bytes = found.reserved_bytes
+        else:
+            assert found.lacked_bytes is not None, "a run dies for want of something"
+            dies_bytes = found.lacked_bytes - _UNIT
+
+
+def _rounded(capacity_bytes: int) -> int:
+    return capacity_bytes // SEGMENT_ROUNDING_BYTES * SEGMENT_ROUNDING_BYTES
+
+
+def islands(on_card: OnCard, *, below_bytes: int) -> list[tuple[int, int]]:
+    """Capacities below one with which a run lives all the same, each range with its end [bytes].
+
+    Down to what it asks for at its fullest, the largest first.
+    """
+    least = on_card(None).requested_bytes
+    found: list[tuple[int, int]] = []
+    end = below_bytes
+    while end > least:
+        answer = on_card(end - _UNIT)
+        start = max(answer.reserved_bytes, least)
+        if answer.died_at is None:
+            if found and found[-1][0] == end:
+                found[-1] = start, found[-1][1]
+            else:
+                found.append((start, end))
+        end = start
+    return found

@@ -1,0 +1,1 @@
+"""Runs block by block: recorded ones, predicted ones, and where they part."""

@@ -1,0 +1,1 @@
+"""Walking the tape: what each operation leaves alive, forward and backward."""

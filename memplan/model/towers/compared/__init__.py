@@ -1,0 +1,1 @@
+"""What towers' outputs are compared with, and what reads them, as data."""

@@ -1,0 +1,1 @@
+"""Pictures that stay grids, as data: convolutions, windows, stages."""

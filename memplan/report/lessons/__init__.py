@@ -1,0 +1,1 @@
+"""Lessons on single operations: what each keeps for the backward pass, and why."""

@@ -1,0 +1,1 @@
+"""Answers for scripts: documents, rows, and what each name in them means."""

@@ -1,0 +1,1 @@
+"""Where answers are drawn: the console, and tables and words laid out on it."""

@@ -1,0 +1,798 @@
+"""From a model, a GPU and a goal to the setups that fit, best first.
+
+The space: numbers of GPUs x engine, stage and offload x precision x parallel degrees x
+checkpointing, each with the largest micro-batch that fits. Offloading is tried where the same engine does not fit without it, and
+less recomputation where more of it fits. Unsplit models are tried in every way; of the many ways to split one the best
+are looked for (``BestFirst``).
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache, partial
+from typing import NamedTuple
+
+from memplan.errors import SetupError
+from memplan.estimator import Estimate, estimate, least_bytes
+from memplan.estimator.time.run_cost import TimeQuestion
+from memplan.fast_dataclass import replace
+from memplan.hardware.gpu import GpuSpec
+from memplan.memory.runtime import overhead_range
+from memplan.model.spec import ModelSpec
+from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, largest_of
+from memplan.search.changed_setups import lean_kernels
+from memplan.search.depth import with_layers
+from memplan.search.grid import with_global_batch
+from memplan.search.largest import most
+from memplan.search.node_ram import usual_node_bytes
+from memplan.search.planning.best_first import BestFirst, sized
+from memplan.search.planning.concessions import Concession
+from memplan.search.planning.degrees import Degrees, check_degrees, degrees_of, every_degree
+from memplan.search.planning.floors import is_known, resident_floor, states_floor, waiting_floor
+from memplan.search.planning.goal import (
+    EngineVariant,
+    Goal,
+    Objective,
+    Plan,
+    PlannedSetup,
+    Shortfall,
+)
+from memplan.search.planning.order import distance, rank_of
+from memplan.search.planning.sizes import model_sizes
+from memplan.search.planning.space import Candidate, Loss, Space, losses
+from memplan.search.planning.speed import (
+    ASSUMPTIONS,
+    MIXTURE_ASSUMPTIONS,
+    SPLIT_ASSUMPTIONS,
+    setup_speed,
+)
+from memplan.search.quantity import Quantity
+from memplan.training.setup import TrainingSetup
+
+SEQ_LEN_STEP = 128
+"""Sequences are lengthened by so many tokens: kernels work on blocks of them."""
+SPLIT_SETUPS = 3
+"""Ways to split a model over so many GPUs that are told where no degrees are named."""
+LEAN_TRIED = 3
+"""Of the best setups, so many are looked at with leaner kernels too."""
+HOPELESS = 2
+"""How many times a card's memory states alone take where no estimate is made of what else they do."""
+
+
+def plan(
+    model: ModelSpec,
+    goal: Goal,
+    gpu: GpuSpec,
+    *,
+    times: TimeQuestion | None = None,
+    stoppable: bool = False,
+) -> Plan:
+    """Search for the setups that reach a goal on one kind of GPU; by their times where these are asked for.
+
+    ``stoppable``: an interruption ends the search, and the plan is of what was found by then.
+
+    Raises ``SetupError`` where no combination of the goal's settings exists, and ``KeyboardInterrupt`` where
+    nothing was found before it.
+    """
+    return Planner(model, goal, gpu, times).run(stoppable=stoppable)
+
+
+class Failed(NamedTuple):
+    """What does not fit, even with the smallest size."""
+
+    candidate: Candidate
+    setup: TrainingSetup
+    """With that size."""
+    find_estimate: Callable[[], Estimate]
+    """What it needs."""
+
+
+class Planner:
+    """Walks the space of one goal."""
+
+    def __init__(
+        self, model: ModelSpec, goal: Goal, gpu: GpuSpec, times: TimeQuestion | None = None
+    ) -> None:
+        self.model = model
+        self.times = times
+        self.goal = goal
+        self.gpu = gpu
+        self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
+        self.sizes = model_sizes(model)
+        self.space = Space(goal, gpu, model)
+        self.best_first = BestFirst(goal, model, gpu, self.sizes)
+        self.found: list[PlannedSetup] = []
+        self.failed: list[Failed] = []
+        self.possible: set[tuple[object, ...]] = set()
+        """Ways to train of which an estimate was made, by everything but the number of GPUs."""
+        self.overfilling: list[Estimate] = []
+        self.losses = losses(goal)
+        """What may be given up and was not tried yet, the least first."""
+        self.refused = self.space.refused
+        self.num_ruled_out = 0
+        self.answers: dict[int, tuple[TrainingSetup, dict[int, Estimate]]] = {}
+        """Estimates of each setup, by micro-batch."""
+        self.open: dict[int, Candidate] = {}
+        """Of setups whose micro-batch is the largest by what they allocate, by their estimate: no replay bore it out."""
+        self.borne_out: dict[int, PlannedSetup | None] = {}
+        """What became of these, once a replay was asked; None: not even one sequence fits."""
+        self.waiting: dict[object, list[Candidate]] = {}
+        """What is offloaded, by what fits without it as far as that is known."""
+        self.stretches = goal.objective in (Objective.SEQ_LEN, Objective.LAYERS)
+        """What is looked for is no micro-batch: that is given, and offloading lengthens it."""
+        self.largest: dict[object, int] = {}
+        """The last size that fitted, by everything but the number of GPUs: where to look
+        first when there are more."""
+
+    def run(self, *, stoppable: bool = False) -> Plan:
+        """Try everything, rank what fits, and say what the rest lacks."""
+        check_degrees(self.goal.degrees, self.goal.num_gpus, self.sizes, self.model.name)
+        try:
+            ranked, front = self._look_through()
+        except KeyboardInterrupt:
+            self.found = [each for each in self.found if id(each.estimate) not in self.open]
+            if not (stoppable and self.found):
+                raise
+            # What falls short was not looked at whole, and saying what it lacks takes as long again.
+            self.failed.clear()
+            ranked = self._ranked()
+            return replace(self._plan_of(ranked, self._front(ranked)), is_interrupted=True)
+        return self._plan_of(ranked, front)
+
+    def _look_through(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
+        """Try every number of GPUs in every way, then the best of them with leaner kernels; what fits, and the front."""
+        counts = self._counts()
+        while self._try_more(counts):
+            pass
+        if not (self.found or self.failed or self.overfilling):
+            if self.num_ruled_out or self.best_first.num_ruled_out:
+                self._try_smallest()
+            if not self.failed:
+                reasons = (*self.refused, *self.best_first.refused)
+                raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
+        self._add_lean_kernels()
+        told = self._told_of()
+        while self._try_more(counts):
+            told = self._told_of()
+        return told
+
+    def _plan_of(self, ranked: list[PlannedSetup], front: list[PlannedSetup]) -> Plan:
+        """The answer: what fits in its order, and what the rest lacks."""
+        return Plan(
+            goal=self.goal,
+            gpu=self.gpu,
+            setups=tuple(self._told(each) for each in self._shown_of(ranked)),
+            num_fitting=len(self.found),
+            front=tuple(front),
+            shortfalls=tuple(self._shortfall(each, ranked) for each in self.failed),
+            overfilling=tuple(self.overfilling),
+            refused=tuple(self.refused),
+            num_ruled_out=self.num_ruled_out + self.best_first.num_ruled_out,
+            assumptions=(*self.model.assumptions, *ASSUMPTIONS, *self._split_assumptions(ranked)),
+        )
+
+    # -- the space -------------------------------------------------------------------------------
+
+    def _try_more(self, counts: list[int]) -> bool:
+        """Try what gives up more than what was tried so far, on numbers of GPUs that want for setups.
+
+        What gives up less comes first in a plan: where that is enough, the rest is not looked at. Returns False where
+        it is, or nothing is left.
+        """
+        lacking = [each for each in counts if self._lacks(each)]
+        if not lacking or not self.losses:
+            return False
+        loss = self.losses.pop(0)
+        for num_gpus in lacking:
+            plain, split = self._degrees(num_gpus)
+            self._try_all(num_gpus, plain, loss)
+            self._try_best(num_gpus, split, loss)
+        return True
+
+    def _lacks(self, num_gpus: int) -> bool:
+        """Whether a plan would tell more setups, or one on so many GPUs."""
+        quick = [each for each in self.found if not (each.offloads and self.goal.allow)]
+        return len(quick) < self.goal.limit or all(
+            each.setup.num_gpus != num_gpus for each in quick
+        )
+
+    def _counts(self) -> list[int]:
+        """Numbers of GPUs to try: of several, those that are whole nodes."""
+        counts = self.goal.num_gpus
+        whole = [each for each in counts if self._is_spread(each)]
+        if not whole:
+            return list(counts)  # trying them says why
+        left = [str(each) for each in counts if each not in whole]
+        if left:
+            self.refused[f"{', '.join(left)} GPUs, which cannot be spread evenly over nodes"] = None
+        return whole
+
+    def _is_spread(self, num_gpus: int) -> bool:
+        """Whether so many GPUs are as many on each node."""
+        try:
+            replace(TrainingSetup(), num_gpus=num_gpus, num_nodes=self.goal.num_nodes(num_gpus))
+        except SetupError:
+            return False
+        return True
+
+    def _degrees(self, num_gpus: int) -> tuple[list[Degrees], list[Degrees]]:
+        """Degrees of which every combination is tried, and those of which the best are."""
+        base, asked = self.goal.base, self.goal.degrees
+        own = degrees_of(base)
+        if not asked.any and (own != Degrees() or not self._may_choose_degrees(num_gpus)):
+            return [own], []
+        if self.stretches:
+            asked = asked.fixed_on(base)
+        found = list(every_degree(asked, self._full_base(), num_gpus, self.sizes))
+        if self.stretches:
+            return found, []
+        return [each for each in found if each == Degrees()], [
+            each for each in found if each != Degrees()
+        ]
+
+    def _full_base(self) -> TrainingSetup:
+        seq_len = self.goal.base.resolve(self.model.context_length).seq_len
+        return replace(self.goal.base, seq_len=seq_len)
+
+    def _may_choose_degrees(self, num_gpus: int) -> bool:
+        """Whether models are split that nobody asked to be: several GPUs, and all that is held is known."""
+        return num_gpus > 1 and not self.stretches and is_known(self.goal.base)
+
+    def _try_all(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
+        """Try every combination of these degrees."""
+        fitting: set[tuple[object, ...]] = set()
+        hopeless: set[tuple[object, ...]] = set()
+        for candidate in self.space.candidates(num_gpus, degrees, loss):
+            key = candidate.without_offload
+            if candidate.variant.offloads and key in fitting and not self.stretches:
+                self.waiting.setdefault(_way(candidate), []).append(candidate)
+                continue
+            own = candidate.way
+            if own in hopeless:
+                continue
+            if self._is_hopeless(candidate):
+                hopeless.add(own)
+                continue
+            if self._try(candidate):
+                fitting.add(key)
+            else:
+                hopeless.add(own)
+
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether states alone are beyond the card: such as are far beyond it are counted, the others are told.
+
+        How much these need is looked at when somebody asks. That they can be at all was seen on another number of GPUs.
+        """
+        if self.goal.objective is Objective.LAYERS:
+            return False  # fewer of them hold less
+        floor = states_floor(candidate.setup, self.sizes)
+        if floor > HOPELESS * self.gpu.capacity_bytes:
+            self.num_ruled_out += 1
+            return True
+        limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
+        if limited or floor <= self.limit_bytes or self._likely_key(candidate) not in self.possible:
+            return False
+        self.failed.append(
+            Failed(candidate, self._sized(candidate.setup, 1), self._smallest(candidate))
+        )
+        return True
+
+    def _smallest(self, candidate: Candidate) -> Callable[[], Estimate]:
+        """Makes the estimate of a candidate with the smallest size."""
+        return lambda: self._estimate(candidate.setup, 1)
+
+    def _try_best(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
+        """Look for the best combinations of these degrees: such as beat an unsplit model, unless
+        they were asked for."""
+        if not degrees:
+            return
+        asked = self.goal.degrees.any
+        if not asked and loss.given_up is not Concession.NONE:
+            return
+        unsplit = self._best_unsplit(num_gpus)
+        candidates = (
+            each
+            for each in self.space.candidates(num_gpus, degrees, loss)
+            if not each.variant.offloads
+        )
+        known, reasons = len(self.failed), dict(self.refused)
+        found = self.best_first.search(
+            candidates,
+            self._opened,
+            self._borne_out,
+            self._sizes,
+            room_bytes=self._room_bytes(num_gpus),
+            wanted=self.goal.limit if asked else SPLIT_SETUPS,
+            beats=None if asked else unsplit,
+        )
+        if (found or unsplit is not None) and not asked:
+            # Of ways that nobody asked for, what cannot be is no news.
+            del self.failed[known:]
+            self.refused.clear()
+            self.refused.update(reasons)
+        self.found += found
+
+    def _best_unsplit(self, num_gpus: int) -> tuple[float, ...] | None:
+        """The best place of a model that is not split over so many GPUs, borne out; None: there is none."""
+        while True:
+            own = [
+                each for each in self.found if each.setup.num_gpus == num_gpus and not each.offloads
+            ]
+            best = min(own, key=self._rank, default=None)
+            if best is None:
+                return None
+            if id(best.estimate) not in self.open:
+                return self._rank(best)
+            self._settle(best)
+
+    def _room_bytes(self, num_gpus: int) -> int:
+        """What may be allocated at most of a card [bytes]."""
+        overhead = overhead_range(self.gpu.compute_capability, num_communicators=int(num_gpus > 1))
+        return self.limit_bytes - overhead.high
+
+    def _try_smallest(self) -> None:
+        """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
+        num_gpus = max(self.goal.num_gpus)
+        plain, split = self._degrees(num_gpus)
+        every = [*plain, *split]
+        candidates = [
+            each
+            for loss in losses(self.goal)
+            for each in self.space.candidates(num_gpus, every, loss)
+        ]
+        floors = sorted(candidates, key=lambda each: states_floor(each.setup, self.sizes))
+        for candidate in floors:
+            try:
+                self._fail(candidate, self._estimate(candidate.setup, 1))
+            except SetupError as error:
+                self.refused[str(error)] = None
+                continue
+            return
+
+    # -- the best of what fits -------------------------------------------------------------------
+
+    def _ranked(self) -> list[PlannedSetup]:
+        """What fits, best first."""
+        ranked = sorted(self.found, key=self._rank)
+        if self.times is None:
+            return ranked
+        from memplan.search.planning.objective import ranked_by_time  # only then
+
+        return ranked_by_time(ranked, self.goal, self.times)
+
+    def _add_lean_kernels(self) -> None:
+        """The best ones once more with kernels that never have all logits, as their code base has them."""
+        for each in self._firsts(LEAN_TRIED):
+            lean = next(lean_kernels(self.model, each.setup, self.gpu), None)
+            if lean is None:
+                continue
+            try:
+                found = self._found(each, lean)
+            except SetupError:
+                continue
+            if found is not None:
+                self.found.append(found)
+
+    def _firsts(self, count: int) -> list[PlannedSetup]:
+        """So many of the best, all of them borne out."""
+        while True:
+            self.found = self._ranked()
+            each = self._first_open(self.found[:count])
+            if each is None:
+                return self.found[:count]
+            self._settle(each)
+
+    def _told_of(self) -> tuple[list[PlannedSetup], list[PlannedSetup]]:
+        """What fits, best first, and the front of memory and time; a replay bears out whatever is told."""
+        while True:
+            ranked = self._settled()
+            front = self._front(ranked)
+            each = self._first_open(front)
+            if each is None:
+                return ranked, front
+            self._settle(each)
+
+    def _front(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
+        if self.times is None:
+            return []
+        from memplan.search.planning.objective import memory_front  # only then
+
+        return memory_front(ranked, lambda each: id(each.estimate) in self.open)
+
+    def _first_open(self, setups: Iterable[PlannedSetup]) -> PlannedSetup | None:
+        return next((each for each in setups if id(each.estimate) in self.open), None)
+
+    def _settled(self) -> list[PlannedSetup]:
+        """What fits, best first; of what is shown, nothing flushes the allocator's cache in every step that need not.
+
+        A largest micro-batch may fit only so, and then waits for the GPU each time: a smaller one comes in its place
+        where that does without. Where what is looked for is the largest, it stays.
+        """
+        looked_at: set[int] = set()
+        while True:
+            ranked = self._ranked()
+            self.found = ranked
+            shown = self._shown_of(ranked)
+            each = next((each for each in shown if id(each.estimate) not in looked_at), None)
+            if each is None:
+                return ranked
+            if id(each.estimate) in self.open:
+                self._settle(each)
+                continue
+            looked_at.add(id(each.estimate))
+            if each.flushes or not each.estimate.flushes_every_step:
+                _ = each.estimate.required_bytes  # which is told, while its run is at hand
+                continue
+            calm = None if self._wants_largest else self._calmer(each)
+            looked_at.add(id((calm or each).estimate))
+            self.found[_place(self.found, each)] = calm or replace(each, flushes=True)
+
+    def _settle(self, each: PlannedSetup) -> None:
+        """Have a setup's micro-batch borne out, or one that is takes its place; where none fits, it goes."""
+        place = _place(self.found, each)
+        settled = self._borne_out(each)
+        if settled is not None:
+            self.found[place] = settled
+            return
+        del self.found[place]
+        way = _way(each)
+        if all(_way(other) != way for other in self.found):
+            for candidate in self.waiting.pop(way, ()):
+                self._try(candidate)
+
+    def _borne_out(self, each: PlannedSetup) -> PlannedSetup | None:
+        """The same where a replay says that it fits, or with the largest micro-batch that does; None: none does."""
+        number = id(each.estimate)
+        candidate = self.open.get(number)
+        if candidate is not None:
+            found = self._find(candidate, each.setup.micro_batch_size)
+            del self.open[number]
+            if found is not None and found.estimate is each.estimate:
+                found = each
+            elif found is not None:
+                found = self._borne_out(found)  # with other kernels, it may be
+            self.borne_out[number] = found
+        return self.borne_out.get(number, each)
+
+    @property
+    def _wants_largest(self) -> bool:
+        return self.stretches or self.goal.objective is Objective.BATCH
+
+    def _calmer(self, each: PlannedSetup) -> PlannedSetup | None:
+        """The same with the largest micro-batch with which nothing is flushed in every step; None: there is none."""
+        setup, largest = each.setup, each.setup.micro_batch_size
+        if setup.pipeline_parallel > 1:
+            return None
+        sizes = [size for size in self._sizes(setup) or range(1, largest) if size < largest]
+        best = largest_of(sizes, lambda size: not self._estimate(setup, size).flushes_every_step)
+        if best is None or not self._fits(self._estimate(setup, best)):
+            return None
+        return self._planned(each, self._estimate(setup, best))
+
+    def _found(self, each: PlannedSetup, setup: TrainingSetup) -> PlannedSetup | None:
+        """Another setup in the place of one that fits, with its own largest micro-batch."""
+        variant = EngineVariant(engine=setup.chosen_engine)
+        candidate = Candidate(
+            setup=setup, variant=variant, given_up=each.given_up, simplicity=each.simplicity,
+            tier=each.tier,
+        )  # fmt: skip
+        return self._opened_alone(candidate, setup.micro_batch_size)
+
+    def _shown_of(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
+        """As many as are wanted, the best of each number of GPUs among them."""
+        limit = self.goal.limit
+        firsts: dict[int, int] = {}
+        for place, each in enumerate(ranked):
+            firsts.setdefault(each.setup.num_gpus, place)
+        kept = set(sorted(firsts.values())[:limit])
+        for place in range(len(ranked)):
+            if len(kept) >= limit:
+                break
+            kept.add(place)
+        return [ranked[place] for place in sorted(kept)]
+
+    def _split_assumptions(self, ranked: Iterable[PlannedSetup]) -> tuple[str, ...]:
+        split = any(degrees_of(each.setup) != Degrees() for each in ranked)
+        mixed = MIXTURE_ASSUMPTIONS if self.sizes.num_experts else ()
+        return (*mixed, *SPLIT_ASSUMPTIONS) if split else mixed
+
+    def _sizes(self, setup: TrainingSetup) -> list[int]:
+        """The micro-batches that make up the global batch; without one, there is no list."""
+        total = self.goal.global_batch_size
+        if total is None:
+            return []
+        if total % setup.data_parallel:
+            msg = (
+                f"global_batch_size: {total} sequences cannot be spread evenly over "
+                f"{setup.data_parallel} data-parallel ranks"
+            )
+            raise SetupError(msg)
+        return divisors(total // setup.data_parallel)
+
+    # -- one candidate ---------------------------------------------------------------------------
+
+    def _try(self, candidate: Candidate) -> bool:
+        """Find the largest micro-batch of a candidate; whether there is one."""
+        found = self._opened(candidate)
+        if found is not None:
+            self.found.append(found)
+        return found is not None
+
+    def _opened(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
+        """A candidate with the largest micro-batch that it can have; ``first``: a likely one.
+
+        Whether a replay bears that out is left open until it matters.
+        """
+        try:
+            limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
+            if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
+                return None
+            found = self._left_open(candidate, first)
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
+        return self._find(candidate, first) if found is None else found
+
+    def _opened_alone(self, candidate: Candidate, first: int) -> PlannedSetup | None:
+        """The same of one in another's place: where it does not fit, nobody is told."""
+        found = self._left_open(candidate, first)
+        if found is not None:
+            return found
+        best = self._largest(candidate, first)
+        answer = self._estimate(candidate.setup, best) if best is not None else None
+        if answer is None or self._overfills_node(answer):
+            return None
+        return self._planned(candidate, answer)
+
+    def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
+        """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
+        if self.stretches or self.goal.global_batch_size is not None:
+            return None
+        key = self._likely_key(candidate)
+        most = self._search(candidate.setup).most(
+            first=first or self.largest.get(key, 1), limit=self._limit()
+        )
+        self.largest[key] = max(most, 1)
+        if not most:
+            return None
+        found = self._planned(candidate, self._estimate(candidate.setup, most))
+        self.open[id(found.estimate)] = candidate
+        return found
+
+    def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
+        """A candidate with its largest micro-batch; ``first``: a likely one."""
+        try:
+            best = self._largest(candidate, first)
+            if best is None:
+                smallest = self._estimate(candidate.setup, 1)
+                lean = self._lean(candidate, smallest)
+                if lean is None:
+                    self._fail(candidate, smallest)
+                return lean
+            answer = self._estimate(candidate.setup, best)
+            if self._overfills_node(answer):
+                return None
+        except SetupError as error:
+            self.refused[str(error)] = None
+            return None
+        return self._planned(candidate, answer)
+
+    def _fail(self, candidate: Candidate, smallest: Estimate) -> None:
+        """A candidate does not fit, even with the smallest size."""
+        self.possible.add(self._likely_key(candidate))
+        self.failed.append(Failed(candidate, smallest.setup, lambda: smallest))
+
+    def _planned(self, like: Candidate | PlannedSetup, answer: Estimate) -> PlannedSetup:
+        """An answer as one of the plan's setups."""
+        sizes = replace(self.sizes, num_params=answer.num_params)
+        return PlannedSetup(
+            estimate=answer,
+            speed=setup_speed(
+                answer.setup, answer.model, self.gpu, sizes,
+                trainable_params=answer.trainable_params,
+            ),
+            given_up=like.given_up,
+            tier=like.tier,
+            simplicity=like.simplicity,
+        )  # fmt: skip
+
+    def _lean(self, candidate: Candidate, smallest: Estimate) -> PlannedSetup | None:
+        """The same with kernels that never have all logits, where the card has room for the states."""
+        if smallest.held_bytes > self._room_bytes(candidate.setup.num_gpus):
+            return None
+        for setup in lean_kernels(self.model, candidate.setup, self.gpu):
+            try:
+                found = self._opened_alone(replace(candidate, setup=setup), 1)
+            except SetupError:
+                continue
+            if found is not None:
+                return found
+        return None
+
+    def _overfills_node(self, answer: Estimate) -> bool:
+        """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
+        node = self._node_bytes(answer)
+        if node is None or answer.host_bytes <= node:
+            return False
+        self.overfilling.append(replace(answer, node_memory_bytes=node))
+        return True
+
+    def _node_bytes(self, answer: Estimate) -> int | None:
+        """CPU RAM of a node, a usual one's where nobody says; None: nobody knows [bytes]."""
+        node = self.goal.node_memory_bytes
+        return node if node is not None else usual_node_bytes(answer.setup, self.gpu)
+
+    def _ram_room(self, answer: Estimate) -> int | None:
+        """What is left of it [bytes]."""
+        node = self._node_bytes(answer)
+        return None if node is None else node - answer.host_bytes
+
+    def _largest(self, candidate: Candidate, first: int | None) -> int | None:
+        setup = candidate.setup
+        if self.goal.global_batch_size is not None and not self.stretches:
+            sizes = self._sizes(setup)
+            if setup.pipeline_parallel > 1:
+                return self._fastest_of(setup, sizes)
+            if self._size_fits(setup, sizes[-1]):
+                # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
+                return sizes[-1]
+            return largest_of(sizes, lambda size: self._size_fits(setup, size))
+        key = self._likely_key(candidate)
+        search = self._search(setup)
+        best = search.run(first=first or self.largest.get(key, 1), limit=self._limit())
+        self.largest[key] = max(best, 1)
+        return best or None
+
+    def _search(self, setup: TrainingSetup) -> SizeSearch:
+        return SizeSearch(
+            lambda size: self._known(self._estimate(setup, size)),
+            self.limit_bytes,
+            looks_beyond=self.goal.objective is Objective.SEQ_LEN,
+            grows_activations=self.goal.objective is not Objective.LAYERS,
+            ram_room=self._ram_room,
+        )
+
+    def _likely_key(self, candidate: Candidate) -> tuple[object, ...]:
+        """What has about the same largest micro-batch on any number of GPUs."""
+        setup = candidate.setup
+        return (
+            candidate.variant, candidate.given_up, candidate.tier, setup.precision,
+            setup.checkpointing, degrees_of(setup),
+        )  # fmt: skip
+
+    def _fastest_of(self, setup: TrainingSetup, sizes: list[int]) -> int | None:
+        """The micro-batch with which a pipeline is fastest: large ones leave it few to be filled with."""
+        full = setup.resolve(self.model.context_length)
+        speeds: dict[int, float] = {}
+        for size in sizes:
+            with suppress(SetupError):  # micro-batches that are too few for the stages
+                cut = sized(full, size, self.goal.global_batch_size)
+                speeds[size] = setup_speed(
+                    cut, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
+                ).per_gpu
+        failed = MAX_MICRO_BATCH
+        for size in sorted(speeds, key=lambda each: (-speeds[each], each)):
+            if size >= failed:
+                continue
+            if self._size_fits(setup, size):
+                return size
+            failed = size
+        return None
+
+    def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
+        """Whether a size fits, what it holds at least being looked at first."""
+        cut = self._sized(setup, size)
+        least: float = least_bytes(self.model, cut, self.gpu)
+        if setup.pipeline_parallel == 1:
+            least += resident_floor(cut, self.sizes) + waiting_floor(cut, self.sizes)
+        else:
+            least = max(least, self.best_first.at_least(cut))
+        if least > self._room_bytes(setup.num_gpus):
+            return False
+        return self._fits(self._estimate(setup, size))
+
+    def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
+        """One estimate, made once: a search ends where it has been."""
+        _, answers = self.answers.setdefault(id(setup), (setup, {}))
+        answer = answers.get(size)
+        if answer is None:
+            answer = answers[size] = self._ask(setup, size)
+        return answer
+
+    def _ask(self, setup: TrainingSetup, size: int) -> Estimate:
+        """The estimate of one size of what the goal makes large."""
+        if not self.stretches:
+            return estimate(self.model, self._sized(setup, size), self.gpu)
+        if self.goal.global_batch_size is not None:
+            setup = with_global_batch(setup, self.goal.global_batch_size)
+        if self.goal.objective is Objective.LAYERS:
+            return estimate(with_layers(self.model, size), setup, self.gpu)
+        # A setup that was looked at before has the target length that went with its own.
+        target = self.goal.base.target_seq_len
+        longer = replace(setup, seq_len=size * SEQ_LEN_STEP, target_seq_len=target)
+        return estimate(self.model, longer, self.gpu)
+
+    def _limit(self) -> int:
+        """The largest size to look at."""
+        if self.goal.objective is Objective.LAYERS:
+            return most(self.model, Quantity.LAYERS)
+        if self.goal.objective is Objective.SEQ_LEN:
+            return most(self.model, Quantity.SEQ_LEN) // SEQ_LEN_STEP
+        return MAX_MICRO_BATCH
+
+    def _sized(self, setup: TrainingSetup, size: int) -> TrainingSetup:
+        return sized(setup, size, self.goal.global_batch_size)
+
+    def _known(self, answer: Estimate) -> Estimate:
+        """The answer, of which it can be said whether it fits.
+
+        Raises ``SetupError`` where the figure is a lower bound that would fit.
+        """
+        if answer.unmodelled and not answer.is_beyond(self.limit_bytes):
+            msg = (
+                f"{self.model.name}: left out of its figures are {', '.join(answer.unmodelled)}: "
+                "no setup can be said to fit; memplan estimate and sweep give what is counted"
+            )
+            raise SetupError(msg)
+        return answer
+
+    def _fits(self, answer: Estimate) -> bool:
+        return self._known(answer).fits_within(self.limit_bytes)
+
+    def _told(self, each: PlannedSetup) -> PlannedSetup:
+        node = self.goal.node_memory_bytes
+        return replace(each, estimate=replace(each.estimate, node_memory_bytes=node))
+
+    # -- the order -------------------------------------------------------------------------------
+
+    def _rank(self, each: PlannedSetup) -> tuple[float, ...]:
+        layers = each.estimate.model.num_layers
+        return rank_of(self.goal, each, each.setup, each.speed.per_gpu, layers)
+
+    def _shortfall(self, failed: "Failed", ranked: list[PlannedSetup]) -> Shortfall:
+        candidate = failed.candidate
+        return Shortfall(
+            setup=failed.setup.resolve(self.model.context_length),
+            limit_bytes=self.limit_bytes,
+            given_up=candidate.given_up,
+            tier=candidate.tier,
+            find_estimate=failed.find_estimate,
+            find_better=cache(partial(self._better, failed, ranked)),
+        )
+
+    def _better(self, failed: "Failed", ranked: list[PlannedSetup]) -> Estimate | None:
+        """What fits and is nearest to what does not, with its micro-batch where that fits: the change that is then told."""
+        for each in sorted(ranked, key=lambda each: distance(failed.candidate, each)):
+            smaller = self._no_larger(each.estimate, failed.setup)
+            if self._fits(smaller):
+                return smaller
+            settled = self._borne_out(each)
+            if settled is not None:
+                return settled.estimate
+        return None
+
+    def _no_larger(self, fitting: Estimate, setup: TrainingSetup) -> Estimate:
+        size = 1 if self.stretches else setup.micro_batch_size
+        if not self.stretches and fitting.setup.micro_batch_size <= size:
+            return fitting
+        return self._ask(fitting.setup, size)
+
+
+def _way(each: Candidate | PlannedSetup) -> tuple[object, ...]:
+    """What two share that differ only in what they offload, or in checkpointing, on so many GPUs."""
+    setup = each.setup
+    engine, precision = setup.chosen_engine, setup.chosen_precision
+    return (setup.num_gpus, engine, setup.zero_stage, each.given_up, precision, degrees_of(setup))
+
+
+def _place(setups: list[PlannedSetup], wanted: PlannedSetup) -> int:
+    return next(number for number, each in enumerate(setups) if each is wanted)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return small + [number // each for each in reversed(small) if each * each != number]

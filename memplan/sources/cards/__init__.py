@@ -1,0 +1,1 @@
+"""Cards, and what a site says of its own: the catalog, prices, pools."""

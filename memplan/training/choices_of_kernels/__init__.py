@@ -1,0 +1,1 @@
+"""Which kernels a training step runs, and what they are like."""

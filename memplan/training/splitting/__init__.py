@@ -1,0 +1,1 @@
+"""How a job is split over ranks, as data: degrees, stages, schedules."""
