@@ -60,6 +60,12 @@ OURS = ("outcomes.json", "plain.yaml")
 """Files of no one's facts but memplan's own."""
 
 
+def test_no_room_is_larger_than_a_reader_can_survey(checkout: Path) -> None:
+    folders = {each.parent for each in (checkout / "memplan").rglob("*.py")}
+    sizes = {folder.relative_to(checkout): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: size for name, size in sizes.items() if size > 25} == {}
+
+
 def test_the_data_card_names_every_file_its_source_and_licence(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
