@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memplan.classes.registry import CLASSES, TASKS
+from memplan.classes.registry import CLASSES, TASKS, base_class
 from memplan.model.config import ConfigReader
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class ClassBlueprint:
             renamed=renamed if isinstance(renamed, dict) else {},
             all_defaults=parts if isinstance(parts, dict) else {},
         )  # fmt: skip
+
+    def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the class's parameters, of each kind of layer once."""
+        return tuple(each.shape for each in base_class(self.family)(self.reader()).parameters())
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
         """Write the training step of the model's class on a new tape."""

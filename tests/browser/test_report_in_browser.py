@@ -142,7 +142,7 @@ def test_layout(browser: str, report: str, tmp_path: Path, width: int) -> None:
 def test_drawings(browser: str, report: str, tmp_path: Path, width: int) -> None:
     found = measure(browser, report, tmp_path, width=width)
 
-    assert len(found["drawings"]) == len(found["keyboard"]) == 2
+    assert len(found["drawings"]) == len(found["keyboard"]) == 3
     assert all(found["keyboard"]), "each has a table behind it, and scrolls with the keyboard"
     for drawing in found["drawings"]:
         assert drawing["width"] >= min(0.8 * width, 640)

@@ -196,7 +196,7 @@ def test_what_cannot_be_judged(
         ("pools: [{name: a, gpu: t4, count: true}]", "count: write a whole number"),
         ("pools: [{name: a, gpu: t4, count: 1, quota: 0}]", "quota: write a whole number"),
         ("pools: [{name: a, gpu: t4, count: 1, price: -1}]", "price: write what one GPU costs"),
-        ("pools: [{name: a, gpu: t4, count: 1, price: .inf}]", "price: write what one GPU costs"),
+        ("pools: [{name: a, gpu: t4, count: 1, price: .inf}]", "price' is inf, which is not a number"),
         ("pools: [{name: a, gpu: t4, count: 1, prize: 1}]", "Did you mean 'price'?"),
         ("pools: [{name: a, gpu: t44, count: 1}]", "gpu: "),
         ("pools: [{name: a, gpu: t4, count: 1, cpu_memory: lots}]", "cpu_memory: "),

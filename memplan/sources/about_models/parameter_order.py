@@ -11,7 +11,7 @@ def declared_order(model_type: str) -> tuple[tuple[str, ...], ...]:
     Each part is the name of a segment of the tape, then its modules, or single parameters where one
     module's do not stand together (``memplan.graph.declaration``).
 
-    >>> declared_order("deberta")[0]
+    >>> declared_order("big_bird")[0]
     ('embed', 'word_embeddings', 'position_embeddings', 'token_type_embeddings', 'norm')
     """
     row = _FILE.entry(model_type)
