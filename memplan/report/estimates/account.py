@@ -6,9 +6,8 @@ from memplan.estimator import Estimate, Verdict
 from memplan.memory.account import ComponentKind
 from memplan.memory.replaying.replay import MAX_CYCLES
 from memplan.memory.runtime import ByteRange
-from memplan.report.estimates.columns import (
-    plain_gib,
-)
+from memplan.report.estimates.changes import setup_label
+from memplan.report.estimates.columns import plain_gib
 from memplan.report.terminal.blocks import Column
 from memplan.training.choices import Offload
 from memplan.units import GIB, MIB
@@ -65,34 +64,29 @@ def host_lines(estimates: Sequence[Estimate]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def beside_lines(rows: Sequence[Sequence[Estimate]]) -> list[str]:
-    """What of each card's needs is not allocated, figure by figure, over all setups; of one what all GPUs need."""
-    by_card: dict[str, list[Estimate]] = {}
-    for row in rows:
-        for each in row:
-            if each.gpu is not None:
-                by_card.setdefault(each.gpu.short_name, []).append(each)
-    return [_beside_line(card, answers) for card, answers in by_card.items()]
+def beside_lines(estimates: Sequence[Estimate], *, named: bool = False) -> list[str]:
+    """What of each card's needs is not allocated, figure by figure, and what all GPUs need; ``named``: with whose setup."""
+    return list(
+        dict.fromkeys(_beside_line(each, named=named) for each in estimates if each.gpu is not None)
+    )
 
 
-def _beside_line(card: str, answers: Sequence[Estimate]) -> str:
-    parts = [f"CUDA context {_range_gib(*(each.context_bytes for each in answers))}"]
-    nccl = [each.nccl_bytes for each in answers if each.nccl_bytes.high]
-    if nccl:
-        parts.append(f"NCCL {_range_gib(*nccl)}")
-    lost = [each.fragmentation_bytes for each in answers]
-    ends = dict.fromkeys(f"{size / GIB:,.2f}" for size in (min(lost), max(lost)))
-    text = f"Of what {card} needs: {', '.join(parts)}, fragmentation {'-'.join(ends)} GiB"
-    each = answers[0]
-    if len(answers) == 1 and each.setup.num_gpus > 1:
+def _beside_line(each: Estimate, *, named: bool) -> str:
+    assert each.gpu is not None
+    parts = [f"CUDA context {_range_gib(each.context_bytes)}"]
+    if each.nccl_bytes.high:
+        parts.append(f"NCCL {_range_gib(each.nccl_bytes)}")
+    parts.append(f"fragmentation {each.fragmentation_bytes / GIB:,.2f}")
+    whose = f" with {setup_label(each.setup)}" if named else ""
+    text = f"Of what {each.gpu.short_name} needs{whose}: {', '.join(parts)} GiB"
+    if not named and each.setup.num_gpus > 1:
         together = _range_gib(each.all_gpus_bytes)
         text += f"; {each.setup.num_gpus} GPUs as full as this one: {together} GiB"
     return text
 
 
-def _range_gib(*found: ByteRange) -> str:
-    low, high = min(each.low for each in found), max(each.high for each in found)
-    return f"{low / GIB:,.1f}-{high / GIB:,.1f}"
+def _range_gib(found: ByteRange) -> str:
+    return f"{found.low / GIB:,.1f}-{found.high / GIB:,.1f}"
 
 
 def host_formulas(answer: Estimate) -> list[str]:

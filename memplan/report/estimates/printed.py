@@ -12,7 +12,7 @@ from memplan.report.estimates.account import (
     host_lines,
     reserved_lines,
 )
-from memplan.report.estimates.answer import Rows, print_answer
+from memplan.report.estimates.answer import Rows, gpu_answers, print_answer
 from memplan.report.estimates.assumed import (
     notes,
     precision_lines,
@@ -80,7 +80,7 @@ def print_comparison(
     console.print()
     print_assumed(console, rows, everything=shown.assumptions)
     print_notes(console, rows, everything=shown.assumptions)
-    for text in beside_lines(rows):
+    for text in beside_lines([each.chosen for each in gpu_answers(rows)], named=len(rows) > 1):
         print_dim(console, text)
     zero_init = any(loads_under_zero_init(row[0].setup) for row in rows)
     _print_words(console, SHORT_LEGEND, legend=shown.legend, zero_init=zero_init)
@@ -141,7 +141,7 @@ def _print_bytes(console: "Console", estimates: Sequence[Estimate], *, lifetimes
 
 def _print_beside(console: "Console", estimates: Sequence[Estimate], shown: Shown) -> None:
     """What comes on top of the bytes, and what the allocator makes of them."""
-    for text in beside_lines([estimates]):
+    for text in beside_lines(estimates):
         print_dim(console, text)
     if not shown.reserved:
         return
