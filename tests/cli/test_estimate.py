@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import memplan
+from memplan.memory.replaying.replay import Replayer
 from memplan.report.rows.schema import COLUMN_MEANINGS, ESTIMATE_MEANINGS, HINT_MEANINGS
 
 pytestmark = pytest.mark.long
@@ -24,6 +25,22 @@ def test_account(run: Run) -> None:
     for words in ("llama-3.2-1b", "1.24B", "H100-80", "backward", "optimizer states", "fits"):
         assert words in done.stdout
     assert done.stderr == ""
+
+
+def test_a_table_plays_no_more_runs_than_its_answer_asks(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A figure that a line about all setups wants of each once tripled the first command's time (944 replays for 92)."""
+    played = []
+    on_card = Replayer.on_card
+
+    def counted(self: Replayer, *arguments: Any, **options: Any) -> Any:
+        played.append(arguments)
+        return on_card(self, *arguments, **options)
+
+    monkeypatch.setattr(Replayer, "on_card", counted)
+    assert run(*JOB, "--seq-len", "536").exit_code == 0  # a length that no other test has played
+    assert 0 < len(played) <= 150
 
 
 WIDTHS = (40, 60, 80, 120, 200)
