@@ -72,23 +72,6 @@ class LightningSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaRuleSpec:
-    """Linear attention by the gated delta rule (Qwen3-Next, Qwen3.5)."""
-
-    num_key_heads: int
-    num_value_heads: int
-    """A multiple of the key heads."""
-    key_head_dim: int
-    value_head_dim: int
-    kernel_size: int
-    """Of the convolution that queries, keys and values pass."""
-    activation: Activation
-    """Behind that convolution."""
-    fused: bool
-    """Two linear layers make everything, rather than four (Qwen3-Next)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelDecaySpec:
     """Linear attention by the delta rule with a decay for each channel (Kimi Linear)."""
 
@@ -141,7 +124,6 @@ OtherMixer = (
     MixerSpec
     | ShortConvolutionSpec
     | LightningSpec
-    | DeltaRuleSpec
     | ChannelDecaySpec
     | TimeMixingSpec
     | GatedRecurrenceSpec

@@ -1,7 +1,7 @@
 """Decoders that mix linear attention or short convolutions with attention.
 
-Qwen3-Next and Qwen3.5 (gated delta rule), Kimi Linear (the same with a decay for each channel),
-MiniMax (lightning attention), LFM2 (convolutions).
+Kimi Linear (a delta rule with a decay for each channel), MiniMax (lightning attention), LFM2's mixture
+(convolutions).
 """
 
 from dataclasses import replace
@@ -14,15 +14,14 @@ from memplan.families.decoders.hybrids import (
     read_hybrid,
 )
 from memplan.families.decoders.latents import Latent, read_latent_attention
-from memplan.families.decoders.mixtures import DEEPSEEK_ROUTER, QWEN_ROUTER, Mixture, read_mixture
+from memplan.families.decoders.mixtures import DEEPSEEK_ROUTER, Mixture, read_mixture
 from memplan.families.llama import Variation, read_activation
 from memplan.families.request import ReadRequest
-from memplan.model.attention import AttentionSpec, OutputGate, RotarySpec
+from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
 from memplan.model.mixers import (
     ChannelDecaySpec,
-    DeltaRuleSpec,
     LightningSpec,
     ShortConvolutionSpec,
     TokenMixer,
@@ -33,7 +32,6 @@ from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec
 
 NORM = NormSpec(kind=NormKind.RMS)
-ZERO_CENTRED_NORM = NormSpec(kind=NormKind.RMS_GEMMA)
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -43,106 +41,6 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     if tied is None or "tie_embedding" not in reader.config:
         return model
     return replace(model, head=replace(model.head, tied=reader.flag("tie_embedding")))
-
-
-# -- Qwen3-Next, Qwen3.5 -------------------------------------------------------------------------
-
-
-def _qwen_types(reader: ConfigReader) -> list[str]:
-    """``layer_types``, or full attention in every fourth layer."""
-    named = layer_kinds(reader, "layer_types")
-    if named:
-        return named
-    interval = reader.integer("full_attention_interval", default=4)
-    count = reader.layers("num_hidden_layers")
-    return [
-        "linear_attention" if (number + 1) % interval else "full_attention"
-        for number in range(count)
-    ]
-
-
-def _qwen_next_kinds(reader: ConfigReader) -> list[str]:
-    dense = set(reader.integers("mlp_only_layers"))
-    step = reader.integer("decoder_sparse_step")
-    return [
-        f"{name} {'dense' if number in dense or (number + 1) % step else 'sparse'}"
-        for number, name in enumerate(_qwen_types(reader))
-    ]
-
-
-def _qwen_dense_kinds(reader: ConfigReader) -> list[str]:
-    return [f"{name} dense" for name in _qwen_types(reader)]
-
-
-def _qwen_sparse_kinds(reader: ConfigReader) -> list[str]:
-    return [f"{name} sparse" for name in _qwen_types(reader)]
-
-
-_QWEN_MIXTURE = Mixture(
-    router=QWEN_ROUTER,
-    shared_size="shared_expert_intermediate_size",
-    shared_first=True,
-    shared_gate=True,
-)
-
-
-def _qwen_next_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    return _qwen_layer(reader, kind, _QWEN_MIXTURE, fused=True)
-
-
-def _qwen_later_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    return _qwen_layer(reader, kind, replace(_QWEN_MIXTURE, normalizes=True), fused=False)
-
-
-def _qwen_layer(reader: ConfigReader, kind: str, mixture: Mixture, *, fused: bool) -> LayerSpec:
-    mixer, network = kind.split()
-    attention: AttentionSpec | DeltaRuleSpec
-    if mixer == "full_attention":
-        attention = _qwen_attention(reader, sections=not fused)
-    else:
-        attention = _delta_rule(reader, fused=fused)
-    return LayerSpec(
-        attention=attention,
-        feed_forward=read_mixture(reader, mixture)
-        if network == "sparse"
-        else gated_network(reader),
-        norm=ZERO_CENTRED_NORM,
-    )
-
-
-def _qwen_attention(reader: ConfigReader, *, sections: bool) -> AttentionSpec:
-    """Attention whose query projection gives a gate too, with norms and a quarter rotated."""
-    share = _rotary_share(reader, 0.25)
-    variation = Variation(query_key_norm=NormKind.RMS_GEMMA)
-    spec = plain_attention(reader, variation, rotary_share=share)
-    rotary = spec.rotary and replace(spec.rotary, sections=sections)
-    return replace(spec, rotary=rotary, output_gate=OutputGate.QUERIES)
-
-
-def _rotary_share(reader: ConfigReader, default: float) -> float:
-    nested = reader.mapping("rope_parameters")
-    value = nested.get("partial_rotary_factor") if nested is not None else None
-    if isinstance(value, int | float):
-        return float(value)
-    return reader.number("partial_rotary_factor", default=default)
-
-
-def _delta_rule(reader: ConfigReader, *, fused: bool) -> DeltaRuleSpec:
-    """Qwen3-Next fuses its projections, Qwen3.5 keeps them apart."""
-    keys, values = (
-        reader.integer("linear_num_key_heads"),
-        reader.integer("linear_num_value_heads"),
-    )
-    reader.divide("linear_num_value_heads", values, "linear_num_key_heads", keys)
-    return DeltaRuleSpec(
-        num_key_heads=keys,
-        num_value_heads=values,
-        key_head_dim=reader.integer("linear_key_head_dim"),
-        value_head_dim=reader.integer("linear_value_head_dim"),
-        kernel_size=reader.integer("linear_conv_kernel_dim"),
-        activation=read_activation(reader, "hidden_act"),
-        fused=fused,
-    )
 
 
 # -- Kimi Linear ----------------------------------------------------------------------------------
@@ -271,10 +169,6 @@ def _lfm_types(reader: ConfigReader) -> list[str]:
     return ["full_attention" if number in attends else "conv" for number in range(count)]
 
 
-def _lfm_dense_kinds(reader: ConfigReader) -> list[str]:
-    return [f"{name} dense" for name in _lfm_types(reader)]
-
-
 def _lfm_sparse_kinds(reader: ConfigReader) -> list[str]:
     num_dense = reader.integer("num_dense_layers", minimum=0)
     return [
@@ -294,10 +188,6 @@ _LFM_MIXTURE = Mixture(
 )
 
 
-def _lfm_dense_layer(reader: ConfigReader, kind: str) -> LayerSpec:
-    return _lfm_layer(reader, kind, _adjusted_network(reader))
-
-
 def _lfm_sparse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     if kind.endswith("sparse"):
         return _lfm_layer(reader, kind, read_mixture(reader, _LFM_MIXTURE))
@@ -306,19 +196,6 @@ def _lfm_sparse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
 
 def _network(size: int) -> FeedForwardSpec:
     return FeedForwardSpec(intermediate_size=size, activation=Activation.SILU, gated=True)
-
-
-def _adjusted_network(reader: ConfigReader) -> FeedForwardSpec:
-    """LFM2's: two thirds of the size asked for, scaled, rounded up."""
-    size = reader.integer("block_ff_dim", "intermediate_size")
-    if reader.flag("block_auto_adjust_ff_dim"):
-        size = int(2 * size / 3)
-        factor = reader.raw("block_ffn_dim_multiplier")
-        if factor is not None:
-            size = int(reader.number("block_ffn_dim_multiplier", maximum=1e6) * size)
-            multiple = reader.integer("block_multiple_of")
-            size = -(-size // multiple) * multiple
-    return _network(size)
 
 
 def _lfm_layer(
@@ -339,23 +216,7 @@ def _lfm_layer(
 
 
 LINEAR_ATTENTION: dict[str, Hybrid] = {
-    "qwen3_next": Hybrid(
-        kinds=_qwen_next_kinds,
-        layer=_qwen_next_layer,
-        final_norm=ZERO_CENTRED_NORM,
-    ),
-    "qwen3_5_text": Hybrid(
-        kinds=_qwen_dense_kinds,
-        layer=_qwen_later_layer,
-        final_norm=ZERO_CENTRED_NORM,
-    ),
-    "qwen3_5_moe_text": Hybrid(
-        kinds=_qwen_sparse_kinds,
-        layer=_qwen_later_layer,
-        final_norm=ZERO_CENTRED_NORM,
-    ),
     "kimi_linear": Hybrid(kinds=_kimi_kinds, layer=_kimi_layer),
     "minimax": Hybrid(kinds=_minimax_kinds, layer=_minimax_layer),
-    "lfm2": Hybrid(kinds=_lfm_dense_kinds, layer=_lfm_dense_layer),
     "lfm2_moe": Hybrid(kinds=_lfm_sparse_kinds, layer=_lfm_sparse_layer),
 }

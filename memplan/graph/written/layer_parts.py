@@ -106,7 +106,6 @@ MIXERS: Mapping[str, Writer] = {
     "SlidingChunksSpec": Writer("attention.own_ways.sliding_chunks", "sliding_chunks"),
     "BlockSparseSpec": Writer("attention.own_ways.block_sparse", "block_sparse"),
     "LightningSpec": Writer("mixers.lightning_attention", "lightning_attention"),
-    "DeltaRuleSpec": Writer("mixers.delta_rule", "delta_rule"),
     "ChannelDecaySpec": Writer("mixers.channel_decay", "channel_decay"),
     "ShortConvolutionSpec": Writer("mixers.convolution", "short_convolution", LayerBlock.MIXER),
     "TimeMixingSpec": Writer("mixers.rwkv", "time_mixing", LayerBlock.MIXER),
