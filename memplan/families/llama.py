@@ -6,7 +6,7 @@ from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import DECODER_CLASSIFIER, HeadSpec
 from memplan.model.layers import LayerRun, LayerSpec, StackSpec
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
@@ -103,16 +103,6 @@ def named_activation(reader: ConfigReader, key: str, name: str) -> Activation:
 
 ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu", "gelu_python": "gelu"}
 """Other names of the same function (transformers' ACT2FN)."""
-
-
-def read_feed_forward(reader: ConfigReader, *, bias: bool | None = None) -> FeedForwardSpec:
-    """A gated feed-forward network; ``bias`` where the class fixes it."""
-    return FeedForwardSpec(
-        intermediate_size=reader.integer("intermediate_size"),
-        activation=read_activation(reader, "hidden_act", "hidden_activation"),
-        gated=True,
-        bias=reader.flag("mlp_bias") if bias is None else bias,
-    )
 
 
 def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
