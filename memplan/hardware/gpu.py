@@ -122,6 +122,8 @@ class NodeSpec:
     num_gpus: int
     source: str
     """Where that was read."""
+    memory_bytes_per_s: int | None = None
+    """What its sockets read and write together, nominal; None: not known."""
 
     def share_bytes(self, num_gpus: int) -> int:
         """CPU RAM that goes with so many of its GPUs: what others leave a job that has not all of them [bytes].

@@ -38,12 +38,16 @@ SUMMED_S = 25e-6
 _SUMMED: tuple[tuple[tuple[int, int], float], ...] = (((10, 0), 0.695), ((9, 0), 0.74))
 """Of what rings reach, the rate at which messages are added up by the third and fourth generation of NVLink's switches: 274 of 370 GB/s on
 eight H100 (nccl-tests #212: 480 GB/s of bus bandwidth), 483 of 695 on eight B300 (NCCL #2140)."""
+HOST_MEMORY_SHARE = 0.2
+"""Of what a node's sockets read and write by their data sheet, what they reach with an optimizer's step: threads are bound to no cores, and
+most memory is another socket's. Two DGX A100 (two EPYC 7742, 410 GB/s) with two ranks step 3.1 billion parameters in 2.9 s, 2.5 with bound
+cores, transfers and passes included (DeepSpeed blogs/zenflow-corebinding); a node of eight A100 18 billion in 10 s (DeepSpeed #6834, 32 GPUs
+and 72 billion), four A100 6.7 billion in 4.6 s (blogs/deepspeed-zenflow, figure 4); a node of H100 26 billion in 9.6 s under a profiler (slime
+#1139). Alone and bound, the kernel reaches more: half of a Grace's (1 billion in 0.098 s: blogs/deepspeed-superoffload, figure 5). DeepSpeed's
+paper is remembered at 4 billion in a second (arXiv:2101.06840, table 4, not read again)."""
 HOST_MEMORY_BYTES_PER_S = 80_000_000_000
-"""What a node's CPUs reach in their memory with an optimizer's step, a fifth of two sockets' data sheet: threads are bound to no cores
-and lines are read before they are written. A node of eight A100 steps 18 billion parameters in 10 s (DeepSpeed #6834, 32 GPUs and 72
-billion), one process 11.6 billion in 8.2 s (DeepSpeed #735), fused AdamW of torch 4.0 billion in 4 s on a workstation (prime-rl #3210);
-bound cores give 1.3 times as much (DeepSpeed #7474). DeepSpeed's paper is remembered at 4 billion in a second (arXiv:2101.06840, table 4, not
-read again)."""
+"""The same where a node's sockets are not known: 1.4 billion parameters in a second with 28 bytes each and the engine's own passes, as one
+process stepped 11.6 billion in 8.2 s (DeepSpeed #735) and fused AdamW of torch 4.0 billion in 4 s on a workstation (prime-rl #3210)."""
 LEAF_NODES = 32
 """Nodes whose network cards hang on the same switches: a scalable unit of NVIDIA's DGX SuperPOD with H100."""
 PAGEABLE_SHARE = 1 / 4.5
@@ -96,6 +100,11 @@ class Network:
     """The switches between nodes add up all-reduces too (SHARP)."""
     is_pinned: bool = True
     """What goes to the host goes to pages that stay where they are: beside computing."""
+
+    @property
+    def to_host_pageable(self) -> float:
+        """The same of copies whose other end lies in pages that may move."""
+        return self.to_host * (PAGEABLE_SHARE if self.is_pinned else 1.0)
 
     @property
     def island(self) -> int:
@@ -167,6 +176,7 @@ def network_of(
         base_s=FIFTH_BASE_S if is_fifth else BASE_S,
         hop_s=FIFTH_HOP_S if is_fifth else HOP_S,
         gpus_per_node=gpus_per_node,
+        host_memory=_host_memory(gpu),
         num_joined=link.num_joined if link is not None else 0,
         summed_share=_summed_share(gpu),
         sums_between=sums_between,
@@ -199,6 +209,12 @@ def _host_share(gpu: GpuSpec | None, gpus_per_node: int) -> float:
         and gpus_per_node > GPUS_OF_AN_UPLINK
     )  # fmt: skip
     return HOST_ACHIEVED / GPUS_OF_AN_UPLINK if shares_uplink else HOST_ACHIEVED
+
+
+def _host_memory(gpu: GpuSpec | None) -> float:
+    """What the CPUs of a card's usual node reach [bytes/s]."""
+    rate = gpu.node.memory_bytes_per_s if gpu is not None and gpu.node is not None else None
+    return HOST_MEMORY_BYTES_PER_S if rate is None else HOST_MEMORY_SHARE * rate
 
 
 def _summed_share(gpu: GpuSpec | None) -> float:

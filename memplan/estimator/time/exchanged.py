@@ -19,7 +19,7 @@ _MOVED = frozenset({ExchangeKind.COPY, ExchangeKind.UPDATE})
 _TO_HOST = frozenset({ExchangeKind.TO_GPU, ExchangeKind.TO_HOST})
 _IN_TURN = frozenset({ExchangeKind.TO_GPU_IN_TURN, ExchangeKind.TO_HOST_IN_TURN})
 _STORAGE = frozenset({ExchangeKind.FROM_STORAGE, ExchangeKind.TO_STORAGE})
-_ON_HOST = _TO_HOST | _IN_TURN | _STORAGE | {ExchangeKind.HOST_UPDATE}
+_ON_HOST = _TO_HOST | _IN_TURN | _STORAGE | {ExchangeKind.HOST_UPDATE, ExchangeKind.TO_GPU_PAGEABLE}
 REMEMBERED = 4096
 """Passes: more than a sweep meets between two of the same kind."""
 
@@ -105,6 +105,8 @@ def exchange_seconds(exchange: Exchange, network: Network, rates: Rates) -> floa
         return exchange.num_bytes / network.to_host
     if kind in _IN_TURN:
         return exchange.num_bytes / network.to_host_alone
+    if kind is ExchangeKind.TO_GPU_PAGEABLE:
+        return exchange.num_bytes / network.to_host_pageable
     if kind in _STORAGE:
         return exchange.num_bytes / STORAGE_BYTES_PER_S
     if kind is ExchangeKind.HOST_UPDATE:

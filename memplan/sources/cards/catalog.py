@@ -267,6 +267,9 @@ def _node(gpu_id: str) -> NodeSpec | None:
                 memory_bytes=row["memory_gib"] * GIB,
                 num_gpus=row["num_gpus"],
                 source=catalog["node_sources"][row["source"]],
+                memory_bytes_per_s=_bytes_per_s(row["memory_gb_s"])
+                if "memory_gb_s" in row
+                else None,
             )
     return None
 

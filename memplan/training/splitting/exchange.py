@@ -22,6 +22,7 @@ class ExchangeKind(StrEnum):
     TO_GPU_IN_TURN = "host to GPU, one GPU at a time"
     TO_HOST_IN_TURN = "GPU to host, one GPU at a time"
     """Alone on a link that GPUs share."""
+    TO_GPU_PAGEABLE = "host to GPU, from pages that are not pinned"
     FROM_STORAGE = "reading from NVMe"
     TO_STORAGE = "writing to NVMe"
     HOST_UPDATE = "optimizer on the CPU"

@@ -328,8 +328,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.free_all(self.stale)
             self.free_all(owned)
             self.step_on_host(size)
-            # fp32 masters travel, and are cast on the GPU (``fp32_partition.to(...)`` in ``step``).
-            ledger.exchange(ExchangeKind.TO_GPU, max(job.weight_bytes, DType.FP32.num_bytes) * size)
+            # Cast on the CPU into a pinned buffer (``param_buffer_of_bit16_for_cpu_offload_groups`` in ``step``).
+            ledger.exchange(ExchangeKind.TO_GPU, job.weight_bytes * size)
             self._gather_weights()
             return
         # Gradients flattened and cast; masters copied into weights.
