@@ -74,6 +74,8 @@ _OFFLOAD_OPTIONS = (
     "buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "ratio", "super_offload",
 )  # fmt: skip
 
+_TIMED_IN_ZENFLOW = ("update_interval", "overlap_step")
+
 _NOT_OPTIONS = frozenset({
     "stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param",
     "cpu_offload_use_pin_memory", "legacy_stage1", "pipeline_loading_checkpoint",
@@ -319,6 +321,9 @@ class _Reader:
             names = [str(each) for group in value.values() for each in _listed(group)]
             if names:
                 self.options[name] = " ".join(names)
+            for own in _TIMED_IN_ZENFLOW if key == "zenflow" else ():
+                if isinstance(value.get(own), int):
+                    self.options[f"{key}.{own}"] = value[own]
         elif value != AUTO or name in _FILLED_IN:
             self.options[name] = value
 

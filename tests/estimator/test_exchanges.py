@@ -18,6 +18,7 @@ from memplan.estimator.time.exchanged import (
     exchange_seconds,
     exchanged_apart,
 )
+from memplan.estimator.time.step_time import time_of
 from memplan.estimator.time.timer import Case, Laid, Passed, Run, _stage
 from memplan.hardware.network import STORAGE_BYTES_PER_S, Network
 from memplan.memory.accounts import step_visits
@@ -115,7 +116,7 @@ def test_an_offloaded_optimizer_sends_gradients_there_and_weights_back() -> None
     dealt = {"round_robin_gradients": True}
     found = moved(zero_stage=2, offload_optimizer="cpu", engine_options=dealt)
     assert found["backward", KIND.TO_HOST] == 4 / 8  # in fp32
-    assert found["step", KIND.TO_GPU] == 4 / 8
+    assert found["step", KIND.TO_GPU] == 2 / 8  # cast on the CPU, from a pinned buffer
     assert found["step", KIND.HOST_UPDATE] == (28 + HOST_PASSES_BYTES) / 8
 
 
@@ -217,3 +218,31 @@ def test_the_host_asks_ahead_of_the_gpu() -> None:
     assert ended(slow, fast) == (14 + 5, 4)
     assert ended(fast, slow) == (15, 0)
     assert ended(fast, slow, asked=2.0) == (2 + 28, 15)
+
+
+def test_new_weights_of_stage_3_come_from_pages_that_are_not_pinned() -> None:
+    found = moved(zero_stage=3, offload_optimizer="cpu", engine_options=NO_CACHE)
+    assert found["step", KIND.TO_GPU_PAGEABLE] == pytest.approx(2 / 8)
+    kept_there = moved(
+        zero_stage=3, offload_optimizer="cpu", offload_param="cpu", engine_options=NO_CACHE
+    )
+    assert ("step", KIND.TO_GPU_PAGEABLE) not in kept_there
+
+
+def test_the_cpu_steps_beside_what_its_engine_lets_it() -> None:
+    """ZenFlow once in four steps; SuperOffload beside the backward pass, unless gradients are clipped, which waits for all."""
+
+    def seconds(stage: int, **options: object) -> float:
+        setup = memplan.TrainingSetup(
+            num_gpus=8, seq_len=4096, zero_stage=stage, checkpointing="full", offload_optimizer="cpu",
+            engine_options={key.replace("__", "."): value for key, value in options.items()},
+        )  # fmt: skip
+        job = Job.of(memplan.load_model("llama-3.1-8b"), setup, memplan.load_gpu("h100"))
+        return time_of(job).expected_s
+
+    each_time, deferred = seconds(2), seconds(2, zenflow__update_interval=4)
+    hidden = seconds(2, zenflow__update_interval=4, zenflow__overlap_step=True)
+    assert hidden < deferred < each_time
+    beside = seconds(3, offload_optimizer__super_offload=True)
+    clipped = seconds(3, offload_optimizer__super_offload=True, gradient_clipping=1.0)
+    assert beside < clipped == seconds(3)

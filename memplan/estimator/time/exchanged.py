@@ -46,6 +46,8 @@ class Exchanging(NamedTuple):
     lane: Lane
     seconds: float
     words: str
+    hiding: Hiding = Hiding.NONE
+    """Of what the CPUs do: beside the last backward pass (behind), or beside the next step (ahead)."""
 
 
 def beside_segments(visit: Visit, network: Network, rates: Rates) -> Mapping[int, Beside]:
@@ -88,7 +90,10 @@ def _beside_segments(same: _Same, network: Network, rates: Rates) -> Mapping[int
 def _exchanged_apart(same: _Same, network: Network, rates: Rates) -> tuple[Exchanging, ...]:
     return tuple(
         Exchanging(
-            _lane(exchange), count * exchange_seconds(exchange, network, rates), exchange.kind.value
+            _lane(exchange),
+            count * exchange_seconds(exchange, network, rates),
+            exchange.kind.value,
+            exchange.hiding if exchange.kind is ExchangeKind.HOST_UPDATE else Hiding.NONE,
         )
         for exchange, count in same.visit.exchanges
     )

@@ -26,7 +26,7 @@ from memplan.training.activation_offload import OFFLOAD_RULES
 from memplan.training.choices_of_kernels.kernels import KernelPreset
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
-from memplan.training.splitting.exchange import Group, Ranks, Visit
+from memplan.training.splitting.exchange import Group, Hiding, Ranks, Visit
 
 PRODUCTS = "products of matrices"
 ATTENTION = "attention"
@@ -144,6 +144,8 @@ class Run:
         # What is drawn is the step as it is expected.
         self.clock = Clock(interference=case.interference, draws=case.is_expected)
         self.sums: dict[str, float] = {}
+        self.last_backward_s = 0.0
+        """What the last backward pass took."""
 
     def add(self, words: str, seconds: float) -> None:
         """Count it with what a step consists of."""
@@ -312,7 +314,9 @@ class Timer:
             for side in self.beside.of_micro_batch:
                 run.side_pass(side)
             run.pass_over(forward)
+            start_s = run.clock.now_s
             run.pass_over(backward)
+            run.last_backward_s = run.clock.now_s - start_s
             if self.waits_each_time:
                 run.clock.synchronize()
             if before is not None:
@@ -433,12 +437,17 @@ class Timer:
     def update(self, run: Run) -> None:
         """The optimizer's step, and what goes with it."""
         case, clock = run.case, run.clock
-        for lane, seconds, words in self.updates:
+        beside_s = {
+            Hiding.NONE: 0.0,
+            Hiding.AHEAD: clock.now_s,
+            Hiding.BEHIND: run.last_backward_s,
+        }
+        for lane, seconds, words, hiding in self.updates:
             if lane is Lane.COMPUTE:
                 run.add(OPTIMIZER, case.compute * seconds)
                 clock.wait(lane, case.compute * seconds, "optimizer")
             elif lane is Lane.HOST:
-                clock.wait(lane, case.host * seconds, words)
+                clock.wait(lane, max(0.0, case.host * seconds - beside_s[hiding]), words)
             else:
                 clock.wait(lane, case.links * seconds, words)
         clock.asked_s += case.asked * self.step_asked_s

@@ -87,6 +87,12 @@ class DeepSpeedOptions:
     """Elements of each of them."""
     param_max_in_cpu: int = 1_000_000_000
     """Parameters that stay in CPU memory in spite of NVMe offload."""
+    zenflow_interval: int = 1
+    """Steps for each one of the CPU's (ZenFlow, ``update_interval``); between them the GPU updates what matters most."""
+    zenflow_overlaps: bool = False
+    """The CPU's step runs beside the next ones (``overlap_step``)."""
+    steps_beside_backward: bool = False
+    """The CPU steps a sub-group as soon as its gradients are there (SuperOffload without ``gradient_clipping``, which waits for all)."""
     partition_method: str = DEFAULT_METHOD
     """Of a pipeline, how layers are dealt to stages: uniform, parameters or type: with a pattern."""
     left_out: tuple[str, ...] = ()
@@ -136,6 +142,11 @@ def _dtype(name: str, value: object) -> DType | None:
     return found
 
 
+def _interval(name: str, value: object) -> int:
+    """What ``"auto"`` comes to is measured while it runs: one, which hides least."""
+    return 1 if value == AUTO else max(_count(name, value), 1)
+
+
 def _hpz(name: str, value: object) -> int:
     return max(_count(name, value), 1)
 
@@ -168,6 +179,8 @@ MODELLED: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "immediate_grad_update": ("immediate_grad_update", _flag),
     "compute_grad_norm": ("check_gradient_norm", _flag),
     "zero_init": ("zero_init", _flag),
+    "zenflow.update_interval": ("zenflow_interval", _interval),
+    "zenflow.overlap_step": ("zenflow_overlaps", _flag),
     "partition_method": ("partition_method", _method),
     "pin_memory": ("pin_memory", _flag),
     "offload_optimizer.pin_memory": ("pin_memory", _flag),
@@ -236,6 +249,8 @@ def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
     if "partition_method" in fields and setup.pipeline is None:
         msg = "engine_options: partition_method: is of pipelines; say pipeline_parallel"
         raise SetupError(msg)
+    if given.get("offload_optimizer.super_offload") is True and not given.get("gradient_clipping"):
+        fields["steps_beside_backward"] = setup.zero_stage is ZeroStage.PARAMETERS
     options = replace(DeepSpeedOptions(), **fields)  # type: ignore[arg-type]
     _check_sizes(setup, options)
     left_out, unsaved = _unmodelled(setup, given)

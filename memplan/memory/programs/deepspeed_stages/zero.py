@@ -116,7 +116,12 @@ class DeepSpeedProgram(Program):
 
     def step_on_host(self, numel: int) -> None:
         """The optimizer's step over so many elements of fp32 masters in CPU RAM, and the new weights'
-        way to the GPU (``DeepSpeedCPUAdam``)."""
+        way to the GPU (``DeepSpeedCPUAdam``).
+
+        ZenFlow does so once in ``zenflow_interval`` steps, of each of which this is a share, and beside the next ones with ``overlap_step``
+        (``zenflow_cpu_optimizer_step``, ``wait_last_update_and_copy`` in runtime/zenflow/zenflow_stage_1_and_2.py); SuperOffload without clipping
+        beside the backward pass (``partition_grads`` in runtime/superoffload/superoffload_stage3.py).
+        """
         masters = Stepped((numel,), DType.FP32)
         moved = self.optimizer.moved_bytes([masters])
         if self.job.swaps_optimizer:
@@ -127,7 +132,16 @@ class DeepSpeedProgram(Program):
             self.ledger.exchange(ExchangeKind.TO_STORAGE, gradients)
             self.ledger.exchange(ExchangeKind.FROM_STORAGE, states + gradients)
             self.ledger.exchange(ExchangeKind.TO_STORAGE, states)
-        self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved + HOST_PASSES_BYTES * numel)
+        moved += HOST_PASSES_BYTES * numel
+        moved //= self.job.options.zenflow_interval
+        self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved, hiding=self._hiding_of_step)
+
+    @property
+    def _hiding_of_step(self) -> Hiding:
+        """What the CPU's step runs beside."""
+        if self.job.options.steps_beside_backward:
+            return Hiding.BEHIND
+        return Hiding.AHEAD if self.job.options.zenflow_overlaps else Hiding.NONE
 
     @property
     def hiding(self) -> Hiding:

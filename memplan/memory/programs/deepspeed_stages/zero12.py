@@ -329,7 +329,11 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.free_all(owned)
             self.step_on_host(size)
             # Cast on the CPU into a pinned buffer (``param_buffer_of_bit16_for_cpu_offload_groups`` in ``step``).
-            ledger.exchange(ExchangeKind.TO_GPU, job.weight_bytes * size)
+            interval = job.options.zenflow_interval
+            kind = (
+                ExchangeKind.TO_GPU if interval == 1 else ExchangeKind.TO_GPU_PAGEABLE
+            )  # from another process
+            ledger.exchange(kind, job.weight_bytes * size // interval)
             self._gather_weights()
             return
         # Gradients flattened and cast; masters copied into weights.
