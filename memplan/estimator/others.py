@@ -125,10 +125,13 @@ def left_bytes(tape: Tape, setup: TrainingSetup) -> int:
 
 
 def generation(
-    walked: Walked, setup: TrainingSetup, gpu: GpuSpec | None, rows: int
+    walked: Walked, setup: TrainingSetup, gpu: GpuSpec | None, rows: int, served: DType | None
 ) -> "tuple[SideModel, SideModel]":
-    """The passes that generate completions of so many sequences at once: of the prompts, and of a token."""
-    prompt, token = _Plan(walked, setup, gpu)._generation(When.ROLLOUT, rows)
+    """The passes that generate completions of so many sequences at once: of the prompts, and of a token.
+
+    ``served``: what an engine of its own has the weights in; None: the trained model itself generates.
+    """
+    prompt, token = _Plan(walked, setup, gpu)._generation(When.ROLLOUT, rows, served)
     return prompt, token
 
 
@@ -273,7 +276,9 @@ class _Plan:
         options = self._options_without_gradients(has_adapter=True, setup=bare)
         return replace(options, outputs_held=True, of_trained=True, evaluated=True)
 
-    def _generation(self, when: When, batch: int | None) -> "Iterator[SideModel]":
+    def _generation(
+        self, when: When, batch: int | None, served: DType | None = None
+    ) -> "Iterator[SideModel]":
         """transformers' ``generate``: the prompt at once, then token after token."""
         setup = self.setup
         rows = batch or setup.micro_batch_size * setup.gradient_accumulation_steps
@@ -285,6 +290,8 @@ class _Plan:
             self._options_without_gradients(has_adapter=True),
             batch_size=rows, objective=Objective.LAST_LOGITS, of_trained=True,
         )  # fmt: skip
+        if served is not None:
+            options = replace(options, weights=served, compute=served, autocast=None)
         dtype = options.autocast or options.compute
         gathered = 0
         if self.engine_shards and when is When.ROLLOUT:

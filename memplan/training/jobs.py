@@ -155,6 +155,8 @@ class Job:
     completion_length: int | None = None
     """Tokens at the end of each sequence that were generated, and alone have logits. None: half of
     the sequence, for kinds that generate [tokens]."""
+    longest_completion: int | None = None
+    """Tokens of a step's longest completion, which all wait for. None: all are as long as ``completion_length``."""
     rollout: Rollout | None = None
     """None: ``hf`` for kinds that generate."""
     scoring_batch_size: int | None = None
@@ -348,7 +350,7 @@ _OBJECTIVES: Mapping[JobKind, Objective] = {
     JobKind.GRPO: Objective.POLICY_GRADIENT,
 }
 _GENERATION = (
-    "completion_length", "rollout", "rollout_batch_size", "gpu_memory_utilization", "sleep",
+    "completion_length", "longest_completion", "rollout", "rollout_batch_size", "gpu_memory_utilization", "sleep",
     "scoring_batch_size", "leaves",
 )  # fmt: skip
 _OF_CRITIC = ("critic_batch_size", "critic_checkpointing")
@@ -370,8 +372,8 @@ _MEMBERS: Mapping[str, type[Enum]] = {
     "leaves": Leaving, "critic_checkpointing": Recomputation,
 }  # fmt: skip
 _COUNTS = (
-    "completion_length", "rollout_batch_size", "sleep", "generate_batch_size", "scoring_batch_size",
-    "critic_batch_size",
+    "completion_length", "longest_completion", "rollout_batch_size", "sleep", "generate_batch_size",
+    "scoring_batch_size", "critic_batch_size",
 )  # fmt: skip
 _FROM_ZERO = frozenset({"sleep"})
 MAX_COUNT = 2**31

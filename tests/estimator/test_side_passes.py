@@ -4,6 +4,7 @@ import pytest
 
 import memplan
 from memplan.estimator.job import Job
+from memplan.estimator.time.side_passes import ENGINE_STEP_S
 from memplan.estimator.time.step_time import StepTime, time_of
 
 QWEN = "qwen2.5-1.5b"
@@ -46,7 +47,7 @@ def test_a_token_of_an_engine_reads_every_weight_and_every_key() -> None:
     """PagedAttention's paper (arXiv:2309.06180): decoding is bound by memory. 3.1 GB at 3 TB/s are a millisecond."""
     tokens = 1024
     found = timed(f"grpo:rollout=vllm,completion_length={tokens}")
-    each = spent(found, "generating") / tokens
+    each = spent(found, "generating") / tokens - ENGINE_STEP_S
     assert 2 * PARAMS / 3.35e12 < each < 4 * 2 * PARAMS / 3.35e12
     longer = timed(f"grpo:rollout=vllm,completion_length={2 * tokens}", seq_len=3072)
     assert spent(longer, "generating") > 1.9 * spent(found, "generating")
@@ -54,6 +55,23 @@ def test_a_token_of_an_engine_reads_every_weight_and_every_key() -> None:
     assert spent(found, "generating") < spent(more, "generating") < 2 * spent(found, "generating")
     assert found.low_s < 0.75 * found.expected_s  # shorter ones
     assert any("completions are 1,024 tokens" in each for each in found.notes)
+
+
+def test_a_batch_shrinks_on_the_way_to_its_longest_completion() -> None:
+    """All wait for the longest, of which few still run at the end: it costs less than were all as long."""
+    shape = {"seq_len": 4096, "gradient_accumulation_steps": 32}
+    short, mixed, long = (
+        spent(timed(f"grpo:rollout=vllm,completion_length={usual}{longest}", **shape), "generating")
+        for usual, longest in ((512, ""), (512, ",longest_completion=3072"), (3072, ""))
+    )
+    assert short + 2500 * ENGINE_STEP_S < mixed < long
+
+
+def test_an_engine_serves_in_half_whatever_is_trained_in() -> None:
+    half, single = (
+        timed("grpo:rollout=vllm", precision=each) for each in ("bf16-mixed", "bf16-amp")
+    )
+    assert spent(half, "generating") == pytest.approx(spent(single, "generating"))
 
 
 def test_transformers_generate_waits_for_the_host() -> None:

@@ -8,7 +8,8 @@ every weight once, and the reading of the keys and values so far: at half of the
 ``generate`` asks for each of these kernels in Python, which takes the host longer than the GPU (``memplan.compute.host``); vLLM and SGLang
 fuse what stands between two products and replay CUDA graphs, and run as many sequences at once as their share of the card has room for [1]_. Where weights do not fit into that
 share, as few GPUs as do hold them together and send one another two sums a layer. All completions are taken to be as long as the
-longest, which decides when the step begins; the low end of the range is half of that.
+longest, which decides when the step begins; the low end of the range is half of that. Where the longest is named apart
+(``Job.longest_completion``), a batch shrinks on the way to it.
 
 References
 ----------
@@ -38,6 +39,10 @@ from memplan.training.splitting.exchange import ExchangeKind, Ranks
 
 HALF = DType.BF16
 """What engines serve in."""
+ENGINE_STEP_S = 2e-3
+"""What an engine takes for each token of a batch beside its GPU: scheduling, taking tokens, making them ready. Of vLLM 0.5.3's time on an H100
+with Llama 3 8B 29 % went there and 38 % to the GPU (blog.vllm.ai, 2024-09-05); of 0.6's, half as much, by its own nightly latency of that model
+on an H200: 6.5 ms a token, of which weights and kernels take 4.5 (buildkite.com/vllm/performance-benchmark, build 9515)."""
 SERVER_SHARE = 0.9
 """Of its cards, what a server takes (vLLM, ``gpu_memory_utilization``)."""
 UPDATE_BYTES = 28
@@ -59,6 +64,11 @@ def side_passes(job: Job, network: Network, rates: Rates) -> SidePasses:
     if job.setup.job.generates:
         whole = [*reader.generated(), *reader.handed_over(), *whole]
     return SidePasses(tuple(whole), tuple(inner))
+
+
+def generation_seconds(job: Job, network: Network, rates: Rates) -> float:
+    """All completions of a step, their prompts read [s]."""
+    return sum(each.device_s + each.sent_s for each in _Reader(job, network, rates).generated())
 
 
 def _is_generation(side: SideModel) -> bool:
@@ -159,21 +169,37 @@ class _Reader:
     ) -> SidePass:
         """So many sequences at once, so often, on ``degree`` GPUs together."""
         model, setup = self.job.walked.model, self.setup
-        prompt, token = generation(self.job.walked, setup, self.job.gpu, rows)
+        served = None if is_asked else HALF
+        prompt, token = generation(self.job.walked, setup, self.job.gpu, rows, served)
         first_s, first_asked_s = self._forward(prompt)
-        each_s, each_asked_s = self._forward(token)
-        if not is_asked:
-            each_s = self._replayed(token)
+        longest = max(tokens, setup.job.longest_completion or tokens)
         held = (setup.seq_len or 1) - tokens // 2
         read_s = cache_bytes(model, rows, held, HALF) / self.rates.bytes_per_s
-        device = (first_s + tokens * (each_s + read_s)) / degree
-        asked = first_asked_s + tokens * each_asked_s if is_asked else 0.0
+        if is_asked:
+            each_s, each_asked_s = self._forward(token)
+            tokens_s, asked = longest * each_s, first_asked_s + longest * each_asked_s
+        else:
+            tokens_s, asked = self._tokens_s(token, tokens, longest), 0.0
+        device = (first_s + tokens_s + tokens * read_s) / degree
+        device += 0.0 if is_asked else longest * ENGINE_STEP_S
         size = rows * model.hidden_size * HALF.num_bytes
-        sums = SUMS_OF_A_LAYER * model.num_layers * tokens
+        sums = SUMS_OF_A_LAYER * model.num_layers * longest
         sent = sums * collective_seconds(ExchangeKind.ALL_REDUCE, size, Ranks(degree), self.network)
         return SidePass(
             GENERATION, times * device, times * asked, times * sent, is_shorter=True
         )  # fmt: skip
+
+    def _tokens_s(self, token: SideModel, tokens: int, longest: int) -> float:
+        """Token after token of a batch until the longest completion is there [s].
+
+        A step takes what one sequence does, and more by how many still run, who are ``tokens / longest`` of all on average.
+        """
+        each_s = self._replayed(token)
+        if longest == tokens:
+            return tokens * each_s
+        alone = generation(self.job.walked, self.setup, self.job.gpu, 1, HALF)[1]
+        alone_s = self._replayed(alone)
+        return longest * alone_s + tokens * max(0.0, each_s - alone_s)
 
     @property
     def _share_bytes(self) -> int | None:
