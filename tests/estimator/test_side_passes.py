@@ -68,9 +68,7 @@ def test_a_batch_shrinks_on_the_way_to_its_longest_completion() -> None:
 
 
 def test_an_engine_serves_in_half_whatever_is_trained_in() -> None:
-    half, single = (
-        timed("grpo:rollout=vllm", precision=each) for each in ("bf16-mixed", "fp32")
-    )
+    half, single = (timed("grpo:rollout=vllm", precision=each) for each in ("bf16-mixed", "fp32"))
     assert spent(half, "generating") == pytest.approx(spent(single, "generating"))
 
 
