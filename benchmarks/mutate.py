@@ -3,14 +3,22 @@
 ``python benchmarks/mutate.py --seed 1`` first runs the tests of ``TESTS`` once, file by file, and notes which places of the
 core each of them runs and how long it takes; then it draws mutants of places that are run at all, and for each runs the
 quickest tests that run its place until one fails. It exits 1 where fewer than ``LEAST_KILLED`` die, and names those that
-live. No file is changed: a process that is forked before memplan is imported finds the changed module in place of the one on
-disk. Nothing but the standard library and pytest is needed.
+live. No file is changed. Tests are collected once; a mutant within a function is tried in a fork of that process, in which the
+function's code is another. One of what a module does as it is imported is tried in a process that is forked before memplan is,
+and finds the changed module in place of the one on disk. Nothing but the standard library and pytest is needed.
+
+What is drawn: a line of the core that some test runs, each as likely as any other, and one of its changes
+(``benchmarks/mutants.py``). What is not: changes after which every answer is the same by the kind of place they are in. These
+are words (messages, notes, docstrings, names of rows), what only a type checker reads, how much a cache keeps, and checks
+that only refuse. A change that turns out to be equivalent by what the code around it does counts as living all the same.
 """
 
 import argparse
 import ast
 import base64
 import builtins
+import functools
+import gc
 import hashlib
 import importlib
 import json
@@ -26,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,7 +63,7 @@ ENDLESS = 3
 """A mutant that takes so many times what its tests take hangs, which is seen as well."""
 MOST_BYTES = 6 << 30
 """So is one that asks for more memory than that."""
-FIRST = 4
+FIRST = 6
 """How many tests of a file are run before any further one of a file that was run; twice as many each time after."""
 FAILED, BROKEN = 1, 2
 """How a process ends in which a test failed, and one that could not do what it was asked for."""
@@ -248,16 +256,21 @@ def look(plugin: Asked, session: pytest.Session, name: str, ran: bytearray, foun
     return 0
 
 
+def import_all(places: Places) -> None:
+    """Import the whole core."""
+    for name in places.first:
+        importlib.import_module(
+            name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        )
+
+
 def look_at_all(places: Places, folder: Path, jobs: int) -> list[Seen]:
     """What every test runs."""
     names = files_of_tests()
     found = [folder / f"{number}.jsonl" for number in range(len(names))]
 
     def ask(plugin: Asked, session: pytest.Session) -> None:
-        for name in places.first:
-            importlib.import_module(
-                name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            )
+        import_all(places)
         starts = (
             lambda name=name, path=path: fork(
                 lambda: look(plugin, session, name, ran, path), MOST_FILE_S
@@ -368,65 +381,165 @@ def in_turn(mutant: Mutant, tests: Sequence[Seen], imports: Mapping[str, float])
     return found
 
 
-def trial(chunks: Sequence[Sequence[str]], found: Path) -> Callable[[Asked, pytest.Session], None]:
-    """Run tests until one fails, and say which."""
+@dataclass(eq=False)
+class Collected:
+    """Tests of a session, by their ids."""
+
+    plugin: Asked
+    session: pytest.Session
+    items: dict[str, pytest.Item]
+
+    @classmethod
+    def of(cls, plugin: Asked, session: pytest.Session, names: Iterable[str]) -> "Collected":
+        """Everything in these files."""
+        files = dict.fromkeys(name.partition("::")[0] for name in names)
+        items = session.perform_collect(list(files))
+        return cls(plugin, session, {item.nodeid: item for item in items})
+
+    def run(self, names: Iterable[str], found: Path) -> None:
+        """Run tests until one fails, and say which."""
+        items = [self.items[name] for name in names if name in self.items]
+        for item, then in zip(items, [*items[1:], None], strict=True):
+            found.write_text(item.nodeid, "utf-8")
+            self.plugin.run(self.session, item, then)  # type: ignore[arg-type]
+            if self.plugin.has_failed:
+                return
+
+
+def in_order(chunks: Sequence[Sequence[str]]) -> list[str]:
+    """All tests, those of a file together where one chunk follows another of it."""
+    return [name for chunk in chunks for name in chunk]
+
+
+def trial(names: Sequence[str], found: Path) -> Callable[[Asked, pytest.Session], None]:
+    """Collect tests under a mutant, and run them until one fails."""
 
     def ask(plugin: Asked, session: pytest.Session) -> None:
-        for names in chunks:
-            file = names[0].partition("::")[0]
-            by_name = {item.nodeid: item for item in session.perform_collect([file])}
-            if session.testsfailed or not by_name.keys() >= set(names):
-                plugin.has_failed = True
-                found.write_text(names[0], "utf-8")
-                return
-            items = [by_name[name] for name in names]
-            for item, then in zip(items, [*items[1:], None], strict=True):
-                found.write_text(item.nodeid, "utf-8")
-                plugin.run(session, item, then)  # type: ignore[arg-type]
-                if plugin.has_failed:
-                    return
+        found.write_text(names[0], "utf-8")
+        tests = Collected.of(plugin, session, names)
+        if session.testsfailed or not tests.items.keys() >= set(names):
+            plugin.has_failed = True
+            return
+        tests.run(names, found)
 
     return ask
 
 
-def start_of(mutant: Mutant, chunks: Sequence[Sequence[str]], found: Path) -> int:
-    """Begin a trial; its process."""
-    path = str(ROOT / mutant.path)
-    code = compile(mutant.source(ROOT), path, "exec")
-    seconds = ENDLESS * MOST_MUTANT_S
-    return fork(lambda: pytest_with(trial(chunks, found), {path: code}), seconds)
+# -- a function's code in the place of another ---------------------------------------------------
 
 
-def outcome(mutant: Mutant, chunks: Sequence[Sequence[str]], found: Path) -> int:
-    """What becomes of it: ``FAILED`` where a test fails that fails by itself as well.
+def changed_functions(before: CodeType, after: CodeType) -> list[tuple[CodeType, CodeType]] | None:
+    """Functions of a module that differ, outermost ones; None where what runs at import does.
 
-    One that only fails behind others, in a process that it does not share with them else, says nothing of it.
+    >>> before = compile("def f():\\n    return 1\\ndef g():\\n    return 2", "example", "exec")
+    >>> after = compile("def f():\\n    return 1\\ndef g():\\n    return 3", "example", "exec")
+    >>> [(old.co_name, new.co_consts[1]) for old, new in changed_functions(before, after) or ()]
+    [('g', 3)]
     """
-    while True:
-        _, status = os.waitpid(start_of(mutant, chunks, found), 0)
-        if status == 0:
-            return 0
-        if os.WIFSIGNALED(status) or not found.exists():
-            return FAILED
-        name = found.read_text("utf-8")
-        if os.waitstatus_to_exitcode(status) != FAILED:
+    if _bare(before) != _bare(after):
+        return None
+    found: list[tuple[CodeType, CodeType]] = []
+    for old, new in zip(_inner(before), _inner(after), strict=True):
+        if old == new:
+            continue
+        if old.co_flags & OPTIMIZED and old.co_name not in MADE_AT_ONCE:
+            found.append((old, new))
+            continue
+        inner = changed_functions(old, new)
+        if inner is None or old.co_flags & OPTIMIZED:
+            return None
+        found += inner
+    return found
+
+
+OPTIMIZED = 1
+"""Of ``co_flags``: a function's, and no class's."""
+MADE_AT_ONCE = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
+"""Code that is a function's, and is run where it stands."""
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+def _bare(code: CodeType) -> tuple[object, ...]:
+    """What it does itself."""
+    consts = tuple("code" if isinstance(each, CodeType) else repr(each) for each in code.co_consts)
+    return code.co_code, code.co_names, consts
+
+
+def swapped(pairs: Sequence[tuple[CodeType, CodeType]]) -> bool:
+    """Give every function of these the other code, and forget what was computed with the old one; whether there were all."""
+    wanted = {_place(old): new for old, new in pairs}
+    seen = set()
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind is FunctionType and _place(each.__code__) in wanted:
+            seen.add(_place(each.__code__))
+            each.__code__ = wanted[_place(each.__code__)]
+        elif kind is functools._lru_cache_wrapper:
+            each.cache_clear()
+    return seen == wanted.keys()
+
+
+def _place(code: CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+@dataclass(eq=False)
+class Trial:
+    """A mutant, its tests in order, and where it is said which of them is run."""
+
+    mutant: Mutant
+    names: list[str]
+    found: Path
+
+    def pairs(self) -> list[tuple[CodeType, CodeType]] | None:
+        """The functions it changes; None where it has to be there as its module is imported."""
+        path = ROOT / self.mutant.path
+        before = compile(path.read_bytes(), str(path), "exec")
+        return changed_functions(before, self.code())
+
+    def code(self) -> CodeType:
+        """Its module."""
+        path = ROOT / self.mutant.path
+        return compile(self.mutant.source(ROOT), str(path), "exec")
+
+    def start(self, names: Sequence[str], tests: "Collected | None") -> int:
+        """Begin; the process."""
+        seconds = ENDLESS * MOST_MUTANT_S
+        if tests is None:
+            replaced = {str(ROOT / self.mutant.path): self.code()}
+            return fork(lambda: pytest_with(trial(names, self.found), replaced), seconds)
+        return fork(lambda: self._here(names, tests), seconds)
+
+    def _here(self, names: Sequence[str], tests: Collected) -> int:
+        pairs = self.pairs()
+        if not pairs or not swapped(pairs):
             return BROKEN
-        _, alone = os.waitpid(start_of(mutant, [[name]], found), 0)
-        if alone != 0:
-            return FAILED
-        chunks = behind(name, chunks)
+        tests.run(names, self.found)
+        return FAILED if tests.plugin.has_failed else 0
 
+    def outcome(self, tests: Collected | None) -> int:
+        """What becomes of it: ``FAILED`` where a test fails that fails by itself as well.
 
-def behind(name: str, chunks: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The tests that come after one.
-
-    >>> behind("b", [["a", "b", "c"], ["d"]])
-    [['c'], ['d']]
-    """
-    names = [each for chunk in chunks for each in chunk]
-    done = set(names[: names.index(name) + 1])
-    left = [[each for each in chunk if each not in done] for chunk in chunks]
-    return [chunk for chunk in left if chunk]
+        One that only fails behind others, in a process that it does not share with them else, says nothing of it.
+        """
+        names = self.names
+        while names:
+            _, status = os.waitpid(self.start(names, tests), 0)
+            if status == 0:
+                return 0
+            if os.WIFSIGNALED(status):
+                return FAILED
+            if os.WEXITSTATUS(status) != FAILED:
+                return BROKEN
+            name = self.found.read_text("utf-8")
+            _, alone = os.waitpid(self.start([name], tests), 0)
+            if alone != 0:
+                return FAILED
+            names = names[names.index(name) + 1 :]
+        return 0
 
 
 def main() -> int:
@@ -471,26 +584,45 @@ def _tried(
 ) -> Iterator[Mutant]:
     """Try each; those that live."""
     imports = {each.file: each.seconds for each in seen if each.is_import}
-    chunks = [
-        [*in_turn(mutant, direct, imports), *in_turn(mutant, near, imports)] if not direct
-        else in_turn(mutant, direct, imports)
-        for mutant, (direct, near) in zip(mutants, tests_for(mutants, seen, places), strict=True)
-    ]  # fmt: skip
-    found = [folder / f"trial-{number}" for number in range(len(mutants))]
-    starts = (
-        lambda mutant=mutant, names=names, path=path: fork(
-            lambda: outcome(mutant, names, path), None
-        )
-        for mutant, names, path in zip(mutants, chunks, found, strict=True)
-    )
-    for number, status in all_in_forks(starts, jobs):
-        if os.waitstatus_to_exitcode(status) == FAILED:
-            how = found[number].read_text("utf-8") if found[number].exists() else "imports"
-            _say(f"dies  {mutants[number]}  by {how}")
-        else:
-            word = "LIVES" if status == 0 else "LIVES (the tool failed)"
-            _say(f"{word} {sum(map(len, chunks[number]))} tests  {mutants[number]}")
-            yield mutants[number]
+    within: list[Trial] = []
+    at_import: list[Trial] = []
+    for number, (mutant, (direct, near)) in enumerate(
+        zip(mutants, tests_for(mutants, seen, places), strict=True)
+    ):
+        chunks = in_turn(mutant, direct, imports) or in_turn(mutant, near, imports)
+        each = Trial(mutant, in_order(chunks), folder / f"trial-{number}")
+        (at_import if each.pairs() is None or not direct else within).append(each)
+    results = folder / "results"
+    lines = os.open(results, os.O_RDWR | os.O_CREAT)
+    out = os.dup(1)
+
+    def try_all(trials: Sequence[Trial], tests: Collected | None) -> None:
+        starts = (lambda each=each: fork(lambda: each.outcome(tests), None) for each in trials)
+        for number, status in all_in_forks(starts, jobs):
+            each = trials[number]
+            says, lives = _said(each, status)
+            os.write(out, f"{says}\n".encode())
+            os.write(lines, f"{int(lives)} {mutants.index(each.mutant)}\n".encode())
+
+    def ask(plugin: Asked, session: pytest.Session) -> None:
+        import_all(places)
+        tests = Collected.of(plugin, session, [name for each in within for name in each.names])
+        try_all(within, tests)
+
+    os.waitpid(fork(lambda: pytest_with(ask, {}), None), 0)
+    try_all(at_import, None)
+    rows = [line.split() for line in results.read_text("utf-8").splitlines()]
+    done = {int(number): lives == "1" for lives, number in rows}
+    yield from (each for number, each in enumerate(mutants) if done.get(number, True))
+
+
+def _said(each: Trial, status: int) -> tuple[str, bool]:
+    """What became of a mutant, and whether it lives."""
+    if os.waitstatus_to_exitcode(status) == FAILED:
+        how = each.found.read_text("utf-8") if each.found.exists() else "its import"
+        return f"dies  {each.mutant}  by {how}", False
+    word = "LIVES" if status == 0 else "LIVES (the tool failed)"
+    return f"{word} {len(each.names)} tests  {each.mutant}", True
 
 
 def _cpu_s() -> float:
