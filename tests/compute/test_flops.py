@@ -201,21 +201,56 @@ def test_encoders_are_never_halved() -> None:
     assert flops_of(bert, seq_len=512, scores=ScoreCount.CAUSAL).total == full.total
 
 
-def test_latent_attention_has_value_heads_of_their_own() -> None:
-    """Scores take ``d_qk``, values ``d_v``: ``2bs²a(d_qk + d_v)``."""
-    model = load_model(
-        {
-            "model_type": "deepseek_v3", "hidden_size": 512, "num_hidden_layers": 1,
-            "num_attention_heads": 8, "intermediate_size": 1024, "vocab_size": 1000,
-            "q_lora_rank": 128, "kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
-            "v_head_dim": 48, "first_k_dense_replace": 1,
-        }
-    )  # fmt: skip
+def lightning_flops(block: int, heads: int, size: int) -> tuple[int, int]:
+    """Of blocks of ``B`` tokens, forward and backward: ``2bad(2B² + 2Bd)`` each.
 
-    found, pairs = parts(flops_of(model)), 2 * BATCH * LENGTH**2 * 8
+    Its own pairs twice, what came before, and what it adds to that. The first block's sum before it is
+    zeros, which want no gradient; what the last one adds is read by nobody.
+    """
+    unit, count = 2 * BATCH * heads * size, LENGTH // block
+    carried = unit * block * size
+    forward = count * (2 * unit * block**2 + 2 * carried)
+    return forward, 2 * forward - carried - 2 * carried
 
-    assert found[FlopsComponent.SCORES][:2] == (pairs * 96, 2 * pairs * 96)
-    assert found[FlopsComponent.VALUES][:2] == (pairs * 48, 2 * pairs * 48)
+
+LIGHTNING = {
+    "model_type": "minimax", "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 128, "vocab_size": 1000,
+    "block_size": 256, "layer_types": ["linear_attention"], "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}  # fmt: skip
+LATENT = {
+    "model_type": "deepseek_v3", "hidden_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,
+    "intermediate_size": 1024, "vocab_size": 1000, "q_lora_rank": 128, "kv_lora_rank": 64,
+    "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 48, "first_k_dense_replace": 1,
+}  # fmt: skip
+PAIRS = 2 * BATCH * LENGTH**2
+"""A multiply-add for every query with every key, of one head and number."""
+BY_HAND = {
+    "latent": (LATENT, PAIRS * 8 * 96, PAIRS * 8 * 48),
+    "grouped": (LLAMA, 4 * PAIRS * 1024, 4 * PAIRS * 1024),
+}  # fmt: skip
+"""Queries with keys, scores with values: ``2bs²ad`` of each layer."""
+
+
+@pytest.mark.parametrize("attention", [AttentionKernel.EAGER, AttentionKernel.SDPA], ids=str)
+@pytest.mark.parametrize("scores", ScoreCount, ids=str)
+@pytest.mark.parametrize("case", BY_HAND)
+def test_attention_costs_what_its_equation_says(
+    case: str, scores: ScoreCount, attention: AttentionKernel
+) -> None:
+    """Whatever the kernel; a causal mask lets half of it through, and backward is twice that."""
+    config, *both = BY_HAND[case]
+    kernels = replace(KERNEL_PRESETS[KernelPreset.HF], attention=attention)
+    found = parts(flops_of(config, scores=scores, kernels=kernels))
+    share = 2 if scores is ScoreCount.CAUSAL else 1
+    for each, count in zip((FlopsComponent.SCORES, FlopsComponent.VALUES), both, strict=True):
+        assert found[each] == (count // share, 2 * count // share, 0)
+
+
+def test_lightning_attention_costs_what_its_blocks_say() -> None:
+    found = parts(flops_of(LIGHTNING))[FlopsComponent.TOKEN_MIXING]
+    assert found[:2] == lightning_flops(block=256, heads=4, size=64)
 
 
 def test_frozen_layers_need_half_of_backward() -> None:
