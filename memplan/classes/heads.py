@@ -119,7 +119,12 @@ class ForCausalLM(Task):
             width = x.shape[-1]
             rows = hidden.numel // width
             shape = (rows, width) if hidden.is_flat else (1, rows, width)
-            return self.logits(Handle(run, hidden, shape)).record
+            found = self.logits(Handle(run, hidden, shape)).record
+            stage = run.options.stage
+            if stage is not None and stage.runtime.holds_logits:
+                # A stage returns logits: no variable of its names what they were made from as their loss is computed.
+                run.let_input_go()
+            return found
 
         if run.options.objective is not Objective.TASK:
             from memplan.graph.written.joint_losses import objective_outputs  # only then

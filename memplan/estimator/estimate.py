@@ -30,7 +30,6 @@ FLUSHES_NOTE = (
     "a smaller micro-batch or checkpointing leaves room"
 )
 COMPILED = "what a compiler makes of a step, beyond what is kept between steps"
-NO_EVALUATION = "evaluation between steps, which is laid out for models without a pipeline and losses without tiles"
 STAGE_NOTES = ("The fullest rank is shown: ", "One rank is shown: ")
 """How notes begin that say whose account it is: the worst rank's, or that of the one asked for."""
 
@@ -334,8 +333,6 @@ class Estimate(Displayed):
             and self.gpu.manager.rules.compiles
         ):
             found = (*found, COMPILED)
-        if self.setup.evaluates_elsewhere:
-            return (*found, NO_EVALUATION)
         return found
 
     @property

@@ -210,8 +210,12 @@ def prepared(model: ModelSpec, resolved: TrainingSetup, gpu: GpuSpec | None) -> 
     from memplan.estimator.others import beside, trained_model  # only for jobs beside sft
 
     trained = trained_model(model, resolved.job)
-    walked = walked_on_card(trained, tape_options(resolved, gpu))
-    return Prepared(walked, walked.trained_as(resolved, gpu, beside(walked, resolved, gpu)))
+    walk = walked_on_card if resolved.pipeline is None else walked_forward
+    walked = walk(trained, tape_options(resolved, gpu))
+    given = walked.trained_as(resolved, gpu, beside(walked, resolved, gpu))
+    if resolved.pipeline is not None:
+        given = replace(given, stages=_stages(walked, resolved))
+    return Prepared(walked, given)
 
 
 def _stages(walked: Walked, resolved: TrainingSetup) -> tuple[Stage, ...]:

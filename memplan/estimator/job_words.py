@@ -30,8 +30,7 @@ def job_words(resolved: TrainingSetup) -> tuple[str, ...]:
         dtype = ema.dtype or PRECISIONS[resolved.chosen_precision].weights
         place = "CPU RAM" if ema.on_cpu else "the GPU"
         found.append(f"an average of what a rank keeps of the weights, {dtype.label}, in {place}")
-    if resolved.evaluates:
-        assert resolved.evaluation is not None
+    if resolved.evaluation is not None:
         found.append(_evaluation_words(resolved.evaluation))
     if resolved.lengths is not None:
         found.append(f"lengths {resolved.lengths}: the longest batch's figures")

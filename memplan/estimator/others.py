@@ -46,6 +46,7 @@ from memplan.training.optimizers.script import Stepped, state_bytes
 from memplan.training.optimizers.table import chosen
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.parallelism import PipelineParallel, PipelineRuntime
 from memplan.units import GIB, ceil_div
 
 if TYPE_CHECKING:
@@ -224,7 +225,9 @@ class _Plan:
         job, how = self.job, self.setup.evaluation
         if how is not None and job.kind is JobKind.PPO:
             yield from self._sampled(how)
-        elif how is not None and self.setup.evaluates:
+        elif how is not None and self.setup.pipeline is not None:
+            yield from self._staged(how, self.setup.pipeline)
+        elif how is not None:
             side = self._side(
                 self.walked.model, self._evaluation_options(how), role="evaluation",
                 when=When.EVALUATION, owns=False,
@@ -233,6 +236,24 @@ class _Plan:
             yield from self._attending(how, side)
         if job.generate_batch_size is not None:
             yield from self._generation(When.EVALUATION, job.generate_batch_size)
+
+    def _staged(self, how: Evaluation, pipeline: PipelineParallel) -> "Iterator[SideModel]":
+        """A batch of it, each of whose micro-batches passes through every stage."""
+        from memplan.estimator.pipelines import stages_of  # only for pipelines
+
+        rows = min(how.batch_size, self.setup.micro_batch_size)
+        if pipeline.runtime is PipelineRuntime.TORCH:
+            # ``n_microbatches`` is the schedule's.
+            rows = ceil_div(how.batch_size, pipeline.num_micro_batches)
+        options = self._evaluation_options(replace(how, batch_size=rows))
+        options = replace(options, outputs_held=pipeline.runtime.holds_logits)
+        setup = replace(self.setup, evaluation=None)
+        for stage in stages_of(self.walked.model, options, pipeline):
+            yield SideModel(
+                role="evaluation", tape=stage.tape, passes=stage.passes, setup=setup,
+                when=When.EVALUATION, owns_weights=False, is_sharded=self.engine_shards,
+                evaluation=how,
+            )  # fmt: skip
 
     def _sampled(self, how: Evaluation) -> "Iterator[SideModel]":
         """PPO's evaluation: completions of a batch of prompts, and their rewards.

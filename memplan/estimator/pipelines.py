@@ -77,6 +77,12 @@ def _problems(setup: TrainingSetup, schedule: PipelineSchedule) -> Iterator[str]
             f"pipeline_schedule: {schedule.value} computes weights' gradients past DDP's hooks, "
             "which never reduces them: name the engine fsdp, or another schedule"
         )
+    how = setup.evaluation
+    if how is not None and (how.batches_kept or how.accumulation_steps):
+        yield (
+            "evaluation: batches_kept and accumulation_steps are transformers' Trainer's, which runs no pipeline "
+            "(torchtitan, Megatron-LM and DeepSpeed keep the loss alone): leave them out"
+        )
     if schedule.splits_backward and setup.checkpointing is Recomputation.SELECTIVE:
         yield (
             f"checkpointing: selective is not modelled where {schedule.value} computes weights' "

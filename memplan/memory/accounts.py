@@ -66,7 +66,7 @@ def rank_account(
     fullest = _weigh(asked, first, capacity_bytes)
     for each in others:
         found = _weigh(asked, each, capacity_bytes)
-        if found.exceeds(_step_peak(fullest)):
+        if found.exceeds(fullest.most_bytes):
             fullest = found
     return _account(given, fullest)
 
@@ -121,6 +121,8 @@ def _asked(given: RankInput) -> _Asked:
 
 _STEP_PARTS = tuple(Part(name) for name in STEP_PHASES)
 _WITH_OVERFLOW = (*_STEP_PARTS, Part.OVERFLOW)
+_BETWEEN_STEPS = (Part.EVALUATION,)
+"""Of a pipeline, whose ranks are not alike then: the last stage alone has logits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,12 +137,21 @@ class _Weighed:
     """Of what is beside a pipeline's passes."""
     overflows: bool
     """A step looks for gradients that overflowed."""
+    between_steps: tuple[Part, ...]
+    """Parts of the run that decide beside its steps which rank is the fullest."""
 
     def exceeds(self, num_bytes: int) -> bool:
         """Whether a step holds more than that; sooner told than how much."""
-        parts = _WITH_OVERFLOW if self.overflows else _STEP_PARTS
+        parts = (*(_WITH_OVERFLOW if self.overflows else _STEP_PARTS), *self.between_steps)
         outline = self.outlined.outline
         return bool(outline.moments(self.spots, parts, self.sizes, above=num_bytes))
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that it holds, by which ranks are told apart."""
+        outline, spots, sizes = self.outlined.outline, self.spots, self.sizes
+        between = outline.moments(spots, self.between_steps, sizes).values()
+        return max(_step_peak(self), *map(_total, between), 0)
 
     @cached_property
     def moments(self) -> dict[Part, Moment]:
@@ -170,6 +181,7 @@ def _weigh(asked: _Asked, rank: int, capacity_bytes: int | None) -> _Weighed:
         spots=asked.spots,
         sizes=sizes,
         overflows=looks_for_overflow(asked.given.setup),
+        between_steps=_BETWEEN_STEPS if asked.given.stages else (),
     )
 
 
@@ -461,11 +473,12 @@ def _spots(passes: _Same, stops: _Same, beside: _Same) -> Spots:
 
 
 def _staged(given: RankInput) -> "tuple[Spots, _Structure]":
-    """Of a pipeline: the spots of all its stages, and what an outline depends on of them."""
+    """Of a pipeline: the spots of all its stages, and of those between steps, and what an outline depends on of them."""
     from memplan.memory.programs.pipeline_plan import ends_of  # only for pipelines
 
     unlike = dict.fromkeys(given.stages)
-    spots = _spots_of_stages(tuple(_Same(stage.passes) for stage in unlike))
+    walks = [*(stage.passes for stage in unlike), *(each.passes for each in given.beside.models)]
+    spots = _spots_of_stages(tuple(dict.fromkeys(map(_Same, walks))))
     numbers = {stage: number for number, stage in enumerate(unlike)}
     first = {stage: number for number, stage in reversed([*enumerate(given.stages)])}
     key = (

@@ -7,7 +7,6 @@ from memplan.training.choices import ZeroStage
 from memplan.training.choices_of_kernels.kernels import (
     FITTING_TILES,
     KERNEL_PRESETS,
-    TILED_LOSSES,
     WHOLE,
     Kernels,
 )
@@ -127,21 +126,9 @@ class DerivedSetup(SetupFields):
         return engine.value if engine in (Engine.FSDP, Engine.FSDP1) else ""
 
     @property
-    def evaluates(self) -> bool:
-        """Whether evaluation is laid out: where a rank runs a pass of the model by itself."""
-        return self.evaluation is not None and not self.evaluates_elsewhere
-
-    @property
-    def evaluates_elsewhere(self) -> bool:
-        """Whether it is asked for where only a step's own passes are laid out."""
-        return self.evaluation is not None and (
-            self.pipeline_parallel > 1 or self.chosen_kernels.loss in TILED_LOSSES
-        )
-
-    @property
     def has_company(self) -> bool:
         """Whether anything is laid out beside the steps of the model that is trained."""
-        return self.job != PLAIN or self.ema is not None or self.evaluates
+        return self.job != PLAIN or self.ema is not None or self.evaluation is not None
 
     @property
     def is_split(self) -> bool:

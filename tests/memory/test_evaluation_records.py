@@ -2,6 +2,8 @@
 
 ``tests/data/evaluation.json`` holds 28 of them: one GPU, DDP, FSDP2, ZeRO-2 and ZeRO-3, with the loss alone or
 with logits kept, in batches of once to eight times the micro-batch; eight with a reference model (DPO, KTO).
+``pipelines`` has ranks of torch 2.13's stages that evaluate as torchtitan's ``Validator`` does, ``tiled`` losses of
+DeepSpeed 0.19.8's functions.
 """
 
 import json
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -104,10 +107,89 @@ def test_it_is_a_phase_of_models_that_are_split_and_of_ppo(fields: dict[str, Any
         assert logits[0] * degree == pytest.approx(logits[1], rel=1e-3)
 
 
-def test_where_it_is_not_laid_out_no_verdict_says_fits() -> None:
-    answer = split_answer(
-        num_gpus=2, pipeline_parallel=2, gradient_accumulation_steps=4, evaluation=4
+PIPELINE: dict[str, int] = DATA["pipelines"]["sizes"]
+"""A Llama's, and the lengths: the same in every run."""
+
+
+def pipelined(case: dict[str, Any], rank: int | None) -> Estimate:
+    """A run of torch's stages as torchtitan calls them, one rank of it; None: the fullest."""
+    hidden = PIPELINE["hidden_size"]
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64,
+        "intermediate_size": PIPELINE["intermediate_size"], "vocab_size": PIPELINE["vocab_size"],
+        "num_hidden_layers": sum(case["layers"]), "tie_word_embeddings": False,
+    }  # fmt: skip
+    given = {
+        "num_gpus": case["ranks"], "pipeline_parallel": case["ranks"], "engine": "ddp",
+        "pipeline_schedule": case["schedule"], "virtual_stages": case["virtual"],
+        "layers_per_stage": tuple(case["layers"]), "micro_batch_size": 1, "precision": "bf16",
+        "gradient_accumulation_steps": PIPELINE["micro_batches"], "seq_len": PIPELINE["seq_len"],
+        "evaluation": case["evaluation"],
+    }  # fmt: skip
+    model = load_model(config, "causal-lm")
+    return estimate(model, TrainingSetup(**given), load_gpu("a100-80gb"), rank=rank)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(each, id=f"{each['schedule']}-{each['rank']}-{each['evaluation']}")
+        for each in DATA["pipelines"]["cases"]
+    ],
+)
+def test_a_pipeline_evaluates_as_the_real_one(case: dict[str, Any]) -> None:
+    """``schedule.eval`` keeps the outputs of all micro-batches, and joins the last stage's logits."""
+    answer, truth = pipelined(case, case["rank"]), case["truth"]
+    assert answer.verdict == "fits"
+    phases = answer.phases
+    step = max(phases["forward"].peak_bytes, phases["backward"].peak_bytes)
+    assert step == pytest.approx(truth["step"], rel=TOLERANCE)
+    assert phases["evaluation"].peak_bytes == pytest.approx(truth["evaluation"], rel=TOLERANCE)
+    assert answer.reserved_bytes == pytest.approx(truth["reserved"], rel=RESERVED)
+
+
+@pytest.mark.parametrize("case", DATA["tiled"], ids=lambda case: f"{case['loss']}-{case['tiles']}")
+def test_a_loss_in_tiles_is_evaluated_without_its_gradients(case: dict[str, Any]) -> None:
+    """ArcticTraining's trainer calls DeepSpeed's tiled loss in evaluation too, where no input wants a gradient."""
+    model = load_model(case["config"], "causal-lm")
+    setup = TrainingSetup(
+        precision="bf16", micro_batch_size=case["batch"], seq_len=case["seq_len"], loss=case["loss"],
+        loss_tiles=case["tiles"], evaluation=case["evaluation"],
+    )  # fmt: skip
+    answer, truth = estimate(model, setup, load_gpu("a100-80gb")), case["truth"]
+    assert answer.verdict == "fits"
+    assert answer.phases["evaluation"].peak_bytes == pytest.approx(
+        truth["evaluation"], rel=TOLERANCE
     )
-    assert "evaluation" not in answer.phases
-    assert answer.verdict == "states fit"
-    assert any("evaluation between steps" in text for text in answer.unmodelled)
+
+
+def test_a_pipeline_is_judged_by_the_rank_that_evaluation_fills() -> None:
+    """The last stage alone has logits; in a step the first one, with more in flight, is the fuller."""
+    case = {**DATA["pipelines"]["cases"][0], "ranks": 2, "layers": [4, 2], "evaluation": 16}
+    ranks = [pipelined(case, rank) for rank in range(2)]
+    answer = pipelined(case, None)
+    assert ranks[0].peak_bytes > ranks[1].peak_bytes
+    assert ranks[1].worst_bytes > ranks[0].worst_bytes
+    assert answer.worst_bytes == ranks[1].worst_bytes
+    assert answer.deciding_phase == "evaluation"
+
+
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
+def test_where_nothing_is_kept_more_micro_batches_need_no_more(engine: str) -> None:
+    """Megatron-LM's ``forward_only`` and DeepSpeed's two slots: a longer batch is one micro-batch after another."""
+    fields = {"num_gpus": 2, "pipeline_parallel": 2, "gradient_accumulation_steps": 4}
+    few, many = (split_answer(engine=engine, evaluation=size, **fields) for size in (8, 64))
+    assert few.verdict == many.verdict == "fits"
+    assert few.phases["evaluation"].peak_bytes == many.phases["evaluation"].peak_bytes
+    assert few.phases["evaluation"].peak_bytes > few.phases["save"].peak_bytes
+
+
+def test_logits_of_a_pipeline_are_kept_for_no_metrics() -> None:
+    with pytest.raises(SetupError, match="batches_kept"):
+        split_answer(
+            num_gpus=2,
+            pipeline_parallel=2,
+            gradient_accumulation_steps=2,
+            evaluation={"batch_size": 4, "batches_kept": 2},
+        )

@@ -407,11 +407,15 @@ def _over_tiles(
 
     def loss_of(tile: Tensor) -> Tensor:
         logits = matmul_weight(t, tile, weight)
-        return cross_entropy(t, t.cast(logits, DType.FP32), labels)
+        loss = cross_entropy(t, t.cast(logits, DType.FP32), labels)
+        t.touch(logits)  # The variable of whoever calls the loss function.
+        return loss
 
     return run_in_tiles(
-        t, kind, x, width, count, loss_of, joined=False, forward_gradients=forward_gradients
-    )
+        t, kind, x, width, count, loss_of, joined=False,
+        # No input wants a gradient then (``x_requires_grad``), and a tile runs forward alone.
+        forward_gradients=forward_gradients and not t.options.without_gradients,
+    )  # fmt: skip
 
 
 def cross_entropy_in_pieces(t: Tape, x: Tensor, weight: Parameter) -> Tensor:

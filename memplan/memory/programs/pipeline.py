@@ -5,10 +5,13 @@ their passes in turn, several micro-batches in flight, and lets the runtime hold
 """
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import replace
 from memplan.graph.core.tensors import Parameter
 from memplan.memory.account import ComponentKind, HostMemory
+from memplan.memory.beside import ALONE
+from memplan.memory.outline import NO_CROWD
 from memplan.memory.programs.chunk_offload import LEAST_BYTES, ChunkOffload, chunk_sizes
 from memplan.memory.programs.pipeline_plan import plan_of, shape_of
 from memplan.memory.programs.pipeline_ranks import place_of
@@ -18,6 +21,9 @@ from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger, Part
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.splitting.schedules import Pass, PassKind
+
+if TYPE_CHECKING:
+    from memplan.memory.programs.pipeline_evaluation import PipelineEvaluation
 
 MakeProgram = Callable[[RankInput], Program]
 """A stage's own program."""
@@ -59,6 +65,13 @@ class PipelineProgram:
         for program in self.programs.values():
             program.share(first)
             program.playback.workspaces = first.playback.workspaces
+        self.evaluation = None if given.beside is ALONE else self._evaluation()
+
+    def _evaluation(self) -> "PipelineEvaluation":
+        from memplan.memory.programs.pipeline_evaluation import PipelineEvaluation  # only then
+
+        runtime = None if self.tally is not None else self.runtime
+        return PipelineEvaluation(self.given, self.plan, self.programs, self.ledger, runtime)
 
     def _offload(self) -> ChunkOffload | None:
         sizes = chunk_sizes(self.given, self.programs)
@@ -89,8 +102,9 @@ class PipelineProgram:
         run_steps(self, num_steps or self.num_steps)
 
     def run_step(self, step: int) -> None:
-        """One step."""
+        """One step, and what runs behind it."""
         self.train(step, num_micro_batches=len(self.passes))
+        self.evaluate(step)
 
     def start(self) -> None:
         """Load every stage; the batch of a whole step; the runtime's buffers."""
@@ -119,6 +133,8 @@ class PipelineProgram:
 
     def train(self, step: int, *, num_micro_batches: int) -> None:  # noqa: ARG002
         """One step: the whole schedule, and the updates."""
+        if self.evaluation is not None:
+            self.evaluation.resume()
         self.runtime.begin_step()
         for number, each in enumerate(self.passes):
             is_played = self.tally is None or number in self.plan.played
@@ -208,7 +224,12 @@ class PipelineProgram:
             player.let_go()
 
     def evaluate(self, step: int) -> None:
-        """Nothing runs between steps."""
+        """Forward passes between steps, if any."""
+        if self.evaluation is not None:
+            self._beside(NO_CROWD)
+            self.evaluation.run(step)
+            if self.tally is not None and not step:
+                self.evaluation.resume()  # What comes next in sums is a step's.
 
     def save(self) -> None:
         """Each stage's own part of a checkpoint."""
@@ -237,4 +258,4 @@ class PipelineProgram:
 
 def _stage_input(given: RankInput, number: int) -> RankInput:
     stage = given.stages[number]
-    return replace(given, tape=stage.tape, passes=stage.passes, stages=())
+    return replace(given, tape=stage.tape, passes=stage.passes, stages=(), beside=ALONE)

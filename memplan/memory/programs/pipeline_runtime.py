@@ -17,6 +17,7 @@ from memplan.training.splitting.schedules import Pass, PassKind
 _BUFFERS = ComponentKind.COMMUNICATION_BUFFERS
 _RECEIVED = "received activations, a buffer for each micro-batch"
 _GRADIENTS = "received gradients, a buffer for each micro-batch"
+_EVALUATED = "outputs of an evaluation, kept until the next step"
 _KEPT = "gradients of received activations, kept until the next step"
 _SENT = "what was sent last"
 _SHARED = "a buffer that receives activations and gradients"
@@ -41,11 +42,18 @@ class StageLink:
         place = tape.options.stage
         assert place is not None
         received = 0 if place.is_first else _bytes(tape.leaves[0])
+        return cls.between(tape, received)
+
+    @classmethod
+    def between(cls, tape: Tape, received_bytes: int) -> "StageLink":
+        """Of a stage that is sent so much."""
+        place = tape.options.stage
+        assert place is not None
         output = tape.segments[-1].output
         assert output is not None
         returned = logits_bytes(tape) if place.is_last else _bytes(output)
         return cls(
-            received_bytes=received,
+            received_bytes=received_bytes,
             returned_bytes=returned,
             is_first=place.is_first,
             is_last=place.is_last,
@@ -76,6 +84,8 @@ class Runtime:
         self.pipeline = pipeline
         self.links = links
         self.ledger = ledger
+        self.evaluated: Block | None = None
+        """What an evaluation's forward pass sent last."""
 
     def begin(self) -> None:
         """Before the first step."""
@@ -95,12 +105,51 @@ class Runtime:
     def end_step(self) -> None:
         """All passes are over, the optimizer has not run."""
 
+    # -- evaluation, with links of its own ---------------------------------------------------------
+
+    def rest(self) -> None:
+        """Hold what is held behind a step that nobody played here."""
+        self.begin()
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def begin_evaluation(self, links: Mapping[int, StageLink]) -> None:
+        """Forward passes alone are next."""
+
+    def before_evaluated(self, each: Pass, link: StageLink) -> None:
+        """One of them begins."""
+
+    def after_evaluated(self, each: Pass, link: StageLink) -> None:  # noqa: ARG002
+        """It is over. The loop's variable names what was sent last until the next output is there.
+
+        (megatron/core/pipeline_parallel/schedules.py, ``output_tensor`` under ``forward_only``)
+        """
+        made = None
+        if not link.is_last:
+            made = self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _SENT)
+        self._drop(self.evaluated)
+        self.evaluated = made
+
+    def end_evaluation(self, links: Mapping[int, StageLink], num_micro_batches: int) -> None:  # noqa: ARG002
+        """All of them are over."""
+        self._drop(self.evaluated)
+        self.evaluated = None
+
+    def resume(self) -> None:
+        """The next step begins."""
+
+    def _drop(self, block: Block | None) -> None:
+        if block is not None:
+            self.ledger.free(block)
+
 
 class TorchRuntime(Runtime):
     """``torch.distributed.pipelining`` (torch 2.13, stage.py and schedules.py).
 
     Receive buffers are made for all micro-batches before the first step, and stay
     (``_setup_forward_recv_info``, ``_create_grad_recv_info``). 1F1B holds what it sent last in variables.
+    Whoever turns from training to evaluation, or back, has them made anew (``_initialize_pp_stages``).
     """
 
     def __init__(
@@ -116,22 +165,37 @@ class TorchRuntime(Runtime):
         """Until the next step begins."""
         self.turn = next((number for number in links if number + 1 in links), None)
         """A stage whose next one is on this rank too: what goes between them is handed over as it is."""
-        self.handed: dict[int, Block] = {}
-        """Buffers of that next one, by micro-batch, where they are none of the stage's outputs."""
+        self.received: dict[tuple[int, int], Block] = {}
+        """Buffers by stage and micro-batch, where they are none of the stage before's outputs."""
+        self.gradients: dict[tuple[int, int], Block] = {}
+        """The same for what comes back."""
         self.losses: list[Block] = []
         """Of micro-batches whose backward pass is over."""
+        self.is_evaluating = False
+        """Its buffers were made for an evaluation."""
 
     def begin(self) -> None:
         """Receive buffers, for activations stage by stage, then for gradients, the last stage first."""
+        self._make_received(self.links)
         count = self.pipeline.num_micro_batches
-        for number, link in self.links.items():
-            for batch in range(0 if link.is_first else count):
-                block = self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED)
-                if self.turn is not None and number == self.turn + 1:
-                    self.handed[batch] = block
-        for link in reversed([*self.links.values()]):
-            for _ in range(0 if link.is_last else count):
-                self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _GRADIENTS)
+        for number, link in reversed([*self.links.items()]):
+            size = link.returned_bytes
+            for batch in range(0 if link.is_last else count):
+                self._renew(self.gradients, (number, batch), size, _GRADIENTS)
+
+    def _make_received(self, links: Mapping[int, StageLink]) -> None:
+        for number, link in links.items():
+            size = link.received_bytes
+            for batch in range(0 if link.is_first else self.pipeline.num_micro_batches):
+                self._renew(self.received, (number, batch), size, _RECEIVED)
+
+    def _renew(
+        self, blocks: dict[tuple[int, int], Block], key: tuple[int, int], size: int, name: str
+    ) -> None:
+        """A buffer is made, and takes the place of the one before."""
+        made = self.ledger.allocate(size, 0, _BUFFERS, name)
+        self._drop(blocks.get(key))
+        blocks[key] = made
 
     def begin_step(self) -> None:
         """``clear_runtime_states``."""
@@ -142,7 +206,7 @@ class TorchRuntime(Runtime):
         """The loop's variable holds the new output now; the next stage's buffer, if that is here, too
         (``set_local_fwd_input``)."""
         if each.stage == self.turn:
-            self.ledger.free(self.handed.pop(each.micro_batch))
+            self.ledger.free(self.received.pop((each.stage + 1, each.micro_batch)))
         self._drop(self.output)
         self.output = None
 
@@ -152,7 +216,7 @@ class TorchRuntime(Runtime):
         if each.stage == self.turn and each.kind is not PassKind.INPUT:
             # The output outlives its graph, as the next stage's buffer.
             block = self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _RECEIVED)
-            self.handed[each.micro_batch] = block
+            self.received[each.stage + 1, each.micro_batch] = block
         if each.kind is PassKind.WEIGHT:
             return
         # Of a stage whose previous one is here the gradient is that one's buffer.
@@ -180,10 +244,6 @@ class TorchRuntime(Runtime):
             name = "logits of all micro-batches (return_outputs)"
             self.kept.append(self.ledger.allocate(link.returned_bytes, 0, kind, name))
 
-    def _drop(self, block: Block | None) -> None:
-        if block is not None:
-            self.ledger.free(block)
-
     def end_step(self) -> None:
         """The schedule's function returns, and its variables go."""
         for block in (self.output, self.sent):
@@ -196,6 +256,46 @@ class TorchRuntime(Runtime):
             whole = self.pipeline.num_micro_batches * last.returned_bytes
             kind, name = ComponentKind.LOGITS_AND_LOSS, "the logits joined (return_outputs)"
             self.ledger.use(whole, kind=kind, name=name)
+
+    def close(self) -> None:
+        """No buffer is left."""
+        self.ledger.free_all([*self.received.values(), *self.gradients.values()])
+        self.received.clear()
+        self.gradients.clear()
+
+    def begin_evaluation(self, links: Mapping[int, StageLink]) -> None:
+        """``_PipelineSchedule.eval``: the schedule of training, whose backward passes do nothing."""
+        self.begin_step()
+        self._make_received(links)
+        self.is_evaluating = True
+
+    def after_evaluated(self, each: Pass, link: StageLink) -> None:
+        """``fwd_cache`` keeps the output; of a stage whose next one is here it is that one's buffer."""
+        if each.stage == self.turn:
+            self.ledger.free(self.received.pop((each.stage + 1, each.micro_batch)))
+        if not link.is_last:
+            self.kept.append(self.ledger.allocate(link.returned_bytes, 0, _BUFFERS, _EVALUATED))
+            return
+        kind = ComponentKind.LOGITS_AND_LOSS
+        self.kept.append(self.ledger.allocate(link.returned_bytes, 0, kind, _EVALUATED))
+        size = ALLOCATION_ROUNDING
+        self.losses.append(self.ledger.allocate(size, 0, kind, "losses of an evaluation"))
+
+    def end_evaluation(self, links: Mapping[int, StageLink], num_micro_batches: int) -> None:
+        """The last stage's logits are joined, whether the caller wants them or not (``_merge_outputs``)."""
+        last = next((link for link in links.values() if link.is_last), None)
+        if last is not None:
+            kind, name = ComponentKind.LOGITS_AND_LOSS, "the logits of an evaluation, joined"
+            self.ledger.use(num_micro_batches * last.returned_bytes, kind=kind, name=name)
+        self.ledger.free_all(self.losses)
+        self.losses.clear()
+
+    def resume(self) -> None:
+        """``clear_runtime_states``; then buffers for training take the place of the others."""
+        if self.is_evaluating:
+            self.begin_step()
+            self.begin()
+            self.is_evaluating = False
 
 
 class DeepSpeedRuntime(Runtime):
@@ -211,8 +311,12 @@ class DeepSpeedRuntime(Runtime):
     ) -> None:
         super().__init__(pipeline, links, ledger)
         (self.link,) = links.values()
+        self.buffer: Block | None = None
+        """The one that receives."""
         self.slots: dict[int, list[Block]] = {}
-        """Of the last stage, what is left in each."""
+        """Of the last stage, or of an evaluation, the output left in each."""
+        self.inputs: dict[int, list[Block]] = {}
+        """What it was made from, and its gradient where there is one."""
         self.losses: list[Block] = []
         """Of a step, until the next one begins (``fwd_outputs``)."""
 
@@ -220,7 +324,23 @@ class DeepSpeedRuntime(Runtime):
         """The buffer, made when something is received first."""
         link = self.link
         size = link.received_bytes or (0 if link.is_last else link.returned_bytes)
-        self.ledger.allocate(size, 0, _BUFFERS, _SHARED)
+        self.buffer = self.ledger.allocate(size, 0, _BUFFERS, _SHARED)
+
+    def rest(self) -> None:
+        """The last stage's slots are full."""
+        super().rest()
+        if self.link.is_last:
+            for number in range(min(NUM_SLOTS, self.pipeline.num_micro_batches)):
+                self._fill(number)
+
+    def close(self) -> None:
+        """Neither buffer nor slots are left."""
+        self._drop(self.buffer)
+        self.buffer = None
+        for slots in (self.slots, self.inputs):
+            for blocks in slots.values():
+                self.ledger.free_all(blocks)
+            slots.clear()
 
     def begin_step(self) -> None:
         """``fwd_outputs`` is a new list."""
@@ -228,9 +348,12 @@ class DeepSpeedRuntime(Runtime):
         self.losses.clear()
 
     def before_forward(self, each: Pass) -> None:
-        """Its slot's content goes: when logits take its place, before the loss of these is computed."""
-        if self.link.is_last:
-            self.ledger.free_all(self.slots.pop(each.micro_batch % NUM_SLOTS, ()))
+        """Its slot's content goes: when logits take its place, before the loss of these is computed.
+
+        Of stages before the last one it is what an evaluation left.
+        """
+        for slots in (self.slots, self.inputs):
+            self.ledger.free_all(slots.pop(each.micro_batch % NUM_SLOTS, ()))
 
     def after_backward(self, each: Pass) -> None:
         """The slot keeps what it has; other stages send the gradient and let go of both at once."""
@@ -239,11 +362,31 @@ class DeepSpeedRuntime(Runtime):
             return
         kind, size = ComponentKind.LOGITS_AND_LOSS, ALLOCATION_ROUNDING
         self.losses.append(self.ledger.allocate(size, 0, kind, "losses of the step"))
-        self.slots[each.micro_batch % NUM_SLOTS] = [
-            self.ledger.allocate(link.returned_bytes, 0, kind, _IN_SLOTS),
-            self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED_IN_SLOTS),
-            self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED_IN_SLOTS),
-        ]
+        self._fill(each.micro_batch % NUM_SLOTS)
+
+    def _fill(self, slot: int) -> None:
+        """With logits, what they were made from, and its gradient."""
+        kind, link = ComponentKind.LOGITS_AND_LOSS, self.link
+        self.slots[slot] = [self.ledger.allocate(link.returned_bytes, 0, kind, _IN_SLOTS)]
+        self.inputs[slot] = [self._copy_received(link), self._copy_received(link)]
+
+    def _copy_received(self, link: StageLink) -> Block:
+        return self.ledger.allocate(link.received_bytes, 0, _BUFFERS, _RECEIVED_IN_SLOTS)
+
+    def before_evaluated(self, each: Pass, link: StageLink) -> None:
+        """What is received is copied into its slot, in the place of what was there."""
+        if not link.is_first:
+            slot, copied = each.micro_batch % NUM_SLOTS, self._copy_received(link)
+            self.ledger.free_all(self.inputs.pop(slot, ()))
+            self.inputs[slot] = [copied]
+
+    def after_evaluated(self, each: Pass, link: StageLink) -> None:
+        """So is the output, which no one takes out (``InferenceSchedule``)."""
+        slot, size = each.micro_batch % NUM_SLOTS, link.returned_bytes
+        kind = ComponentKind.LOGITS_AND_LOSS if link.is_last else _BUFFERS
+        made = self.ledger.allocate(size, 0, kind, _IN_SLOTS)
+        self.ledger.free_all(self.slots.pop(slot, ()))
+        self.slots[slot] = [made]
 
 
 NUM_SLOTS = 2
