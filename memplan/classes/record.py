@@ -1,5 +1,6 @@
 """A model's class on a tape: built from its config, with what others put in the place of its parts."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -204,27 +205,34 @@ def network_splits(sharing: Sharing) -> dict[str, Split]:
 
 def declared_order(run: Run, model: Task) -> tuple[tuple[str, ...], ...]:
     """The order of ``named_parameters()``, which is that of the constructors: stretches of names, each
-    behind that of their segment. What a kind of layers has and those before it have not stands behind its
-    neighbour."""
+    behind that of their segment, of which one may stand for several kinds of layers."""
     places = {
         id(parameter): segment for segment in run.segments for parameter in segment.parameters
     }
-    stretches: list[list[str]] = []
-    at, before = 0, None
+    stretches: list[tuple[str, list[list[str]]]] = []
+    before = None
     for weight in model.ordered:
         parameter = run.parameters.get(weight)
         segment = None if parameter is None else places.get(id(parameter))
         if parameter is None or segment is None:
             continue
-        name = parameter.name.replace(".base_layer", "")
         if not stretches or stretches[-1][0] != segment.name:
-            stretches.append([segment.name])
+            stretches.append((segment.name, []))
+        kinds = stretches[-1][1]
         if segment is not before:
-            at, before = 1, segment
-        found = stretches[-1]
-        if name in found:
-            at = found.index(name)
-        else:
-            found.insert(at, name)
-        at += 1
-    return tuple(map(tuple, stretches))
+            kinds.append([])
+            before = segment
+        kinds[-1].append(parameter.name.replace(".base_layer", ""))
+    return tuple((name, *merged(kinds)) for name, kinds in stretches)
+
+
+def merged(kinds: Sequence[Sequence[str]]) -> list[str]:
+    """The names of all sequences, each behind those that any of them has before it."""
+    left, found = [list(each) for each in kinds], []
+    while any(left):
+        firsts = [each[0] for each in left if each]
+        waiting = {name for each in left for name in each[1:]}
+        name = next((each for each in firsts if each not in waiting), firsts[0])
+        found.append(name)
+        left = [[each for each in names if each != name] for names in left]
+    return found

@@ -223,7 +223,7 @@ class MiniMaxM2TopKRouter(Router):
 
 def corrected(scores: Handle, *bias: Handle) -> Handle:
     """``scores + e_score_correction_bias``: for choosing only."""
-    dtype = promote(scores.dtype, scores.run.compute)
+    dtype = promote(scores.dtype, bias[0].dtype if bias else scores.run.compute)
     return detached(scores).apart(OperationKind.ADD, *bias, dtype=dtype)
 
 

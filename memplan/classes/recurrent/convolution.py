@@ -36,13 +36,13 @@ class CausalConv1d(Conv1d):
         """
         run = x.run
         weight = self.parameter(self.weight)
-        x = x.to(weight.dtype)
+        given = x = x.to(weight.dtype)
         inputs: list[Tensor] = [run.cast_weight(weight)]
         if "bias" in self.weights:
             inputs.append(run.cast_weight(self.parameter(self.weights["bias"])))
         if run.autocast is not None:
             x = x.to(run.autocast)
-        inputs.insert(0, x.record)
+        inputs.insert(1, x.record)  # the kernel makes the weight's gradient first
         batch, channels, length = x.shape
         made = empty(run, (batch, channels, length + self.kernel - 1), x.dtype)
         copy = allocated_bytes(x.numel, x.dtype)
@@ -54,4 +54,5 @@ class CausalConv1d(Conv1d):
             forward_scratch_bytes=(copy, RESULT) if copied else (),
             backward_scratch_bytes=again if copied else (),
         )  # fmt: skip
+        del given  # a call's arguments live until it returns, whatever autocast makes of them
         return x.leads_to(made, in_rows(x.shape))

@@ -1,6 +1,6 @@
-"""LFM2: short convolutions between products, and attention in some layers.
+"""LFM2: short convolutions between products, and attention in some layers; its mixture.
 
-(transformers 5.23: models/lfm2)
+(transformers 5.23: models/lfm2, models/lfm2_moe)
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,22 @@ from memplan.classes.llama import (
     LlamaDecoderLayer,
     LlamaModel,
 )
+from memplan.classes.mixed.deepseek import corrected
+from memplan.classes.mixed.experts import Experts
+from memplan.classes.mixed.mixtures import MixtureBlock, MixtureModel
+from memplan.classes.mixed.routers import Routed, Router
 from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.hybrids import layer_kinds
 from memplan.classes.recurrent.mamba import Mixer
-from memplan.graph.modules.basic import Linear, RMSNorm
-from memplan.graph.modules.functional import activated
+from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.modules.basic import Linear, RMSNorm, fp32_under_autocast
+from memplan.graph.modules.functional import activated, best, divide, gather, linear, topk, total
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
 from memplan.model.config import ConfigReader
+from memplan.model.mixtures import RouterScore
 from memplan.model.networks import Activation
 
 
@@ -134,6 +142,76 @@ class Lfm2Model(LlamaModel):
         """An older key comes first."""
         own = "tie_embedding" in config.config and config.raw("tie_embedding") is not None
         return config.flag("tie_embedding") if own else tied
+
+
+class Lfm2MoeMLP(Lfm2MLP):
+    def adjusted_size(self, config: ConfigReader) -> int:
+        return config.integer("intermediate_size")
+
+
+class Lfm2MoeTopKRouter(Router):
+    score = RouterScore.SIGMOID
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.norm_topk_prob = config.flag("norm_topk_prob")
+        self.is_corrected = config.flag("use_expert_bias", default=True)
+
+    def forward(self, hidden_states: Handle, expert_bias: Handle | None) -> Routed:
+        router_logits = linear(hidden_states, self, self.weight)
+        routing_weights = router_logits.unary(OperationKind.SIGMOID)
+        if expert_bias is not None:
+            scores_for_routing = corrected(routing_weights, expert_bias)
+            _, selected_experts = best(scores_for_routing, self.top_k)
+            routing_weights = gather(routing_weights, selected_experts).to(router_logits.dtype)
+        else:
+            routing_weights, selected_experts = topk(routing_weights, self.top_k)
+        if self.norm_topk_prob:
+            routing_weights = divide(
+                routing_weights, total(fp32_under_autocast(routing_weights)) + 1e-6
+            )
+        routing_weights = routing_weights * 1.0
+        return router_logits, routing_weights, selected_experts
+
+
+class Lfm2MoeSparseMoeBlock(MixtureBlock):
+    def __init__(self, config: ConfigReader) -> None:
+        self.experts = Experts(config)
+        self.gate = Lfm2MoeTopKRouter(config)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
+        expert_bias = self.expert_bias() if self.gate.is_corrected else None
+        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped, expert_bias)
+        final_hidden_states = self.experts(
+            hidden_states_reshaped, selected_experts, routing_weights
+        )
+        return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+
+    def expert_bias(self) -> Handle:
+        """A buffer, in fp32 whatever the model's format is."""
+        count = self.gate.num_experts
+        return Handle(self.run, self.run.buffer(count, DType.FP32), (count,))
+
+
+class Lfm2MoeDecoderLayer(Lfm2DecoderLayer):
+    mlp_class: Callable[[ConfigReader], MLP] = Lfm2MoeMLP
+
+    def network(self, config: ConfigReader, kind: LayerKind) -> Module:
+        return Lfm2MoeSparseMoeBlock(config) if kind.sparse else self.mlp_class(config)
+
+
+class Lfm2MoeModel(Lfm2Model, MixtureModel):
+    layer_class: Callable[[ConfigReader, LayerKind], DecoderLayer] = Lfm2MoeDecoderLayer
+    adds_router_loss = False
+
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
+        dense = config.integer("num_dense_layers", minimum=0)
+        return [
+            kind._replace(sparse=number >= dense)
+            for number, kind in enumerate(super().kinds(config))
+        ]
 
 
 def lfm_types(config: ConfigReader) -> list[str]:

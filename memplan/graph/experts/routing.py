@@ -164,7 +164,7 @@ def divided(t: Tape, x: Tensor, divisor: Tensor, *, in_place: bool) -> Tensor:
     The divisor's gradient is ``-grad * ((self / other) / other)``, summed up (FunctionsManual.cpp,
     ``div_tensor_other_grad``).
     """
-    kept = t.tensor(x.numel, x.dtype)
+    kept = t.tensor(x.numel, x.dtype if in_place else promote(x.dtype, divisor.dtype))
     size = kept.storage.num_bytes
     quotients = () if t.decomposed else (size, size, size, RESULT, ~2, ~1, ~0, RESULT)
     out = t.view(x, x.numel) if in_place else kept

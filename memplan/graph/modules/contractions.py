@@ -63,17 +63,17 @@ def multiplied(left: Handle, right: Handle, *, gradient: Gradient = Gradient.VIE
 
 
 def matmul(left: Handle, right: Handle) -> Handle:
-    """``left @ right`` of as many matrices: autocast's casts, what ``reshape`` has to copy, the product."""
-    run, batch = left.run, left.shape[:-2]
-    shape = *batch, left.shape[-2], right.shape[-1]
-    if run.autocast is not None:
-        right = right.to(run.autocast)
-        left = left.to(run.autocast)
+    """``left @ right`` of as many matrices: autocast's casts, what ``reshape`` has to copy, the product.
+
+    What it is given lives until it returns, as any call's arguments do.
+    """
+    batch, shape = prod(left.shape[:-2]), (*left.shape[:-1], right.shape[-1])
+    second = _under_autocast(right)
+    first = _under_autocast(left)
     made = multiplied(
-        left.reshape(prod(batch), *left.shape[-2:]),
-        right.reshape(prod(batch), *right.shape[-2:]),
+        first.reshape(batch, *left.shape[-2:]), second.reshape(batch, *right.shape[-2:]),
         gradient=Gradient.FRESH,
-    )
+    )  # fmt: skip
     return made.view(*shape)
 
 
