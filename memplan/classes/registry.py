@@ -70,6 +70,7 @@ CLASSES = {
     "jetmoe": "mixed.jetmoe.JetMoeModel",
     "jina_embeddings_v3": "encoders.turned.JinaEmbeddingsV3Model",
     "kimi_k2": "mixed.latent.DeepseekV3Model",
+    "kimi_linear": "recurrent.kimi.KimiLinearModel",
     "laguna": "mixed.gated.LagunaModel",
     "layoutlm": "encoders.bert_kin.LayoutLMModel",
     "lfm2": "recurrent.lfm2.Lfm2Model",

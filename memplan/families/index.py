@@ -151,7 +151,7 @@ FAMILY_MODULES: dict[str, str] = {
     "qwen3_5_text": "written_once",
     "qwen3_5_moe_text": "written_once",
     "minimax": "written_once",
-    "kimi_linear": "decoders.linear_attention",
+    "kimi_linear": "written_once",
     "lfm2": "written_once",
     "lfm2_moe": "written_once",
     "clip": "joined.two_towers",

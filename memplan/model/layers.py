@@ -91,12 +91,8 @@ class LayerSpec:
     """A norm before all else, whose result is the residual stream (RWKV's first layer)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
-    residual_weighted: bool = False
-    """So is the stream itself, by another one (MiniMax)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
-    residual_normed: bool = False
-    """The residual is the norm's output, not its input (an option of BLOOM)."""
     streams: StreamsSpec | None = None
     """Each part stands between a sum and a mixture of residual streams (DeepSeek-V4)."""
     own_vector: OwnVectorSpec | None = None

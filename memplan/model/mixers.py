@@ -49,42 +49,6 @@ class MixerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShortConvolutionSpec:
-    """LFM2's mixer: products around a short convolution over the tokens."""
-
-    kernel_size: int
-    bias: bool = False
-    """The convolution and both linear layers have one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LightningSpec:
-    """MiniMax's linear attention: blocks of tokens, each with a share of all earlier ones."""
-
-    num_heads: int
-    head_dim: int
-    block_size: int
-    """Tokens of a block, which attend to each other as usual."""
-    activation: Activation
-    """Of queries, keys and values."""
-    norm: NormSpec
-    """On the output, before its gate."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelDecaySpec:
-    """Linear attention by the delta rule with a decay for each channel (Kimi Linear)."""
-
-    num_heads: int
-    head_dim: int
-    """Of queries, keys and values, and what decays and gate are projected from."""
-    kernel_size: int
-    """Of the convolution that queries, keys and values pass."""
-    activation: Activation
-    """Behind that convolution."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TimeMixingSpec:
     """RWKV's: a running average of all earlier values, by keys that fade."""
 
@@ -122,9 +86,6 @@ class MemoryAttentionSpec:
 
 OtherMixer = (
     MixerSpec
-    | ShortConvolutionSpec
-    | LightningSpec
-    | ChannelDecaySpec
     | TimeMixingSpec
     | GatedRecurrenceSpec
     | SlidingChunksSpec

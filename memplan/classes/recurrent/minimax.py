@@ -8,9 +8,17 @@ the block.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import prod
 
-from memplan.classes.llama import DecoderLayer, LayerKind, LlamaAttention, MistralAttention, Window
+from memplan.classes.llama import (
+    DecoderLayer,
+    LayerKind,
+    LlamaAttention,
+    MistralAttention,
+    SelfAttention,
+    Window,
+)
 from memplan.classes.mixed.mixtures import MixtralSparseMoeBlock, MixtureBlock, MixtureModel
 from memplan.classes.recurrent.hybrids import HybridLayer, layer_kinds
 from memplan.classes.recurrent.mamba import Mixer
@@ -18,10 +26,10 @@ from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, RMSNorm
 from memplan.graph.modules.contractions import matmul
-from memplan.graph.modules.functional import activated, detached
+from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate
+from memplan.graph.modules.unread import UnreadGraph
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock
 
@@ -56,8 +64,8 @@ class MiniMaxLightningAttention(Mixer):
         shape, dtype = (self.num_heads, 1, 1), self.run.options.weights
         return made_by(self.run, OperationKind.EXP, shape, dtype)
 
-    def forward(self, x: Handle) -> tuple[Handle, Handle]:
-        """The hidden states, and the sum of keys and values, which the layer holds."""
+    def forward(self, x: Handle) -> tuple[Handle, tuple[Handle, UnreadGraph]]:
+        """The hidden states, and the sum of keys and values with its graph, which the layer holds."""
         batch_size, seq_len, _ = x.shape
         query_decay, key_decay, diagonal_decay = self.decays()
         qkv_states = activated(self.qkv_proj(x), self.activation)
@@ -68,7 +76,7 @@ class MiniMaxLightningAttention(Mixer):
         value_states = value_states.transpose(1, 2)
         shape = batch_size, self.num_heads, self.head_dim, self.head_dim
         attn_weights_inter = zeros(value_states, shape)
-        attn_output = []
+        outputs, graph = [], UnreadGraph(self.run)
         for start in range(0, seq_len, self.block_size):
             size = min(self.block_size, seq_len - start)
             current_query_states = query_states.narrow(size, 2)
@@ -86,23 +94,21 @@ class MiniMaxLightningAttention(Mixer):
                 current_query_states * current_query_decay, attn_weights_inter
             )
             current_attn_output = attn_output_inter + attn_output_intra
-            attn_output.append(current_attn_output)
-            if start + size == seq_len:
-                # No loss reaches the last sum: its graph goes with the layer's name for it.
-                current_key_states, current_value_states, attn_weights_inter = map(
-                    detached, (current_key_states, current_value_states, attn_weights_inter)
+            outputs.append(current_attn_output)
+            with graph if start + size == seq_len else nullcontext():
+                next_attn_weights_inter = matmul(
+                    (current_key_states * current_key_decay).transpose(-1, -2),
+                    current_value_states,
                 )
-            next_attn_weights_inter = matmul(
-                (current_key_states * current_key_decay).transpose(-1, -2), current_value_states
-            )
-            attn_weights_inter = attn_weights_inter * block_decay + next_attn_weights_inter
-        attn_output = concatenate(*attn_output, dim=-2)
+                attn_weights_inter = attn_weights_inter * block_decay + next_attn_weights_inter
+        attn_output = concatenate(*outputs, dim=-2)
+        del outputs  # the same name in transformers
         attn_output = attn_output.transpose(1, 2)
         attn_output = attn_output.reshape(batch_size, seq_len, -1)
         attn_output = self.norm(attn_output)
         attn_output = self.output_gate(x).unary(OperationKind.SIGMOID) * attn_output
         attn_output = self.out_proj(attn_output)
-        return attn_output, attn_weights_inter
+        return attn_output, (attn_weights_inter, graph)
 
 
 def zeros(like: Handle, shape: tuple[int, ...]) -> Handle:
@@ -117,12 +123,15 @@ def shown(buffer: Handle, size: int, dim: int) -> Handle:
 
 
 class MiniMaxDecoderLayer(HybridLayer):
-    attention_class: type[LlamaAttention] = MistralAttention
+    attention_class: type[SelfAttention] = MistralAttention
     mixed = "self_attn"
+    self_attn: SelfAttention
 
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
-        made = MistralAttention(config, kind) if kind.attends else MiniMaxLightningAttention(config)
-        self.self_attn: Module = made
+        if kind.attends:
+            self.self_attn = self.attention_class(config, kind)
+        else:
+            self.self_attn = MiniMaxLightningAttention(config)
         self.attends = kind.attends
         self.add_norms(config.integer("hidden_size"))
         self.mlp = self.network(config, kind)
@@ -152,7 +161,9 @@ class MiniMaxModel(MixtureModel):
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         window = config.optional_integer("sliding_window")
         return [
-            LayerKind(window if each == "full_attention" else None, attends=each == "full_attention")
+            LayerKind(
+                window if each == "full_attention" else None, attends=each == "full_attention"
+            )
             for each in minimax_types(config)
         ]
 

@@ -10,7 +10,6 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
-from memplan.graph.mixers.convolution import turned
 from memplan.graph.modules.iteration import Turns
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import written
@@ -161,4 +160,16 @@ def _scan(t: Tape, states: Tensor, decay: Tensor, context: StackContext) -> Tens
     if t.segment.checkpointed:
         t.hold_graph(state)
     t.touch(decay)
+    return out
+
+
+def turned(t: Tape, x: Tensor, batch: int) -> Tensor:
+    """A view with the channels before the tokens.
+
+    The gradient of more than one sequence is copied back into rows.
+    """
+    if batch == 1:
+        return x
+    out = t.view(x, x.numel)
+    t.record(OperationKind.TRANSPOSE, (x,), (out,), gradients=(Gradient.FRESH,))
     return out

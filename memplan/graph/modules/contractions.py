@@ -67,14 +67,18 @@ def matmul(left: Handle, right: Handle) -> Handle:
 
     What it is given lives until it returns, as any call's arguments do.
     """
-    batch, shape = prod(left.shape[:-2]), (*left.shape[:-1], right.shape[-1])
     second = _under_autocast(right)
     first = _under_autocast(left)
-    made = multiplied(
-        first.reshape(batch, *left.shape[-2:]), second.reshape(batch, *right.shape[-2:]),
-        gradient=Gradient.FRESH,
-    )  # fmt: skip
-    return made.view(*shape)
+    made = multiplied(_matrices(first), _matrices(second), gradient=Gradient.FRESH)
+    return made.view(*left.shape[:-1], right.shape[-1])
+
+
+def _matrices(x: Handle) -> Handle:
+    """With one dimension of batches: a view, to whose gradients the engine adds nothing in place, or a copy."""
+    shape = prod(x.shape[:-2]), *x.shape[-2:]
+    if len(x.shape) == len(shape) or view_strides(x.shape, x.strides, shape) is None:
+        return x.reshape(*shape)
+    return x.seen_as(*shape)
 
 
 def _under_autocast(x: Handle) -> Handle:

@@ -39,7 +39,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)
-    middle = add_residual(t, normed if layer.residual_normed else x, attended, layer)
+    middle = add_residual(t, x, attended, layer)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
     if layer.names_attended:
@@ -53,7 +53,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
-    out = add_residual(t, normed if layer.residual_normed else middle, fed, layer)
+    out = add_residual(t, middle, fed, layer)
     if activated is not None:
         t.touch(activated)
     t.touch(middle)
@@ -82,10 +82,6 @@ def feed_forward_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
 
 def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
     """The residual sum; Granite and MiniCPM multiply what is added by a constant."""
-    if layer.residual_weighted:
-        out = t.add(t.scale(x), t.scale(added))
-        t.touch(added)
-        return out
     if not layer.residual_scaled:
         return t.add(x, added)
     out = t.add(x, t.scale(added))
