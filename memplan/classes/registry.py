@@ -121,6 +121,7 @@ CLASSES = {
     "qwen3_5_moe_text": "recurrent.delta_rule.Qwen35MoeTextModel",
     "qwen3_5_text": "recurrent.delta_rule.Qwen35TextModel",
     "qwen3_next": "recurrent.delta_rule.Qwen3NextModel",
+    "recurrent_gemma": "recurrent.griffin.RecurrentGemmaModel",
     "rembert": "encoders.bert_kin.RemBertModel",
     "roberta": "encoders.bert.RobertaModel",
     "roberta-prelayernorm": "encoders.prenorm.RobertaPreLayerNormModel",

@@ -144,7 +144,7 @@ FAMILY_MODULES: dict[str, str] = {
     "falcon_h1": "written_once",
     "nemotron_h": "written_once",
     "rwkv": "decoders.recurrent",
-    "recurrent_gemma": "decoders.recurrent",
+    "recurrent_gemma": "written_once",
     "zamba": "written_once",
     "zamba2": "written_once",
     "qwen3_next": "written_once",
