@@ -126,6 +126,7 @@ CLASSES = {
     "roberta": "encoders.bert.RobertaModel",
     "roberta-prelayernorm": "encoders.prenorm.RobertaPreLayerNormModel",
     "roc_bert": "encoders.bert_kin.RoCBertModel",
+    "rwkv": "recurrent.rwkv.RwkvModel",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
     "solar_open": "mixed.deepseek.SolarOpenModel",

@@ -143,7 +143,7 @@ FAMILY_MODULES: dict[str, str] = {
     "granitemoehybrid": "written_once",
     "falcon_h1": "written_once",
     "nemotron_h": "written_once",
-    "rwkv": "decoders.recurrent",
+    "rwkv": "written_once",
     "recurrent_gemma": "written_once",
     "zamba": "written_once",
     "zamba2": "written_once",

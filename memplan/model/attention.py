@@ -51,8 +51,6 @@ class RotarySpec:
     """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
     names_parts: bool = False
     """The attention module's own variables hold both parts until it returns (Phi)."""
-    own_tables: bool = False
-    """Every layer makes the tables for itself (RecurrentGemma)."""
 
 
 class AttentionForm(Enum):

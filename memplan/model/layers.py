@@ -87,8 +87,6 @@ class LayerSpec:
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
     half_clamp: HalfClamp = HalfClamp.NEVER
-    entry_norm: bool = False
-    """A norm before all else, whose result is the residual stream (RWKV's first layer)."""
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     dropout_inside: bool = False
@@ -212,8 +210,6 @@ class EmbeddingSpec:
     """Inputs of a linear layer for image patches, which a batch of text leaves unused (Fuyu)."""
     layer_vectors: LayerVectorsSpec | None = None
     """Each layer has a vector of its own for each token (Gemma 4)."""
-    unscaled_held: bool = False
-    """The class keeps a name for the embeddings as they were before (AFMoE, RecurrentGemma)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

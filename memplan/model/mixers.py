@@ -19,7 +19,6 @@ from memplan.model.mixtures import (
 from memplan.model.shared_keys import SharedKeysSpec
 
 if TYPE_CHECKING:
-    from memplan.model.networks import Activation
     from memplan.model.norms import NormSpec
     from memplan.model.parameters import ParameterShape
 
@@ -49,34 +48,6 @@ class MixerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimeMixingSpec:
-    """RWKV's: a running average of all earlier values, by keys that fade."""
-
-    width: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GatedRecurrenceSpec:
-    """Griffin's recurrent block: a convolution and a gated recurrence of every channel, times a branch
-    beside it (RecurrentGemma)."""
-
-    width: int
-    num_heads: int
-    """Blocks of the gates' weights."""
-    kernel: int
-    """Of the convolution."""
-    activation: Activation
-    """Of the branch beside it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelMixingSpec:
-    """RWKV's network: a squared ReLU, and a receptance that its output is multiplied by."""
-
-    intermediate_size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryAttentionSpec:
     """Attention to what towers gave, with norms on queries and keys (Llama 3.2 Vision)."""
 
@@ -86,8 +57,6 @@ class MemoryAttentionSpec:
 
 OtherMixer = (
     MixerSpec
-    | TimeMixingSpec
-    | GatedRecurrenceSpec
     | SlidingChunksSpec
     | BlockSparseSpec
     | SharedKeysSpec
@@ -106,7 +75,7 @@ WITH_SCORES = (
 """Those that have an attention of their own, ``scores``."""
 
 
-OtherNetwork = ChannelMixingSpec | EveryTokenSpec | BesideDenseSpec | CountedSpec
+OtherNetwork = EveryTokenSpec | BesideDenseSpec | CountedSpec
 """A feed-forward network of another kind."""
 
 

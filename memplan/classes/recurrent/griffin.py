@@ -145,7 +145,9 @@ class RecurrentGemmaRglru(Module):
         recurrent_gate = where_not(reset, recurrent_gate)
         states = made_by(run, OperationKind.ZEROS, (batch, width), DType.FP32)
         contextualized = made_by(run, OperationKind.ZEROS, hidden_states.shape, hidden_states.dtype)
-        lies = dense_strides(hidden_states.shape, hidden_states.strides)  # as ``zeros_like`` makes it
+        lies = dense_strides(
+            hidden_states.shape, hidden_states.strides
+        )  # as ``zeros_like`` makes it
         turns = Turns(run, length)
         for _ in turns:
             states = recurrent_gate.select(1).float() * states
@@ -259,7 +261,8 @@ class RecurrentGemmaModel(LlamaModel):
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         pattern = config.texts("block_types")
         if not pattern:
-            raise config.fail("block_types", "names no kind of layer")
+            error = config.fail("block_types", "names no kind of layer")
+            raise error
         for each in pattern:
             config.choice("block_types", each, ("attention", "recurrent"))
         window, count = config.integer("attention_window_size"), config.layers("num_hidden_layers")

@@ -46,9 +46,6 @@ class Hybrid:
     never_tied: bool = False
     """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
-    unscaled_held: bool = False
-    """A name holds the embeddings as they were before."""
-    logits_scaled: bool = False
     chunked_mask: bool = False
     """Windows are chunks, whose mask is made for every sequence."""
     upcasts_logits: bool = False
@@ -58,8 +55,6 @@ class Hybrid:
     final_norm: NormSpec = NORM
     embedding_norm: NormSpec | None = None
     """Of what the token table looks up, inside it."""
-    recomputes: bool = True
-    """The class can checkpoint its activations."""
     router_loss: bool = False
     """It adds the routers' loss where ``output_router_logits`` is set."""
     written_mask: bool = False
@@ -93,7 +88,6 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
             norm=kind.embedding_norm,
             norm_in_table=kind.embedding_norm is not None,
             scaled=kind.embedding_scaled,
-            unscaled_held=kind.unscaled_held,
             extra_rows=kind.extra_rows(reader),
             prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
@@ -104,7 +98,6 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         local_rotary=kind.local_rotary,
     )
     head = HeadSpec(
-        scaled=kind.logits_scaled,
         router_loss=kind.router_loss and reader.flag("output_router_logits"),
         upcast=kind.upcasts_logits,
         softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
@@ -115,7 +108,6 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     return replace(
         model,
         head=replace(model.head, tied=model.head.tied and not kind.never_tied),
-        recomputes=kind.recomputes,
         activations_left_out=f"activations of {kind.left_out}" if kind.left_out else "",
     )
 

@@ -19,7 +19,6 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.operations.rotary import rotary_tables
 from memplan.graph.stack_context import StackContext
 from memplan.model.attention import AttentionSpec, OutputGate, Projection, QueryScaling
 from memplan.model.parameters import WeightRole
@@ -47,11 +46,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if not spec.query_key_norm_last and not spec.query_key_norm_at_once and not beside:
         query, key = _normalized(t, query, key, spec)
     if spec.rotary is not None:
-        if spec.rotary.own_tables:
-            tables = rotary_tables(t, context.seq_len, spec.rotary.dim, query.dtype)
-        else:
-            tables = context.tables(spec)
-        cos, sin = tables
+        cos, sin = context.tables(spec)
         if t.options.casts_inputs:
             cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
         query, key = rotate(t, query, key, spec, cos, sin, frame)

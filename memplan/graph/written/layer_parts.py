@@ -105,8 +105,6 @@ MIXERS: Mapping[str, Writer] = {
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "SlidingChunksSpec": Writer("attention.own_ways.sliding_chunks", "sliding_chunks"),
     "BlockSparseSpec": Writer("attention.own_ways.block_sparse", "block_sparse"),
-    "TimeMixingSpec": Writer("mixers.rwkv", "time_mixing", LayerBlock.MIXER),
-    "GatedRecurrenceSpec": Writer("mixers.gated_recurrence", "recurrent_block", LayerBlock.MIXER),
     "CountedSpec": Writer("counted", "counted_part", LayerBlock.MIXER),
 }
 """What mixes tokens, by the class of its spec: a new kind is a row. Layers of ``MemoryAttentionSpec`` are
@@ -117,7 +115,6 @@ NETWORKS: Mapping[str, Writer] = {
     "MixtureSpec": Writer("experts.mixture", "mixture"),
     "BesideDenseSpec": Writer("experts.beside_dense", "beside_dense"),
     "EveryTokenSpec": Writer("experts.every_token", "every_token"),
-    "ChannelMixingSpec": Writer("mixers.rwkv", "channel_mixing"),
     "CountedSpec": Writer("counted", "counted_part"),
 }
 """Networks of another kind than the dense one, likewise."""

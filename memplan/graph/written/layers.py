@@ -34,8 +34,6 @@ def decoder_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -
 def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
     """GPT-2's and Llama's order: norm, attention, sum; norm, feed-forward, sum."""
     hidden = context.hidden_size
-    if layer.entry_norm:
-        x = norm(t, x, layer.norm, "pre_ln", hidden)
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)

@@ -208,14 +208,10 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         x = add_up(t, group, x)
     if spec.norm is not None and spec.norm_in_table:
         x = norm(t, x, spec.norm, "embed_norm", model.hidden_size)
-    if spec.unscaled_held:
-        t.embedded(x, table)
-        t.hold(x)
     if spec.scaled:
         x = t.scale(x)
-    if not spec.unscaled_held:
-        t.embedded(x, table)
-        t.hold(x)
+    t.embedded(x, table)
+    t.hold(x)
     if spec.num_positions:
         rows = t.options.seq_len
         positions = t.tensor(rows, DType.INT64)
@@ -303,7 +299,7 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
 
 def _first_rotary(stack: StackSpec) -> RotarySpec | None:
     """The rotary embedding of layers without a window, where those with one have their own."""
-    specs = [each for each in attentions(stack) if each.rotary and not each.rotary.own_tables]
+    specs = [each for each in attentions(stack) if each.rotary]
     if _local_rotary(stack) is not None:
         specs = [spec for spec in specs if spec.sliding_window is None]
     return specs[0].rotary if specs else None

@@ -1,1 +1,0 @@
-"""What stands where attention does: convolutions, linear attention, the delta rule."""
