@@ -337,7 +337,8 @@ class BackwardWalk(GradientFlow):
         if unpacks and not self.is_compiled:
             self._let_go(operation)
         if len(products) > 1:  # validated in the order of the inputs, whatever the formula's was
-            products.sort(key=lambda each: operation.inputs.index(each[1]))
+            place = _places(operation.inputs)
+            products.sort(key=lambda each: place[each[1]])
         for product, tensor, buffer in products:
             summed = self._summed(operation.outputs[0], tensor, buffer)
             self._allocate(summed, summed.num_bytes)
@@ -362,7 +363,8 @@ class BackwardWalk(GradientFlow):
             self._let_go_of_given(operation)
         if len(made) > 1:
             # Next edges are served in the order of the inputs, whatever order the formula went in.
-            made.sort(key=lambda each: operation.inputs.index(each[0]))
+            place = _places(operation.inputs)
+            made.sort(key=lambda each: place[each[0]])
             if _flattens(operation):
                 # The rows were seen before the weight was turned: theirs is the older node, and goes last.
                 made.reverse()
@@ -515,3 +517,8 @@ def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:
 def _whole_bytes(tensor: Tensor) -> int:
     assert isinstance(tensor, Parameter)
     return allocated_bytes(tensor.num_weights, tensor.dtype)
+
+
+def _places(inputs: Sequence[Tensor]) -> dict[Tensor, int]:
+    """Where each input stands first: a stack of a batch's sequences has thousands."""
+    return {tensor: place for place, tensor in zip(reversed(range(len(inputs))), reversed(inputs), strict=True)}
