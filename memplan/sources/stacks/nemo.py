@@ -41,8 +41,11 @@ _DEGREES = {
 _ATTENTION = {
     "eager": "eager", "sdpa": "sdpa", "flash_attention_2": "flash", "flash_attention_3": "flash3",
     "flash_attention_4": "flash", "te": "flash", "flex": "sdpa", "flex_attention": "sdpa",
+    "tilelang": None, "cudnn": None, "torch": None,
 }  # fmt: skip
 """``model.attn_implementation``, and ``model.backend.attn`` of AutoModel's own classes."""
+_SPARSE = ("tilelang", "cudnn", "torch")
+"""Attention of AutoModel's own for DeepSeek V4 and GLM's sparse layers (``BackendConfig``)."""
 _NORMS = {"torch": "fused", "te": "fused", "quack": "fused", "torch_fp32": None}
 """``model.backend.rms_norm`` (``components/models/common/utils.py``): one kernel, or torch's own operations in fp32."""
 _OTHER_KERNELS = {
@@ -95,7 +98,12 @@ def looks_like(values: Mapping[str, object]) -> bool:
     recipe = values.get("recipe")
     return "step_scheduler" in values or is_older or (
         isinstance(recipe, str) and "Recipe" in recipe
-    ) or {"recipe", "recipe_args"} <= values.keys()  # fmt: skip
+    ) or {"recipe", "recipe_args"} <= values.keys() or _generates(values)  # fmt: skip
+
+
+def _generates(values: Mapping[str, object]) -> bool:
+    """Whether it is of the program that makes pictures or videos (``examples/diffusion/generate``)."""
+    return {"model", "inference", "vae"} <= values.keys()
 
 
 def preset_for(_values: Mapping[str, object], _source: str) -> str:
@@ -107,6 +115,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
     if keys.has("trainer"):
         keys.refuse("trainer", "NeMo's Megatron models are not modelled; AutoModel's files are")
+    if keys.has("vae"):
+        keys.refuse("inference", "this file makes pictures or videos, and trains nothing")
     if keys.has("recipe_args"):
         keys.refuse(
             "recipe_args", "draft models for speculative decoding are not modelled; fine-tuning is"
@@ -172,13 +182,27 @@ def _read_allocator(keys: Keys, found: Found) -> None:
             found.fields["allocator"] = "expandable"
 
 
-def _model(keys: Keys) -> str | None:
+def _model(keys: Keys) -> str | dict[str, object] | None:
+    """A model by its name, or by the sizes of one of transformers' own configuration classes."""
+    sizes = _sizes(keys)
+    if sizes is not None:
+        return sizes
     whole = keys.values.get("model.config")
     named = keys.text("model.config.pretrained_model_name_or_path")
     named = named or keys.text("model.config.name_or_path")
     if named is None and isinstance(whole, str):
         named = keys.text("model.config")
     return keys.model("model.pretrained_model_name_or_path") or named
+
+
+def _sizes(keys: Keys) -> dict[str, object] | None:
+    """What a configuration's class is called with; its module's folder has the type's name."""
+    target = (keys.text("model.config._target_") or "").split(".")
+    if target[:2] != ["transformers", "models"] or not keys.has("model.config.architectures"):
+        return None
+    config = keys.section("model.config") or {}
+    del config["_target_"]
+    return {"name": target[-1].removesuffix("Config").lower(), "model_type": target[2], **config}
 
 
 def _engine(keys: Keys) -> object:
@@ -431,6 +455,11 @@ def _read_kernels(keys: Keys, found: Found) -> None:
     if keys.choice("model.backend.rms_norm", _NORMS) is not None:
         found.fields["norm"] = _NORMS[str(keys.text("model.backend.rms_norm"))]
     own = keys.choice("model.backend.attn", _ATTENTION)
+    if keys.text("model.backend.attn") in _SPARSE:
+        found.notes.append(
+            f"model.backend.attn {keys.text('model.backend.attn')} attends in kernels of AutoModel's own, which are not "
+            "modelled: the figures are upper bounds"
+        )
     found.fields["attention"] = keys.choice("model.attn_implementation", _ATTENTION) or own
     if model_type(found.model) in _OWN_ATTENTION and found.fields["attention"] not in (
         None,

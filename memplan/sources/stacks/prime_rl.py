@@ -43,6 +43,8 @@ def looks_like(values: Mapping[str, object]) -> bool:
         and bool({"seq_len", "micro_batch_size", "fake", "type"} & data.keys())
     )
     serves = "vllm" in values and "router" in values
+    if isinstance(model, Mapping) and "pretrained_model_name_or_path" in model:
+        return False
     if "slurm" in values and values.keys() <= _SFT_SECTIONS:
         return True
     return bool(_MARKS & values.keys()) or has_trainer or is_sft or serves

@@ -87,9 +87,20 @@ def looks_like(values: Mapping[str, object]) -> bool:
     return (
         "actor_rollout_ref" in values
         or (isinstance(model, Mapping) and "partial_pretrain" in model)
+        or _is_engine_sft(values)
         or named
         or (isinstance(target, str) and target.startswith("verl."))
     )
+
+
+def _is_engine_sft(values: Mapping[str, object]) -> bool:
+    """Whether it is of the SFT trainer over engines (``trainer/config/sft_trainer_engine.yaml``), or laid over that."""
+    model, data, defaults = (values.get(name) for name in ("model", "data", "defaults"))
+    named = isinstance(defaults, list) and any(
+        isinstance(each, Mapping) and "engine@engine" in each for each in defaults
+    )
+    has_model = isinstance(model, Mapping) and "path" in model and isinstance(data, Mapping)
+    return named or (has_model and "engine" in values and "optim" in values)
 
 
 def preset_for(_values: Mapping[str, object], _source: str) -> str:
@@ -108,6 +119,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         )
     if keys.has("model.partial_pretrain"):
         _rename_sft(keys)
+    elif not keys.has("actor_rollout_ref") and (keys.has("engine") or _names_engine(keys)):
+        _rename_engine_sft(keys, found)
     found.model = keys.model(f"{MODEL}.path")
     _read_gpus(keys, found)
     _read_sizes(keys, found)
@@ -125,7 +138,7 @@ def _check_whole(keys: Keys) -> None:
         keys.refuse("_target_", "this is one section of a verl configuration: give the whole")
     defaults = keys.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else []:
-        if isinstance(each, str) and each != "_self_" and not each.endswith(_WHOLE):
+        if isinstance(each, str) and "@" not in each and each != "_self_" and not each.endswith(_WHOLE):
             keys.refuse("defaults", f"{shown(each)} is not beside the file: put what it says there")
         names = map(str, each.values() if isinstance(each, Mapping) else (each,))
         for name in names:
@@ -140,10 +153,59 @@ def _rename_sft(keys: Keys) -> None:
         renamed = _SFT.get(key)
         if renamed is not None:
             keys.values[renamed] = keys.values.pop(key)
-    for key, value in _SFT_DEFAULTS.items():
+    _fill_in(keys, _SFT_DEFAULTS)
+
+
+def _fill_in(keys: Keys, defaults: Mapping[str, object]) -> None:
+    for key, value in defaults.items():
         keys.values.setdefault(key, value)
     keys.values["sft"] = True
     keys.used.add("sft")
+
+
+def _names_engine(keys: Keys) -> bool:
+    defaults = keys.values.get("defaults")
+    return isinstance(defaults, list) and any(
+        isinstance(each, Mapping) and "engine@engine" in each for each in defaults
+    )
+
+
+def _rename_engine_sft(keys: Keys, found: Found) -> None:
+    """The same of the SFT trainer over engines, whose sections are the actor's own."""
+    for name in ("engine", "optim"):
+        engine = keys.values.pop(name, "fsdp")
+        if engine != "fsdp":
+            keys.refuse(name, f"{engine!r:.30} is not modelled; fsdp is")
+    for key in list(keys.values):
+        renamed = _ENGINE_SFT.get(key)
+        section = next((each for each in _ENGINE_SECTIONS if key.startswith(each)), None)
+        if renamed is None and section is not None:
+            renamed = _ENGINE_SECTIONS[section] + key.removeprefix(section)
+        if renamed is not None:
+            keys.values[renamed] = keys.values.pop(key)
+    if not keys.has("trainer.n_gpus_per_node"):
+        found.notes.append("8 GPUs, unless you say others: torchrun has their number")
+    _fill_in(keys, _ENGINE_SFT_DEFAULTS)
+
+
+_ENGINE_SECTIONS = {
+    "model.": f"{MODEL}.", "engine.": f"{FSDP}.", "optim.": f"{ACTOR}.optim.",
+}  # fmt: skip
+"""Sections of the SFT trainer over engines, and where PPO's file has the same."""
+_ENGINE_SFT = {
+    "engine.strategy": f"{ACTOR}.strategy",
+    "engine.ulysses_sequence_parallel_size": f"{ACTOR}.ulysses_sequence_parallel_size",
+    "data.micro_batch_size_per_gpu": f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+    "data.train_batch_size": f"{ACTOR}.ppo_mini_batch_size",
+    "data.max_token_len_per_gpu": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    "data.use_dynamic_bsz": f"{ACTOR}.use_dynamic_bsz",
+}  # fmt: skip
+_ENGINE_SFT_DEFAULTS: dict[str, object] = {
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, f"{ACTOR}.use_dynamic_bsz": True,
+    f"{ACTOR}.ppo_max_token_len_per_gpu": 8192, f"{ACTOR}.ppo_mini_batch_size": 256,
+    "data.max_length": 1024,
+}  # fmt: skip
+"""What ``trainer/config/sft_trainer_engine.yaml`` says."""
 
 
 _SFT = {
@@ -174,12 +236,22 @@ _SFT_DEFAULTS: dict[str, object] = {
 
 
 def _read_gpus(keys: Keys, found: Found) -> None:
-    nodes = keys.count("trainer.nnodes") or 1
+    nodes = _nodes(keys, found)
     found.fields["num_gpus"] = nodes * (keys.count("trainer.n_gpus_per_node") or 8)
     found.fields["num_nodes"] = nodes
     parallel = keys.count(f"{ACTOR}.ulysses_sequence_parallel_size")
     if parallel not in (None, 1):
         found.fields |= {"context_parallel": parallel, "context_parallel_kind": "all-to-all"}
+
+
+def _nodes(keys: Keys, found: Found) -> int:
+    """Of a script that asks its scheduler how many there are, one, and said so."""
+    key = "trainer.nnodes"
+    if str(keys.values.get(key)).startswith("${"):
+        keys.used.add(key)
+        found.notes.append(f"{key}: its scheduler says how many: counted as 1, unless you say others")
+        return 1
+    return keys.count(key) or 1
 
 
 def _number(found: Found, field: str) -> int:
@@ -461,7 +533,8 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     """Who generates, with which share of the card, and what makes room for it."""
     engine = keys.text(f"{ROLLOUT}.name")
     share = keys.number(f"{ROLLOUT}.gpu_memory_utilization") or 0.5
-    sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
+    may_sleep = keys.take(f"{ROLLOUT}.enable_sleep_mode") is not False
+    sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine") and may_sleep
     params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
     share = max(share, _reward_share(keys, found, sleeps=sleeps))
     if _generates_apart(keys):
