@@ -32,9 +32,12 @@ _DEGREES = {
 
 _DISTRIBUTED = (
     "fsdp_cpu_offload", "custom_sharded_layers", "fsdp_reshard_after_forward", "tensor_parallel_plan",
-    *_DEGREES, "data_parallel_shard_dim", "data_parallel_replicate_dim",
+    *_DEGREES, "data_parallel_shard_dim", "data_parallel_replicate_dim", "ac_mode",
+    "memory_efficient_fsdp_wrap",
 )  # fmt: skip
 """Keys that the recipes for several GPUs have alone."""
+_ALONE = ("single_device", "low_memory")
+"""What names of torchtune's own files for one GPU end in."""
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -130,6 +133,11 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         count = found.fields["num_gpus"] = GPUS_PER_NODE
         found.notes.append(
             f"{GPUS_PER_NODE} GPUs, as its keys are of a distributed recipe, unless you say others"
+        )
+    elif count is None and keys.values and not any(word in keys.source for word in _ALONE):
+        found.notes.append(
+            "the recipe is not in the file, but on tune's command line: one for a single device is counted; of a "
+            "distributed one give `num_gpus`"
         )
     sharded = isinstance(count, int) and count > 1
     engine = of_given(given, "engine") or ("fsdp" if sharded else "ddp")
