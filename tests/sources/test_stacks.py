@@ -379,6 +379,34 @@ def test_verl_scripts_lay_words_over_the_configuration_they_name(tmp_path: Path)
     assert (setup.micro_batch_size, setup.seq_len) == (2, 3072)
 
 
+VERL_SFT: dict[str, Any] = {
+    "model": {"path": "Qwen/Qwen2.5-0.5B", "enable_gradient_checkpointing": True},
+    "engine": {"strategy": "fsdp2", "ulysses_sequence_parallel_size": 2}, "optim": {"lr": 1e-5},
+    "data": {
+        "train_files": "a", "train_batch_size": 64, "max_length": 1024, "use_dynamic_bsz": False,
+        "micro_batch_size_per_gpu": 2,
+    },
+}  # fmt: skip
+
+
+def test_verl_s_trainer_over_engines_has_the_actor_s_keys_in_sections_of_its_own() -> None:
+    found = read(VERL_SFT)
+    setup = found.setup
+    assert (setup.chosen_engine, setup.context_parallel, setup.num_gpus) == (Engine.FSDP, 2, 8)
+    assert (setup.seq_len, setup.micro_batch_size, setup.gradient_accumulation_steps) == (1024, 2, 8)
+    assert not setup.job.generates
+    by_tokens = read({**VERL_SFT, "data": {"train_files": "a", "max_token_len_per_gpu": 2048}})
+    assert by_tokens.setup.micro_batch_size == 4
+    with pytest.raises(ConfigError, match="engine: 'megatron' is not modelled"):
+        read({**VERL_SFT, "engine": "megatron"})
+
+
+def test_verl_counts_one_node_where_a_scheduler_says_how_many() -> None:
+    found = read({**VERL, "trainer": {"n_gpus_per_node": 4, "nnodes": "${NODES}"}})
+    assert found.setup.num_gpus == 4
+    assert any("trainer.nnodes: its scheduler says" in note for note in found.notes)
+
+
 def test_words_of_one_name_are_read_in_verl_scripts(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
@@ -481,6 +509,40 @@ def test_torchtune_s_distributed_recipes_run_on_a_node() -> None:
     assert any("of a distributed recipe" in note for note in found.notes)
     found = read({**values, "custom_sharded_layers": ["tok_embeddings"]})
     assert any("as in the root's unit" in note for note in found.notes)
+
+
+def test_torchtune_says_that_a_recipe_is_not_in_its_file() -> None:
+    values = {
+        "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}, "batch_size": 1, "dtype": "bf16",
+    }  # fmt: skip
+    assert any("on tune's command line" in note for note in read(values).notes)
+    assert not any("on tune's command line" in note for note in read(values, num_gpus=2).notes)
+    selective = read({**values, "ac_mode": "selective", "ac_option": 2}).setup
+    assert (selective.num_gpus, selective.checkpointing) == (8, 0.5)
+
+
+def test_nemo_reads_a_model_by_the_sizes_of_its_configuration() -> None:
+    config = {
+        "_target_": "transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig",
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2,
+        "num_experts": 4, "vocab_size": 1024,
+    }  # fmt: skip
+    found = read({**NEMO, "model": {"config": config}})
+    assert found.model["model_type"] == "qwen3_moe"
+    assert found.model["num_experts"] == 4
+    assert not any("num_experts" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"model": {"pretrained_model_name_or_path": "a"}, "inference": {"height": 8}, "vae": {}},
+      "makes pictures or videos"),
+     ({**NEMO, "model": {"model_type": "flux", "mode": "finetune"}}, "the diffusion recipe")],
+)  # fmt: skip
+def test_nemo_s_pictures_are_one_line(values: dict[str, Any], words: str) -> None:
+    assert stack_of(values) == "nemo"
+    with pytest.raises(ConfigError, match=words):
+        read(values)
 
 
 def test_lightning() -> None:

@@ -58,7 +58,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if keys.has("quantizer") and not keys.has("dataset"):
         keys.refuse("quantizer", "this file quantizes a model, and trains none")
     if component is None:
-        if keys.values:
+        if keys.values and not keys.has("policy_model"):  # which its table refuses
             keys.refuse("model._component_", "is missing: this file trains no model of torchtune's")
     else:
         _read_model(keys, found, component)
