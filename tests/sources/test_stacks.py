@@ -393,7 +393,11 @@ def test_verl_s_trainer_over_engines_has_the_actor_s_keys_in_sections_of_its_own
     found = read(VERL_SFT)
     setup = found.setup
     assert (setup.chosen_engine, setup.context_parallel, setup.num_gpus) == (Engine.FSDP, 2, 8)
-    assert (setup.seq_len, setup.micro_batch_size, setup.gradient_accumulation_steps) == (1024, 2, 8)
+    assert (setup.seq_len, setup.micro_batch_size, setup.gradient_accumulation_steps) == (
+        1024,
+        2,
+        8,
+    )
     assert not setup.job.generates
     by_tokens = read({**VERL_SFT, "data": {"train_files": "a", "max_token_len_per_gpu": 2048}})
     assert by_tokens.setup.micro_batch_size == 4

@@ -521,4 +521,7 @@ def _whole_bytes(tensor: Tensor) -> int:
 
 def _places(inputs: Sequence[Tensor]) -> dict[Tensor, int]:
     """Where each input stands first: a stack of a batch's sequences has thousands."""
-    return {tensor: place for place, tensor in zip(reversed(range(len(inputs))), reversed(inputs), strict=True)}
+    return {
+        tensor: place
+        for place, tensor in zip(reversed(range(len(inputs))), reversed(inputs), strict=True)
+    }

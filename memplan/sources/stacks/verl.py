@@ -138,7 +138,12 @@ def _check_whole(keys: Keys) -> None:
         keys.refuse("_target_", "this is one section of a verl configuration: give the whole")
     defaults = keys.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else []:
-        if isinstance(each, str) and "@" not in each and each != "_self_" and not each.endswith(_WHOLE):
+        if (
+            isinstance(each, str)
+            and "@" not in each
+            and each != "_self_"
+            and not each.endswith(_WHOLE)
+        ):
             keys.refuse("defaults", f"{shown(each)} is not beside the file: put what it says there")
         names = map(str, each.values() if isinstance(each, Mapping) else (each,))
         for name in names:
@@ -249,7 +254,9 @@ def _nodes(keys: Keys, found: Found) -> int:
     key = "trainer.nnodes"
     if str(keys.values.get(key)).startswith("${"):
         keys.used.add(key)
-        found.notes.append(f"{key}: its scheduler says how many: counted as 1, unless you say others")
+        found.notes.append(
+            f"{key}: its scheduler says how many: counted as 1, unless you say others"
+        )
         return 1
     return keys.count(key) or 1
 
