@@ -714,3 +714,25 @@ def test_a_trainers_file_is_read_with_what_it_is_launched_with() -> None:
     setup = read_stack(values, "hf_trainer", source="file.yaml", launch=launch).setup
     assert setup.chosen_engine is Engine.DEEPSPEED
     assert setup.precision is Precision.BF16_MASTER
+
+
+@pytest.mark.parametrize(
+    ("named", "made"),
+    [("adamw_bnb_8bit", "adamw-fused"), ("lion_32bit", "lion-fused"), ("adamw_torch", "adamw-foreach")],
+)  # fmt: skip
+def test_offloaded_states_are_stepped_by_deepspeeds_own(named: str, made: str) -> None:
+    """accelerate makes them (``map_pytorch_optim_to_deepspeed``), unless the file says that it is not to."""
+    zero = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    }  # fmt: skip
+    launch = Launch(deepspeed=EngineFile(values=zero, source="zero2.json"))
+    values = {**TRL, "optim": named, "bf16": True}
+    found = read_stack(values, "hf_trainer", source="sft.yaml", launch=launch)
+    assert found.setup.optimizer.value == made
+    assert any("accelerate makes" in note for note in found.notes) is (named != "adamw_torch")
+    kept = {**zero, "zero_force_ds_cpu_optimizer": False}
+    launch = Launch(deepspeed=EngineFile(values=kept, source="zero2.json"))
+    if named == "adamw_bnb_8bit":
+        with pytest.raises(ConfigError, match="no form for the CPU"):
+            read_stack(values, "hf_trainer", source="sft.yaml", launch=launch)

@@ -1,5 +1,6 @@
 """The setup that a file of arguments makes under the engine that it is launched with."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from memplan.errors import ConfigError
@@ -10,8 +11,20 @@ from memplan.sources.trainer.optimizer import read_optimizer
 from memplan.sources.trainer.trl import TrlFlags
 from memplan.training.choices import Recomputation
 from memplan.training.coercion import coerce_enum
+from memplan.training.optimizers import Optimizer
+from memplan.training.optimizers.engines import has_cpu_form
+from memplan.training.optimizers.table import row_of
 from memplan.training.precision import Engine, Precision
 from memplan.training.setup import TrainingSetup
+
+_CPU_FORMS = {Optimizer.BNB_LION: Optimizer.LION_FUSED}
+"""What accelerate makes DeepSpeed's own of otherwise than CPU Adam."""
+
+
+def _steps_on_cpu(config: Mapping[str, object], fields: Mapping[str, object]) -> bool:
+    """Whether DeepSpeed wants an optimizer of its own for states that it offloads."""
+    forced = config.get("zero_force_ds_cpu_optimizer", True)
+    return fields.get("offload_optimizer") not in (None, "none") and forced is not False
 
 
 class Arguments(TrlFlags):
@@ -99,12 +112,30 @@ class Arguments(TrlFlags):
             given["precision"] = precision
         read = deepspeed_fields(file.values, given, source=file.source)
         self.notes += read.notes
+        if "optimizer" not in file.values and _steps_on_cpu(file.values, read.fields):
+            self._take_cpu_form(found)
         if "optimizer" in file.values:
             for name in ("optimizer_options", "optimizer_in_backward"):
                 found.pop(name, None)
         made = {**found, "precision": precision, **read.fields}
         made["micro_batch_size"] = found["micro_batch_size"]
         return self._made(made, dict(read.fields["engine_options"]))  # type: ignore[call-overload]
+
+    def _take_cpu_form(self, found: dict[str, object]) -> None:
+        """DeepSpeed's CPU Adam, of which accelerate makes one for every optimizer that has no form for the CPU.
+
+        (accelerate 1.14, accelerator.py: ``_prepare_deepspeed``; utils/deepspeed.py: ``map_pytorch_optim_to_deepspeed``)
+        """
+        named = found["optimizer"]
+        assert isinstance(named, Optimizer)
+        if has_cpu_form(row_of(named)):
+            return
+        made = _CPU_FORMS.get(named, Optimizer.ADAMW_FUSED)
+        found["optimizer"] = made
+        found.pop("optimizer_options", None)
+        self.notes.append(
+            f"optim: of {named.value} accelerate makes DeepSpeed's {made.value} on the CPU, where states are offloaded"
+        )
 
     def _uses_fsdp(self) -> bool:
         value = self.values.get("fsdp")

@@ -107,11 +107,16 @@ def _check_single(setup: Asked, row: OptimizerRow) -> None:
         raise SetupError(msg)
 
 
+def has_cpu_form(row: OptimizerRow) -> bool:
+    """Whether DeepSpeed or torch can step it on the CPU."""
+    return row.zero_offload or row.source.startswith("torch ")
+
+
 def _check_offload(setup: Asked, row: OptimizerRow) -> None:
     """DeepSpeed and FSDP step offloaded shards on the CPU."""
     if setup.offload_optimizer.value == "none" and setup.offload_param.value == "none":
         return
-    if not row.zero_offload and not row.source.startswith("torch "):
+    if not has_cpu_form(row):
         msg = (
             f"offload_optimizer: {setup.optimizer.value} has no form for the CPU; "
             "adamw-fused (CPU Adam), lion-fused and adagrad have one"
