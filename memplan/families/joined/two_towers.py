@@ -72,19 +72,33 @@ def _two_towers(
 
 
 def _contrast(
-    table: ParameterTable, reader: ConfigReader, text_size: int, vision_size: int
+    table: ParameterTable,
+    reader: ConfigReader,
+    text_size: int,
+    vision_size: int,
+    *,
+    is_projected: bool = False,
 ) -> None:
-    """CLIP's projections without biases, and its temperature."""
+    """CLIP's projections without biases, and its temperature; pictures are projected there or before."""
     width = reader.integer("projection_dim")
     body = ContrastBody(
-        kind=Contrast.SOFTMAX, image="vision_model", text="text_model", image_size=vision_size,
-        text_size=text_size, width=width, image_projection="visual_projection",
+        kind=Contrast.SOFTMAX, image="projected" if is_projected else "vision_model",
+        text="text_model", image_size=width if is_projected else vision_size,
+        text_size=text_size, width=width,
+        image_projection="" if is_projected else "visual_projection",
         text_projection="text_projection",
     )  # fmt: skip
     with table.block("head", body=body):
-        table.linear("visual_projection", vision_size, width, bias=False)
+        if not is_projected:
+            table.linear("visual_projection", vision_size, width, bias=False)
         table.linear("text_projection", text_size, width, bias=False)
         table.parameter("model", "logit_scale")
+
+
+def _project_pictures(table: ParameterTable, size: int, width: int) -> None:
+    body = LinearBody(module="visual_projection", inputs=size, outputs=width, bias=False)
+    with table.block("projected", body=body):
+        table.linear("visual_projection", size, width, bias=False)
 
 
 def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -101,14 +115,18 @@ def _clip(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             classifier(table, "classifier", vision_size, request.labels(reader), pooling=pooling)
             return
         clip_vision(table, "vision_model", vision)
+        # AltCLIP projects both behind both towers, the others what each gives at once (get_image_features).
+        is_projected = request.model_type != "altclip"
+        if is_projected:
+            _project_pictures(table, vision_size, reader.integer("projection_dim"))
         read_text(table, "text_model", text)
-        _contrast(table, reader, text_size, vision_size)
+        _contrast(table, reader, text_size, vision_size, is_projected=is_projected)
 
     return _two_towers(reader, request, declare, text, IMAGES)
 
 
 def _unpooled_bert(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    bert_text(table, name, reader, pooled=False, fp32_softmax=True)
+    bert_text(table, name, reader, pooled=False, fp32_softmax=True, sums_in_place=True)
     _first_token(table, name, reader.integer("hidden_size"))
 
 
@@ -229,7 +247,7 @@ def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         with table.block("vision_model.pooler", body=WindowBody(window=Window.MEAN)):
             pass
         size, width = text.integer("hidden_size"), reader.integer("projection_dim")
-        bert_text(table, "text_model", text, pooled=False, fp32_softmax=True)
+        bert_text(table, "text_model", text, pooled=False, fp32_softmax=True, sums_in_place=True)
         # Its pooler runs, and its result serves nothing.
         with table.block("text_model.pooler", body=SpareBody(runs=True)):
             table.linear("pooler.dense", size, size)

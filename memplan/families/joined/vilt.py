@@ -67,7 +67,9 @@ def _inputs(reader: ConfigReader, size: int) -> WordsPatchesBody:
     dropout = reader.number("hidden_dropout_prob", default=0.0)
     positions = reader.integer("max_position_embeddings")
     return WordsPatchesBody(
-        words=TypedTokensBody(size=size, num_positions=positions, dropout=dropout),
+        words=TypedTokensBody(
+                size=size, num_positions=positions, sums_in_place=True, dropout=dropout
+            ),
         patches=PatchesBody(
             size=size, channels=reader.integer("num_channels"), image=pair(reader, "image_size"),
             patch=pair(reader, "patch_size"), projection="patch_embeddings",

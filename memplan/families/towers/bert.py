@@ -25,12 +25,13 @@ def bert_text(
     pooled: bool = True,
     counted: bool = False,
     fp32_softmax: bool = False,
+    sums_in_place: bool = False,
 ) -> None:
     """``BertModel``, with its pooler or without; ``counted`` is RoBERTa's, whose ids count positions."""
     size = reader.integer("hidden_size")
     tokens = TypedTokensBody(
         size=size, num_positions=reader.integer("max_position_embeddings"), counted=counted,
-        dropout=reader.number("hidden_dropout_prob", default=0.1),
+        sums_in_place=sums_in_place, dropout=reader.number("hidden_dropout_prob", default=0.1),
     )  # fmt: skip
     with table.block(f"{name}.embed", body=tokens):
         bert_embeddings(table, reader)

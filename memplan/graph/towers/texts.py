@@ -4,7 +4,7 @@ from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
-from memplan.graph.operations.elementwise import dropout
+from memplan.graph.operations.elementwise import add_in_place, dropout
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.towers.state import Flow, from_batch
@@ -25,17 +25,19 @@ def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
     for each in numbers:
         t.record(OperationKind.CUMSUM, (), (each,))
     position, kind = numbers if numbers else (None, None)
-    found = [
-        embedding_lookup(t, t.parameter(f"{name}.weight"), count, given)
-        for name, count, given in (
-            ("word_embeddings", rows, ids), ("token_type_embeddings", rows, kind),
-            ("position_embeddings", places, position),
-        )
-    ]  # fmt: skip
-    both = t.add(found[0], found[1])
-    total = t.add(both, found[2])
-    t.touch(*found)
-    return dropout(t, layer_norm(t, total, "embed_norm", body.size), body.dropout)
+    words = embedding_lookup(t, t.parameter("word_embeddings.weight"), rows, ids)
+    kinds = embedding_lookup(t, t.parameter("token_type_embeddings.weight"), rows, kind)
+    total = t.add(words, kinds)
+    table = t.parameter("position_embeddings.weight")
+    at = embedding_lookup(t, table, places, position)
+    # A sum under the same name lets the one before it go.
+    total = add_in_place(t, total, at) if body.sums_in_place else t.add(total, at)
+    out = dropout(t, layer_norm(t, total, "embed_norm", body.size), body.dropout)
+    t.touch(words, kinds, at)
+    # The model's own variable holds it until the layers are through (BertModel.forward).
+    t.hold(out)
+    flow.shared.append(out)
+    return out
 
 
 def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:

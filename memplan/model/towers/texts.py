@@ -26,6 +26,8 @@ class TypedTokensBody:
     num_positions: int
     counted: bool = False
     """Positions are counted in the ids, so that each sequence has its own (RoBERTa)."""
+    sums_in_place: bool = False
+    """Positions are added where the sum of the two others lies (ChineseCLIP, ALIGN, ViLT)."""
     dropout: float = 0.0
 
 
