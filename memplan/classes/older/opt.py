@@ -271,10 +271,10 @@ class XGLMSinusoidalPositionalEmbedding(Module):
     def forward(self, ids: Handle) -> Handle:
         """Those of the ids, in the format of the weights."""
         run = self.run
-        run.buffer(self.rows * self.hidden, run.compute)
+        run.buffer(self.rows * self.hidden, run.buffer_dtype)
         ids = ids.apart(OperationKind.ADD_SCALAR)
         shape = 1, ids.shape[-1], self.hidden
-        return made_from(OperationKind.INDEX_SELECT, shape, run.compute, ids)
+        return made_from(OperationKind.INDEX_SELECT, shape, run.buffer_dtype, ids)
 
 
 class XGLMModel(Decoder):

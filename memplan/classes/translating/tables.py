@@ -79,5 +79,5 @@ class PositionBuffer(Module):
         position_ids = made_by(run, OperationKind.ARANGE, shape, DType.INT64)
         run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
         return made_from(
-            OperationKind.INDEX_SELECT, (*shape, self.width), run.compute, position_ids
+            OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids
         )

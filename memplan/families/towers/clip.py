@@ -35,7 +35,7 @@ def _text_layers(table: ParameterTable, name: str, reader: ConfigReader, *, caus
     with table.block(f"{name}.embed", body=tokens):
         table.embedding("token_embedding", reader.integer("vocab_size"), size)
         table.embedding("position_embedding", positions, size)
-    transformer(table, f"{name}.encoder", reader, causal=causal)
+    transformer(table, f"{name}.encoder", reader, causal=causal, cuts_together=causal)
     with table.block(f"{name}.norm", body=NormBody(module="final_layer_norm", size=size)):
         table.norm("final_layer_norm", size)
 
@@ -78,7 +78,7 @@ def clip_vision(
         table.embedding("position_embedding", patches_across(reader) ** 2 + 1, size)
     with table.block(f"{name}.norms", body=NormBody(module="pre_layer_norm", size=size)):
         table.norm("pre_layer_norm", size)
-    transformer(table, f"{name}.encoder", reader)
+    transformer(table, f"{name}.encoder", reader, cuts_together=True)
     first = PoolerBody(pooling=TowerPooling.FIRST, size=size, norm="post_layer_norm")
     with table.block(f"{name}.norm", body=first if pooled else SpareBody()):
         table.norm("post_layer_norm", size)

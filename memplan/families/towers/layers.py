@@ -39,7 +39,13 @@ def encoder_attention(
 
 
 def transformer(
-    table: ParameterTable, name: str, reader: ConfigReader, *, causal: bool = False, count: int = 0
+    table: ParameterTable,
+    name: str,
+    reader: ConfigReader,
+    *,
+    causal: bool = False,
+    count: int = 0,
+    cuts_together: bool = False,
 ) -> None:
     """A stack of equal layers: attention and a feed-forward network, all with biases and norms."""
     size = reader.integer("hidden_size")
@@ -48,7 +54,7 @@ def transformer(
         attention=encoder_attention(
             reader, size, dropout=reader.number("attention_dropout", default=0.0), causal=causal
         ),
-        activation=tower_activation(reader, "hidden_act"),
+        activation=tower_activation(reader, "hidden_act"), cuts_together=cuts_together,
     )  # fmt: skip
     count = count or reader.layers("num_hidden_layers")
     with table.block(f"{name}.layers", count=count, body=body):

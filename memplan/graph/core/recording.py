@@ -29,6 +29,8 @@ class Recording:
         """Where the model was read, for messages."""
         self.autocast = options.autocast
         self.compute = options.compute
+        self.buffer_dtype = options.weights if options.casts_inputs else options.compute
+        """Of tables beside the weights: an engine that casts weights as it gathers them leaves those as they are."""
         self.kernels = options.kernels
         self.decomposed = options.decomposed
         self.frozen = options.without_gradients and not options.of_trained

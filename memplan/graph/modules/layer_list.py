@@ -145,13 +145,16 @@ class Layer:
         behind frozen ones.
         """
         run, stretch = self._module.run, self._stretch
+        asked = x.dtype
+        if run.options.casts_inputs and run.segment.output is None:
+            x = x.to(run.compute)  # before the layer begins, whose recomputation reads the copy
         run.start(
             self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
             checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
         )  # fmt: skip
         self.segment = run.segment
         run.segment.layer = run.layers[self._name.partition(".")[0]][stretch.start]
-        given = x.dtype, x.requires_grad
+        given = asked, x.requires_grad
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)

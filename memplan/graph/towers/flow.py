@@ -21,6 +21,8 @@ from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
+from memplan.model.towers.compared.contrast import ContrastBody
+from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.distanced import DistancedLayerBody
 from memplan.model.towers.gridded.nets import PixelsBody
@@ -59,7 +61,7 @@ def record_flow(
     first = len(t.segments)
     x: Tensor | None = None
     for index, block in enumerate(blocks):
-        if starts(block) and x is not None:
+        if x is not None and (starts(block) or _is_returned(blocks, block)):
             t.hold(x)
             held.append(x)
         if (
@@ -91,14 +93,24 @@ def record_flow(
     return x
 
 
+def _is_returned(blocks: tuple[ParameterBlock, ...], block: ParameterBlock) -> bool:
+    """Whether what a block reads is a tower's ``last_hidden_state``, among what the model returns (``CLIPOutput``)."""
+    return isinstance(block.body, PoolerBody) and isinstance(blocks[-1].body, ContrastBody)
+
+
 def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
     """Whether a block's end lets go of what a tower's layers share: a norm's, or theirs behind it."""
     block = blocks[index]
+    following = blocks[index + 1] if index + 1 < len(blocks) else None
+    if following is not None and isinstance(following.body, PoolerBody):
+        return False  # the token is picked before the tower returns
     stem = block.name.rpartition(".")[0]
     later = (each for each in blocks[index + 1 :] if each.part is ModelPart.LAYERS)
     follows = any(each.name.rpartition(".")[0] == stem for each in later)
     if block.part is ModelPart.LAYERS:
-        return not follows and any(_is_norm(each, stem) for each in blocks[:index])
+        # What is made of all tokens behind the last layer is the next model's (AltCLIP).
+        is_last = following is not None and isinstance(following.body, ChainBody)
+        return not follows and (is_last or any(_is_norm(each, stem) for each in blocks[:index]))
     if block.part is ModelPart.EMBEDDING:
         return False
     return not (follows and _is_norm(block, stem))

@@ -112,12 +112,17 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     copies: list[Operation] = []
     start = len(t.segment.operations)
 
+    def cut(made: Tensor, part: str, heads: int) -> Tensor:
+        splits = shape.heads_split or (part != "v_proj" and body.turning is Turning.IN_PART)
+        return as_heads(t, made, heads) if splits else made
+
     def project(source: Tensor, part: str, heads: int, *, bias: bool) -> Tensor:
         source = _straight(t, source, body)
         made = _linear(t, source, f"{name}.{part}", size, heads * spec.head_dim, body, bias=bias)
         if not body.copies_heads:
-            cut = shape.heads_split or (part != "v_proj" and body.turning is Turning.IN_PART)
-            return as_heads(t, made, heads) if cut else made
+            # Keys' gradients are views until the matrix takes them, wherever the class cuts.
+            is_late = body.cuts_together and part != "k_proj"
+            return made if is_late else cut(made, part, heads)
         if part == "q_proj":
             made = t.scale(made)
         made = t.scale(made, OperationKind.CLONE)
@@ -131,6 +136,9 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
         query = project(x, "q_proj", spec.num_heads, bias=spec.query_bias)
         key = project(read, "k_proj", spec.num_kv_heads, bias=spec.key_bias)
         value = project(read, "v_proj", spec.num_kv_heads, bias=spec.value_bias)
+        if body.cuts_together:
+            query = cut(query, "q_proj", spec.num_heads)
+            value = cut(value, "v_proj", spec.num_kv_heads)
     if body.head_norm:
         kind = body.head_norm_kind or body.norm
         query = norm(t, query, kind, f"{name}.q_norm", body.head_norm)

@@ -241,14 +241,28 @@ def _owner(units: Units, segment: Segment, parameter: Parameter) -> Unit:
 
 def is_tied(tape: Tape) -> bool:
     """Whether a later segment reads the token table."""
-    first = tape.segments[0]
-    if not first.parameters:
-        return False
-    table = first.parameters[0]
+    return tied_table(tape) is not None
+
+
+def tied_table(tape: Tape) -> Parameter | None:
+    """The token table that a later segment reads too: the model's first weight, or one of a later part (Whisper's)."""
+    tables = [
+        (segment, parameter)
+        for segment in tape.segments
+        for parameter in segment.parameters
+        if parameter.role in _TABLES or parameter is tape.segments[0].parameters[0]
+    ]
+    return next((each for segment, each in tables if _is_read(tape, segment, each)), None)
+
+
+_TABLES = frozenset({WeightRole.TOKEN_TABLE, WeightRole.TABLE})
+
+
+def _is_read(tape: Tape, segment: Segment, parameter: Parameter) -> bool:
     return any(
-        table in operation.inputs
-        for segment in tape.segments[1:]
-        for operation in segment.operations
+        parameter in operation.inputs
+        for later in tape.segments[segment.index + 1 :]
+        for operation in later.operations
     )
 
 

@@ -23,12 +23,12 @@ from memplan.memory.fsdp2.units import (
     UnitFormats,
     cut_dimension,
     find_units,
-    is_tied,
     own_shape,
     own_states,
     shard_numel,
+    tied_table,
 )
-from memplan.memory.programs.program import Program, Weight, is_trained
+from memplan.memory.programs.program import Program, Weight, buffers_before, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
@@ -126,12 +126,15 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
 
         (A shard's parameter stays the same object, and ``swap_tensors`` gives it what was made last.)
         """
-        tied = self._table if is_tied(self.given.tape) else None
+        tied = self._table
         earlier = None
-        for weight in self.weights:
-            block = self.load_shard(weight, name=_SWAPPED if weight == tied else None)
-            earlier = block if weight == tied else earlier
-        self.load_buffers()
+        places = buffers_before(self.given.tape)
+        for weight in (*self.weights, None):
+            for size, words in places.get(weight, ()):
+                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
+            if weight is not None:
+                block = self.load_shard(weight, name=_SWAPPED if weight == tied else None)
+                earlier = block if weight == tied else earlier
         if tied is not None:
             self.load_shard(tied)
             self._free_shard(earlier)
@@ -141,15 +144,16 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         for weight in self.weights:
             self._cut(weight, name=weight)
         tied = None
-        if is_tied(self.given.tape) and self.options.wrapping is Wrapping.ACCELERATE:
+        if self._table is not None and self.options.wrapping is Wrapping.ACCELERATE:
             tied = self._cut(self._table, name=_TIED)
         self.load_buffers()
         self._free_shard(tied)
 
     @property
-    def _table(self) -> Weight:
-        """The token table, which a tied output matrix is."""
-        return self.given.tape.segments[0].parameters[0], 0
+    def _table(self) -> Weight | None:
+        """The token table, which a tied output matrix is; None: it is tied to none."""
+        table = tied_table(self.given.tape)
+        return None if table is None else (table, 0)
 
     def _cut(self, weight: Weight, *, name: object) -> Block | None:
         size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
@@ -176,8 +180,11 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         uses = [*self._layer_uses(), *reversed(self.singles.values())]
         whole: dict[UnitUse, list[Block]] = {}
         if cuda:
-            whole = {use: self._whole(use) for use in uses}
-            self.load_buffers()
+            loaded = self._load_at_once()
+            whole = {
+                use: [loaded[parameter, use.copy] for parameter in use.unit.parameters]
+                for use in uses
+            }
         for use in uses:
             blocks = whole.get(use) or self._whole(use)
             if use is uses[-1] and not cuda:
@@ -188,12 +195,24 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
             for block in blocks:
                 ledger.free(block)
 
+    def _load_at_once(self) -> dict[Weight, Block]:
+        """The model whole, each buffer where its module stands (``Module.to``)."""
+        found: dict[Weight, Block] = {}
+        places = buffers_before(self.given.tape)
+        for weight in (*self.weights, None):
+            for size, words in places.get(weight, ()):
+                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
+            if weight is not None:
+                size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
+                found[weight] = self.load_whole(weight, size, packs=True)
+        return found
+
     def _whole(self, use: UnitUse) -> list[Block]:
         return [
             self.load_whole(
                 (parameter, use.copy),
                 allocated_bytes(parameter.numel, self.formats.kept_of(parameter)),
-                packs=self.options.init_device is InitDevice.CUDA,
+                packs=False,
             )
             for parameter in use.unit.parameters
         ]

@@ -344,6 +344,20 @@ class Program:
         """Whether transformers loads the weights right onto this GPU."""
         return loads_by_device_map(self.given.setup)
 
+    def load_model(self) -> dict[Weight, Block]:
+        """Every weight, whole, and each buffer where its module stands among them (``Module.to``)."""
+        if self.given.tape.options.quantization is not None:
+            loaded = self.load_weights()
+            self.load_buffers()
+            return loaded
+        cast = self._load()
+        if cast:
+            from memplan.memory.programs.loading import cast_adapters  # only then
+
+            cast_adapters(self.ledger, self.blocks, cast)
+        loaded, self.blocks = self.blocks, {}
+        return loaded
+
     def load_weights(self) -> dict[Weight, Block]:
         """Every weight, whole, in the format it is kept in."""
         options = self.given.tape.options

@@ -110,6 +110,8 @@ class LayerBody:
     """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
+    cuts_together: bool = False
+    """Queries, keys and values are cut into heads once all three are there (``CLIPAttention``)."""
     selected: bool = False
     """Queries, keys and values are picked out of one tensor by index, not cut (InstructBLIP)."""
     inline_network: bool = False

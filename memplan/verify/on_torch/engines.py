@@ -29,6 +29,8 @@ class Trainer:
     """Steps the optimizer, and lets the gradients go."""
     unsynchronised: Callable[[], Any]
     """Where gradients are summed up before they are reduced."""
+    passed: Callable[[], None] = lambda: None
+    """Called behind every micro-batch but a step's last."""
 
 
 def trainer_of(model: Any, setup: TrainingSetup, *, is_alone: bool, has_gpu: bool) -> Trainer:
@@ -219,4 +221,6 @@ def _deepspeed(model: Any, setup: TrainingSetup) -> Trainer:
         backward=lambda loss: engine.backward(loss),
         step=lambda: engine.step(),
         unsynchronised=contextlib.nullcontext,
+        # It counts the micro-batches of a step by these calls.
+        passed=lambda: engine.step(),
     )

@@ -33,6 +33,7 @@ def train(
             if number < passes - 1:
                 with trainer.unsynchronised():
                     _pass(trainer, batch, setup, meter)
+                trainer.passed()
             else:
                 _pass(trainer, batch, setup, meter)
         meter.enter("step")

@@ -51,8 +51,10 @@ def _scaled(t: Tape, products: Tensor, body: ContrastBody) -> Tensor:
 
 def _unit(t: Tape, x: Tensor, width: int) -> Tensor:
     """Each row over its length (``_get_vector_norm``)."""
-    length = t.square(t.mean(t.square(x), width))
-    out = t.tensor(x.numel, x.dtype)
+    # Autocast has powers and sums made in fp32.
+    given = x if t.autocast is None else t.cast(x, DType.FP32)
+    length = t.square(t.mean(t.square(given), width))
+    out = t.tensor(x.numel, length.dtype)
     t.record(
         OperationKind.DIV, (x, length), (out,), saves=(x, length),
         gradients=(Gradient.FRESH, 3 * out.storage.num_bytes),

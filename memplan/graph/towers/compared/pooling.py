@@ -62,7 +62,8 @@ def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
     """A vector, perhaps normed, perhaps through a linear layer."""
     out = pooled(t, x, body.pooling, body.size, flow)
     if body.norm:
-        out = layer_norm(t, out, body.norm, body.size)
+        picked = body.pooling in (TowerPooling.FIRST, TowerPooling.LAST)
+        out = layer_norm(t, out, body.norm, body.size, strided=picked and out.numel < x.numel)
     if body.linear:
         out = linear(t, out, body.linear, body.size, body.outputs, bias=body.bias)
     if body.activation is not None:

@@ -28,8 +28,7 @@ class Bf16OptimizerProgram(DeepSpeedProgram):
     def load(self) -> None:
         """The weights are flattened; then this rank's masters and all fp32 gradients."""
         job, partition = self.job, self.partition
-        loaded = self.load_weights()
-        self.load_buffers()
+        loaded = self.load_model()
         flat = job.weight_bytes * partition.numel
         self.allocate(flat, ComponentKind.PARAMETERS, "the flat buffer")
         self.free_all([loaded[weight] for weight in self.trained])

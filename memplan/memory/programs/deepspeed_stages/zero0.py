@@ -46,8 +46,7 @@ class ReplicatedProgram(DeepSpeedProgram):
 
     def load(self) -> None:
         """Masters of the weights; a first step over zeros makes the states."""
-        loaded = self.load_weights()
-        self.load_buffers()
+        loaded = self.load_model()
         if not self.is_wrapped:
             return
         trained = self.trained

@@ -67,8 +67,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
     def load(self) -> None:
         """The weights are flattened, then this rank's part becomes master weights."""
         job, ledger = self.job, self.ledger
-        loaded = self.load_weights()
-        self.load_buffers()
+        loaded = self.load_model()
         whole = [block for weight, block in loaded.items() if weight[0].requires_grad]
         ledger.empty_cache()
         if not flattens_on_gpu(job, self.partition.numel):

@@ -125,8 +125,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""
         shards: dict[Weight, Block] = {}
         if not self.job.options.zero_init:
-            whole = self.load_weights()
-            self.load_buffers()
+            whole = self.load_model()
             for weight in self.order:
                 self._cut(weight, whole[weight], shards)
             return shards
