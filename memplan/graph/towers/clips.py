@@ -1,13 +1,12 @@
 """Clips as tokens (``VideoMAEEmbeddings``)."""
 
-from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.towers.images import picture_size
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow, sensed
 from memplan.model.towers.clips import ClipBody
 
 
@@ -15,7 +14,7 @@ def clip_patches(t: Tape, body: ClipBody, flow: Flow) -> Tensor:
     """Cubes of pixels as vectors; sinusoids are cast, and copied, at each step."""
     height, width = picture_size(t.options.image_size, body)
     pixels = flow.items * body.frames * body.channels * height * width
-    x = from_batch(t, pixels, DType.FP32 if t.autocast is not None else t.compute)
+    x = sensed(t, pixels)
     patches = height // body.patch[0] * (width // body.patch[1]) * (body.frames // body.span)
     flow.patches = patches
     x = convolution(t, x, body.projection, flow.items * patches)

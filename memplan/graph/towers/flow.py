@@ -109,7 +109,10 @@ def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
     follows = any(each.name.rpartition(".")[0] == stem for each in later)
     if block.part is ModelPart.LAYERS:
         # What is made of all tokens behind the last layer is the next model's (AltCLIP).
-        is_last = following is not None and isinstance(following.body, ChainBody)
+        reads_on = following is not None and isinstance(following.body, ChainBody)
+        is_last = reads_on and any(
+            isinstance(each.body, TypedTokensBody) for each in blocks[:index]
+        )
         return not follows and (is_last or any(_is_norm(each, stem) for each in blocks[:index]))
     if block.part is ModelPart.EMBEDDING:
         return False

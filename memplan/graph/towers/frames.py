@@ -1,6 +1,5 @@
 """TimeSformer's clips and layers (transformers 5.23, ``TimesformerEmbeddings``, ``TimesformerLayer``)."""
 
-from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.attention.head_layout import batched_matmul
 from memplan.graph.core.operation_kinds import OperationKind
@@ -14,7 +13,7 @@ from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
 from memplan.graph.towers.gridded.nets import drop_path
 from memplan.graph.towers.images import spread
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow, sensed
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.clips import FramesLayerBody, FramesPatchesBody
 
@@ -30,8 +29,7 @@ def frames_patches(t: Tape, body: FramesPatchesBody, flow: Flow) -> Tensor:
         raise SetupError(msg)
     size, pictures = body.size, flow.items * body.frames
     flow.patches = height // body.patch[0] * (width // body.patch[1])
-    dtype = DType.FP32 if t.autocast is not None else t.compute
-    x = from_batch(t, pictures * body.channels * height * width, dtype)
+    x = sensed(t, pictures * body.channels * height * width)
     x = convolution(t, x, "patch_embeddings", pictures * flow.patches)
     token = spread(t, "embeddings.cls_token", pictures, size)
     x = t.concatenate(token, x)

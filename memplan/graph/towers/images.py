@@ -11,7 +11,7 @@ from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.towers.placing import positions
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow, sensed
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
@@ -54,8 +54,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.rows:
         pixels = body.rows * body.patch[0] * body.patch[1]
     pixels *= flow.items * body.frames * body.channels
-    cast = body.casts_pictures or t.autocast is not None
-    x = from_batch(t, pixels, DType.FP32 if cast else t.compute)
+    x = sensed(t, pixels, casts=body.casts_pictures)
     if body.centred:
         x = t.scale(t.shift(x))
     if body.casts_pictures:

@@ -107,6 +107,15 @@ class Flow:
         return x.numel // size // self.items
 
 
+def sensed(t: Tape, numel: int, *, casts: bool = False) -> Tensor:
+    """Pictures or sound of the batch: in fp32 where autocast, FSDP2's root or the class ``casts`` them, else in 16
+    bits where the model is, which does not take others.
+    """
+    if t.options.casts_inputs:
+        return t.cast(from_batch(t, numel, DType.FP32), t.compute)
+    return from_batch(t, numel, DType.FP32 if casts or t.autocast is not None else t.compute)
+
+
 def from_batch(t: Tape, numel: int, dtype: DType) -> Tensor:
     """A tensor of the batch, which is there before the step; counted with it."""
     storage = Storage(allocated_bytes(numel, dtype), -1, 0)

@@ -16,7 +16,7 @@ from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution, convolve
 from memplan.graph.operations.elementwise import dropout, dropout_probability
 from memplan.graph.towers.images import picture_size
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow, sensed
 from memplan.model.towers.body import (
     BranchBody,
     CallBody,
@@ -49,8 +49,7 @@ def pixels(t: Tape, body: PixelsBody, flow: Flow) -> Tensor:
     """What the batch brings, in 16 bits where the model is."""
     flow.grid = flow.picture = picture_size(t.options.image_size, body)
     height, width = flow.grid
-    dtype = DType.FP32 if t.autocast is not None else t.compute
-    flow.pixels = from_batch(t, flow.items * body.channels * height * width, dtype)
+    flow.pixels = sensed(t, flow.items * body.channels * height * width)
     return flow.pixels
 
 

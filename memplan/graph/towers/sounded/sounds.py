@@ -15,7 +15,7 @@ from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.operations.rotary import rotary_tables
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow, from_batch, sensed
 from memplan.model.towers.sounds import (
     FeaturesBody,
     FramesBody,
@@ -43,9 +43,7 @@ def signal(t: Tape, x: Tensor | None, body: SignalBody, flow: Flow) -> Tensor:
         length = flow.length
         flow.samples = length if body.rate else 0
         # Sound is not cast by the class: whoever trains in 16 bits brings it so.
-        cast = t.autocast is None and not body.casts
-        dtype = t.compute if cast else DType.FP32
-        x = from_batch(t, flow.items * body.channels * length, dtype)
+        x = sensed(t, flow.items * body.channels * length, casts=body.casts)
         if body.leaf and not t.options.without_gradients and not t.frozen:
             x.requires_grad = True
         x = t.cast(x, t.compute)
@@ -73,8 +71,7 @@ def features(t: Tape, body: FeaturesBody, flow: Flow) -> Tensor:
     seconds = t.options.audio_seconds
     flow.items = t.options.batch_size
     flow.length = body.length if seconds is None else seconds * body.rate
-    dtype = DType.FP32 if t.autocast is not None else t.compute
-    return from_batch(t, flow.items * flow.length * body.features, dtype)
+    return sensed(t, flow.items * flow.length * body.features)
 
 
 def _group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
