@@ -6,8 +6,10 @@ import pytest
 
 from memplan.api import estimate
 from memplan.errors import ConfigError
+from memplan.estimator.named_run import named_run
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
+from memplan.memory.replaying.ledger import Part
 from memplan.sources.about_models.defaults import class_defaults
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -197,3 +199,38 @@ def test_what_a_step_lets_go_was_there(model_type: str, architecture: str) -> No
     setup = TrainingSetup(num_gpus=2, engine="deepspeed", zero_stage=2, checkpointing="full")
     for phase in estimate(model, setup).phases.values():
         assert min(phase.components.values()) >= 0
+
+
+def _backward_of_step_0(model_type: str, architecture: str) -> list[str]:
+    """Operations whose gradients are asked for, in order."""
+    config = {"model_type": model_type, "architectures": [architecture]}
+    found = estimate(config, gpu=None, seq_len=32, precision="fp32", attention="eager")
+    labels = named_run(found).labels
+    return [
+        f"{label.place}: {label.name}"
+        for _, label in sorted(labels.items())
+        if label.part is Part.BACKWARD and label.step == 0
+    ]
+
+
+def test_clip_projects_pictures_before_it_reads_texts_and_altclip_behind() -> None:
+    """``get_image_features`` comes before ``get_text_features``; backward goes the other way."""
+    for model_type, architecture, is_at_once in (
+        ("clip", "CLIPModel", True),
+        ("chinese_clip", "ChineseCLIPModel", True),
+        ("altclip", "AltCLIPModel", False),
+    ):
+        order = _backward_of_step_0(model_type, architecture)
+        projected = next(n for n, each in enumerate(order) if "visual_projection" in each)
+        texts = next(n for n, each in enumerate(order) if each.startswith("text_model.encoder"))
+        assert (projected > texts) is is_at_once, model_type
+
+
+def test_clip_cuts_queries_and_values_into_heads_once_all_three_are_there() -> None:
+    """Backward copies values' and queries' gradients first; keys' are a view until their matrix takes them."""
+    order = _backward_of_step_0("clip", "CLIPModel")
+    last = [each for each in order if each.startswith("text_model.encoder.layers.11:")]
+    views = [n for n, each in enumerate(last) if each.endswith("backward of view")]
+    matrices = [n for n, each in enumerate(last) if "self_attn.v_proj" in each]
+    assert len(views) == 3
+    assert views[1] < matrices[0] < views[2]

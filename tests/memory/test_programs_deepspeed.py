@@ -154,15 +154,16 @@ def _loads_in_fp32(program: Program) -> None:
     """These runs built the model in fp32 on the GPU, and cast it weight by weight."""
     ledger = program.ledger
 
-    def load_weights() -> dict[Weight, Block]:
+    def load_model() -> dict[Weight, Block]:
         full = {weight: ledger.allocate(weight[0].numel * 4) for weight in program.weights}
         cast: dict[Weight, Block] = {}
         for weight in program.weights:
             cast[weight] = ledger.allocate(weight[0].storage.num_bytes)
             ledger.free(full[weight])
+        program.load_buffers()
         return cast
 
-    program.load_weights = load_weights  # type: ignore[method-assign]
+    program.load_model = load_model  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("run", _real_runs())

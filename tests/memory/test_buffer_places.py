@@ -1,0 +1,64 @@
+"""Tables beside the weights: where among them an engine loads them, and in which format it leaves them."""
+
+import pytest
+
+from memplan.estimator import estimate
+from memplan.estimator.named_run import named_run
+from memplan.memory.account import ComponentKind
+from memplan.memory.replaying.ledger import Part
+from memplan.memory.snapshots.named import Label
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
+
+M2M = {
+    "model_type": "m2m_100", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 512, "max_position_embeddings": 128, "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+}  # fmt: skip
+"""Its encoder's and its decoder's positions are buffers, each read before that part's first layer."""
+
+
+def asked_for(**setup: object) -> list[tuple[int, Label]]:
+    """Blocks of a run of two GPUs, with what each is for."""
+    model = load_model(M2M, "seq2seq-lm")
+    fields = {"num_gpus": 2, "seq_len": 32, "micro_batch_size": 2, "checkpointing": "full"}
+    run = named_run(estimate(model, TrainingSetup(**{**fields, **setup}), None, rank=0))  # type: ignore[arg-type]
+    return [(run.ledger.events[block], label) for block, label in sorted(run.labels.items())]
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {"engine": "ddp", "num_gpus": 1},
+        *({"engine": "deepspeed", "zero_stage": stage, "engine_options": {"zero_init": False}} for stage in (1, 2, 3)),
+        *({"engine": "fsdp", "engine_options": {"init_device": place}} for place in ("to_empty", "cuda")),
+    ],
+    ids=lambda setup: "-".join(map(str, [*setup.values()][:2])),
+)  # fmt: skip
+def test_a_buffer_is_loaded_where_its_module_stands(setup: dict[str, object]) -> None:
+    """``Module.to`` and ``to_empty`` go module by module (torch 2.13, ``Module._apply``)."""
+    loaded = [label for _, label in asked_for(**setup) if label.part is Part.LOAD]
+    places = [n for n, each in enumerate(loaded) if each.kind is ComponentKind.BUFFERS]
+    assert len(places) == 2
+    encoder, decoder = places
+    # The shared table stands before the encoder's positions, and the decoder's behind all of the encoder.
+    assert encoder == 1
+    before, behind = loaded[decoder - 1], loaded[decoder + 1]
+    assert (before.place, behind.place) == ("encoder.norm", "decoder.layers.0")
+
+
+def test_fsdp2_leaves_buffers_in_fp32_and_casts_what_the_first_layer_is_handed() -> None:
+    """``MixedPrecisionPolicy`` casts weights as it gathers them, and arguments as a unit begins."""
+    blocks = asked_for(engine="fsdp", precision="bf16-mixed")
+    embedded = [
+        (label.name, size)
+        for size, label in blocks
+        if label.part is Part.FORWARD and label.step == 0 and label.place == "encoder.embed"
+    ]
+    numel = 2 * 32 * 64
+    assert ("index_select", 4 * numel) in embedded
+    assert ("add", 4 * numel) in embedded
+    assert embedded[-1] == ("to", 2 * numel)
+    whole = asked_for(engine="ddp", num_gpus=1, precision="bf16")
+    assert ("index_select", 2 * numel) in [(label.name, size) for size, label in whole]
