@@ -226,6 +226,8 @@ class Buffer:
     before: str = ""
     """The module of the segment whose weights it comes before: those of its own module's children do, and
     the whole model's children."""
+    behind: bool = False
+    """Its module stands behind all others of the model, wherever it runs."""
 
 
 class SegmentComponent(StrEnum):

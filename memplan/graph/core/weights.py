@@ -151,17 +151,24 @@ class Weights(Lifetimes):
             dtype = weight.packed.quantization.compute_dtype
         return self.parameter(name, weight.matrix_shape[0], dtype=dtype, role=WeightRole.OTHER)
 
-    def buffer(self, numel: int, dtype: DType, *, before: str = "") -> Tensor:
+    def buffer(self, numel: int, dtype: DType, *, before: str = "", behind: bool = False) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters, which stand
-        before it unless ``before`` names some."""
+        before it unless ``before`` names some; ``behind``: its module is the model's last."""
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-        self.hold_buffer(storage.num_bytes, before=before)
+        self.hold_buffer(storage.num_bytes, before=before, behind=behind)
         return Tensor(numel, dtype, storage)
 
-    def hold_buffer(self, num_bytes: int, words: str = BUFFER_WORDS, *, before: str = "") -> None:
+    def hold_buffer(
+        self,
+        num_bytes: int,
+        words: str = BUFFER_WORDS,
+        *,
+        before: str = "",
+        behind: bool = False,
+    ) -> None:
         """Note a buffer of the present segment that no operation reads as it is."""
         position = len(self.segment.parameters)
-        self.buffers.append(Buffer(self.segment, position, num_bytes, words, before))
+        self.buffers.append(Buffer(self.segment, position, num_bytes, words, before, behind))
 
     @property
     def buffers_bytes(self) -> int:

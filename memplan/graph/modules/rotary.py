@@ -57,12 +57,13 @@ class RotaryEmbedding(Module):
         """``inv_freq`` and ``original_inv_freq``: as small as they are, they hold a segment of the
         allocator's where ZeRO gives all weights around them back.
 
-        Left out beside a quantized base, whose loader brings them in an order of its own.
+        Behind the layers, as ``rotary_emb`` stands. Left out beside a quantized base, whose loader brings
+        them in an order of its own.
         """
         run = self.run
         if not run.decomposed and run.options.quantizer is None:
             for _ in range(2):
-                run.buffer(width // 2, DType.FP32)
+                run.buffer(width // 2, DType.FP32, behind=not run.segment.is_layer)
 
 
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:

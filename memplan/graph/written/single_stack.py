@@ -247,11 +247,12 @@ def _frequencies(t: Tape, rotary: RotarySpec) -> None:
     """``inv_freq`` and ``original_inv_freq``, which the module keeps: as small as they are, they hold a
     segment of the allocator's where ZeRO gives all weights around them back.
 
-    Left out beside a quantized base, whose loader brings them in an order of its own.
+    Behind the layers, as ``rotary_emb`` stands. Left out beside a quantized base, whose loader brings
+    them in an order of its own.
     """
     if not t.decomposed and t.options.quantizer is None:
         for _ in range(2):
-            t.buffer(rotary.dim // 2, DType.FP32)
+            t.buffer(rotary.dim // 2, DType.FP32, behind=True)
 
 
 def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext) -> None:

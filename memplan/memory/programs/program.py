@@ -620,6 +620,8 @@ def _next_weight(
 ) -> Weight | None:
     """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
     segment, position = buffer.segment, buffer.position
+    if buffer.behind:
+        return None
     if buffer.before:
         own = declared[segment]
         return next(each for each in own if each.name.startswith(f"{buffer.before}.")), copy
