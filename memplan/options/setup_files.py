@@ -5,6 +5,7 @@ was typed on the command line over both. What contradicts an engine's file is re
 """
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import UsageError
@@ -28,6 +29,10 @@ class BaseSetup:
     """The model that a file names."""
     is_launched: bool = False
     """The files that the job is launched with are in it."""
+
+
+_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""What an engine's file may share a model by."""
 
 
 def read_base(
@@ -59,6 +64,12 @@ def read_base(
     if not began.is_launched:
         fields, said = _launched(deepspeed_config, accelerate_config, given)
         changes, notes = {**changes, **fields}, (*notes, *said)
+        needed = prod(changes.get(name) or 1 for name in _DEGREES)
+        if "num_gpus" not in known and "num_gpus" not in changes and start.num_gpus < needed:
+            changes["num_gpus"] = needed
+            notes += (
+                f"{needed} GPUs, the fewest that its parallel degrees need, unless you say others",
+            )
     if began.notes and "engine_options" in given and "engine_options" in changes:
         changes["engine_options"] = dict(start.engine_options) | dict(changes["engine_options"])
     setup = replace(start, **changes) if changes else start

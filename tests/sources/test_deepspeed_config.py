@@ -9,6 +9,7 @@ import pytest
 from memplan.errors import ConfigError
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import gpu_from_memory
+from memplan.options.setup_files import read_base
 from memplan.sources.deepspeed_config import deepspeed_fields, read_deepspeed_config
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -377,3 +378,25 @@ def test_autotp_splits_layers() -> None:
     fields = deepspeed_fields(config, {"num_gpus": 8}, source="ds.json").fields
     assert fields["tensor_parallel"] == 2
     assert fields["micro_batch_size"] == 2
+
+
+def test_a_split_model_has_as_many_gpus_as_it_is_split_over(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        json.dumps({"zero_optimization": {"stage": 2}, "tensor_parallel": {"autotp_size": 2}})
+    )
+
+    def read(**given: object) -> tuple[int, tuple[str, ...]]:
+        base = read_base(
+            given,
+            setup_file=None,
+            training_args=None,
+            deepspeed_config=str(path),
+            accelerate_config=None,
+        )
+        return base.setup.num_gpus, base.notes
+
+    num_gpus, notes = read()
+    assert num_gpus == 2
+    assert "2 GPUs, the fewest that its parallel degrees need, unless you say others" in notes
+    assert read(num_gpus=4) == (4, ())
