@@ -537,6 +537,13 @@ def test_nemo_reads_a_model_by_the_sizes_of_its_configuration() -> None:
     assert not any("num_experts" in note for note in found.notes)
 
 
+def test_nemo_says_that_embeddings_are_frozen_by_older_versions_alone() -> None:
+    frozen = {"freeze_embeddings": True, "freeze_vision_tower": False}
+    found = read({**NEMO, "freeze_config": frozen})
+    assert found.setup.freeze.embeddings
+    assert any("has not read it since" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [({"model": {"pretrained_model_name_or_path": "a"}, "inference": {"height": 8}, "vae": {}},

@@ -519,6 +519,12 @@ def _read_frozen(keys: Keys, found: Found) -> None:
     for key, names in _FREEZABLE.items():
         if is_there and keys.flag(key) and (names != ("audio_tower",) or _hears(found)):
             parts += names
+    if is_there and keys.flag("freeze_config.freeze_embeddings"):
+        # ``apply_parameter_freezing`` lost it with 73cd446e9.
+        found.notes.append(
+            "freeze_config.freeze_embeddings: AutoModel has not read it since February 2026 and trains embeddings "
+            "then; they are counted as frozen, as the file says"
+        )
     if parts and not keys.has("peft"):
         found.fields["freeze"] = ",".join(dict.fromkeys(parts))
 
