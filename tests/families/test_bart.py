@@ -5,12 +5,17 @@ from collections.abc import Mapping
 import pytest
 
 from memplan.errors import ConfigError
+from memplan.estimator import estimate
+from memplan.estimator.named_run import named_run
 from memplan.families import read_model
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters, trainable_parameters
 from memplan.graph.model import record_model
+from memplan.memory.replaying.ledger import Part
 from memplan.model.spec import ModelSpec, Task
 from memplan.sources.about_models.defaults import class_defaults
+from memplan.sources.models import load_model
+from memplan.training.setup import TrainingSetup
 
 SMALL = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -116,3 +121,23 @@ def test_classes_of_sequences_read_their_source_twice(model_type: str) -> None:
     model = read({"model_type": model_type, **SMALL}, Task.SEQUENCE_CLASSIFICATION)
     tape = record_model(model, TapeOptions(seq_len=64, target_seq_len=16))
     assert tape.segments[-1].input.numel == 64 * 64  # type: ignore[union-attr]
+
+
+def test_a_single_sequences_gradient_is_summed_for_positions_that_have_no_dimension_for_it() -> (
+    None
+):
+    """``at::sum_to`` makes a tensor of the same size (Blenderbot's positions are looked up without a batch)."""
+    config = {
+        "model_type": "blenderbot-small", "d_model": 64, "encoder_layers": 1, "decoder_layers": 1,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128, "vocab_size": 512, "max_position_embeddings": 64,
+    }  # fmt: skip
+    setup = TrainingSetup(micro_batch_size=1, seq_len=32, precision="fp32")  # type: ignore[arg-type]
+    run = named_run(estimate(load_model(config, "seq2seq-lm"), setup, None))
+    sums = [
+        run.ledger.events[block]
+        for block, label in sorted(run.labels.items())
+        if (label.part, label.step, label.name) == (Part.BACKWARD, 0, "backward of add")
+        and label.place.endswith("embed")
+    ]
+    assert sums == 2 * [4 * 32 * 64]

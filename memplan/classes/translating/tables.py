@@ -52,8 +52,8 @@ class PositionsWithoutOffset(LearnedPositions):
     offset = 0
 
     def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
-        """One row for all sequences."""
-        return super().forward((1, shape[-1]), ids)
+        """One row for all sequences, which has no dimension for them."""
+        return super().forward(shape[-1:], ids)
 
 
 class FixedPositions(PositionsWithoutOffset):

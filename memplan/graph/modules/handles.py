@@ -127,8 +127,20 @@ class Handle:
 
     def __add__(self, other: "Handle | Number") -> "Handle":
         if isinstance(other, Handle):
-            return self.like(self.run.add(self.record, other.record), other)
+            made = self.run.add(self.record, other.record)
+            if len(self.shape) != len(other.shape) and self.record.numel == other.record.numel:
+                self._sum_over_one(other)
+            return self.like(made, other)
         return self.like(self.run.shift(self.record))
+
+    def _sum_over_one(self, other: "Handle") -> None:
+        """What has fewer dimensions has its gradient summed up even over a single row (``at::sum_to``)."""
+        operation = self.run.segment.operations[-1]
+        broadcast_one = int(len(other.shape) < len(self.shape))
+        gradients = list(operation.gradients)
+        if operation.inputs[broadcast_one].requires_grad:
+            gradients[broadcast_one] = Gradient.SUMMED
+        operation.gradients = tuple(gradients)
 
     def __iadd__(self, other: "Handle | Number") -> "Handle":  # noqa: PYI034  (a view of the same storage)
         assert isinstance(other, Handle)
