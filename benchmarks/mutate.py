@@ -472,6 +472,7 @@ def swapped(pairs: Sequence[tuple[CodeType, CodeType]]) -> bool:
     """Give every function of these the other code, and forget what was computed with the old one; whether there were all."""
     wanted = {_place(old): new for old, new in pairs}
     seen = set()
+    gc.unfreeze()  # What was set aside is listed nowhere.
     for each in gc.get_objects():
         kind = type(each)
         if kind is FunctionType and _place(each.__code__) in wanted:

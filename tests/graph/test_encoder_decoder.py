@@ -5,6 +5,7 @@ from its allocation to its release: what the forward pass leaves alive, and both
 what is there between steps.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -135,3 +136,25 @@ def test_the_flash_package_has_no_position_bias() -> None:
     with pytest.raises(UnsupportedOperationError, match="choose attention sdpa or eager"):
         figures("t5", T5, flash, 64)
     assert figures("bart", BART, flash, 64)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [("t5", T5), ("bart", BART), ("mbart", BART), ("pegasus", BART)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_module_that_is_entered_is_left_behind_what_is_within(
+    model_type: str, config: dict[str, object]
+) -> None:
+    """Hooks stand at both ends of each (stage 3 of ZeRO, offloading): module calls lie within one another."""
+    model = read_model(
+        {"model_type": model_type, **config}, source="x", name="x", defaults=class_defaults()
+    )
+    options = TapeOptions(batch_size=2, seq_len=128, target_seq_len=64, compute=DType.BF16)
+    entered, left = Counter[str](), Counter[str]()
+    for segment in record_model(model, options).segments:
+        entered.update(name for _, name in segment.entered)
+        left.update(name for _, name in segment.left)
+        assert left <= entered, segment.name
+    assert {"encoder", "decoder"} <= {name.rpartition(".")[2] for name in entered}
+    assert left == entered

@@ -10,6 +10,7 @@ from memplan.formulas.activations import TextbookRecomputation, parallel_layer_b
 from memplan.memory.step import ForwardPass
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.exchange import ExchangeKind
 
 GPT = {
     "model_type": "gpt2", "n_embd": 4096, "n_head": 32, "n_layer": 4, "n_positions": 2048,
@@ -95,3 +96,40 @@ def test_models_without_modules_are_refused(config: dict[str, Any], why: str) ->
     model = load_model(config)
     with pytest.raises(SetupError, match=f"megatron is not modelled for .*{why}"):
         record_and_walk(model, tape_options(setup.resolve(model.context_length), None))
+
+
+GATHER, SCATTER, REDUCE = (
+    ExchangeKind.ALL_GATHER,
+    ExchangeKind.REDUCE_SCATTER,
+    ExchangeKind.ALL_REDUCE,
+)
+HALF = 0.5
+"""Backward a collective runs beside one of a product's two."""
+
+
+def sent(config: dict[str, Any], way: str, **options: Any) -> list[tuple[ExchangeKind, float]]:
+    """What products of a layer send, each ``2sbh`` bytes, and beside how much of their computing."""
+    (found,) = layers(config, tensor_parallel=2, seq_len=1024, **options)
+    sends = [each for one in found.segment.operations for each in getattr(one.sends, way)]
+    hidden = config.get("hidden_size", config.get("n_embd"))
+    assert {each.num_bytes for each in sends} == {2 * 1024 * hidden}
+    return [(each.kind, each.beside) for each in sends]
+
+
+def test_what_products_of_a_layer_send() -> None:
+    """Two all-reduces each way; shared along the sequence each is an all-gather and a reduce-scatter, and backward gathers
+    the inputs of the columns' products again (arXiv:2205.05198, section 4.2.2).
+
+    Kwai's fork hides what its products send in the forward pass wholly (``overlap-sp-ag``, ``overlap-sp-rs``); its
+    attention's last product is Megatron's own, whose sum is an operation by itself.
+    """
+    fused = {"engine_options": {"transformer_impl": "transformer_engine"}}
+    assert sent(GPT, "forward", **fused) == 2 * [(REDUCE, 0)]
+    assert sent(GPT, "backward", **fused) == 2 * [(REDUCE, HALF)]
+    fused |= {"sequence_parallel": True}
+    assert sent(GPT, "forward", **fused) == 2 * [(GATHER, 0), (SCATTER, 0)]
+    columns = [(GATHER, HALF), (SCATTER, HALF)]
+    assert sent(GPT, "backward", **fused) == 2 * [*columns, (GATHER, 0)]
+    hidden = {**fused, "engine_options": {"transformer_impl": "kwai"}}
+    assert sent(LLAMA, "forward", **hidden) == [(GATHER, 1), (GATHER, 1), (SCATTER, 1)]
+    assert sent(LLAMA, "backward", **hidden) == [*columns, *columns, (GATHER, HALF)]
