@@ -19,6 +19,8 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 UNTOLD = ("__slots__", "__all__", "REMEMBERED", "MOST_KEPT")
 """How names begin whose values are in no answer: what a module shows, how much caches keep, how many rows are told."""
+REFUSING = ("check", "refuse", "choice", "says_")
+"""How names begin of what is called for nothing but to refuse: nothing takes what it gives."""
 RENAMED = {"max": "min", "min": "max", "any": "all", "all": "any", "reversed": "list"}
 
 
@@ -185,8 +187,10 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """A call for what it does is not made."""
+        """A call for what it does is not made; one that only refuses changes no answer, as a ``raise`` does not."""
         if isinstance(node.value, ast.Call):
+            if _called(node.value).lstrip("_").startswith(REFUSING):
+                return
             self.change(node, "pass")
         self.generic_visit(node)
 
@@ -200,6 +204,14 @@ def _only_says(statement: ast.stmt) -> bool:
     call = statement.value
     is_append = isinstance(call.func, ast.Attribute) and call.func.attr == "append"
     return is_append and isinstance(call.args[0], ast.JoinedStr)
+
+
+def _called(call: ast.Call) -> str:
+    """The name of what is called."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -17,6 +17,10 @@ BARS = {
     "peak": (1.1e-5, 0.00002),
 }
 """No more than five times what is reached, all of it numbers of a few bytes a tensor."""
+FRESH_BARS = {
+    "bytes_before": 1e-6, "peak_forward": 6e-6, "peak_backward": 5e-6, "peak_step": 1e-6, "peak": 5e-6,
+}  # fmt: skip
+"""The same of records that came later, the worst alone."""
 
 
 def compare(records: Path) -> Comparison:
@@ -52,5 +56,5 @@ def test_fresh_cases(reference_dir: Path, capsys: pytest.CaptureFixture[str]) ->
     with capsys.disabled():
         sys.stdout.write(f"\nfsdp_more.jsonl: {comparison.table()}\n")
     assert not comparison.refused
-    for name in BARS:
-        assert comparison.worst(name)[0] <= 6e-6, comparison.worst(name)
+    for name, worst in FRESH_BARS.items():
+        assert comparison.worst(name)[0] <= worst, comparison.worst(name)

@@ -91,6 +91,21 @@ def test_fused_linear_with_a_frozen_head_makes_no_gradient_for_it() -> None:
     assert found.after_forward.loss_bytes < 2 * VOCAB * HIDDEN
 
 
+def test_unsloths_pieces_share_their_budget_with_the_heads_gradients() -> None:
+    """Two of them, and the hidden states' one, are what cannot be cut (``get_chunk_size``); a frozen head has none.
+
+    Equation: one piece where ``16 bytes x rows x V`` are within what is left of 4 GiB, else a multiple of four.
+    """
+    from memplan.training.freezing import FrozenParts
+
+    head, hidden = 2 * VOCAB * HIDDEN, 2 * TOKENS * HIDDEN
+    assert (4 << 30) - hidden - 2 * head < 16 * LOGITS < (4 << 30) - hidden
+    for frozen, made, pieces in ((False, head, 4), (True, 0, 1)):
+        found = step(LossKernel.UNSLOTH_FUSED, freeze=FrozenParts(head=frozen))
+        cut = 16 * LOGITS // pieces
+        assert found.forward_peak.loss_bytes == pytest.approx(cut + 2 * made + hidden, rel=0.005)
+
+
 def test_chunked_never_makes_all_logits() -> None:
     """torchtitan's pieces: an eighth of the logits at 12 bytes, and 2 for the 16-bit ones."""
     found = step(LossKernel.CHUNKED)

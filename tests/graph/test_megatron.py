@@ -7,6 +7,7 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.formulas.activations import TextbookRecomputation, parallel_layer_bytes
+from memplan.graph.core.segments import Operation
 from memplan.memory.step import ForwardPass
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -112,8 +113,18 @@ def sent(config: dict[str, Any], way: str, **options: Any) -> list[tuple[Exchang
     (found,) = layers(config, tensor_parallel=2, seq_len=1024, **options)
     sends = [each for one in found.segment.operations for each in getattr(one.sends, way)]
     hidden = config.get("hidden_size", config.get("n_embd"))
-    assert {each.num_bytes for each in sends} == {2 * 1024 * hidden}
+    size = 2 * 1024 * hidden
+    assert {each.num_bytes for each in sends} == {size}
+    # Of what is shared along the sequence the whole lies there for a moment; partial sums are added up in their place.
+    scattered = [one for one in found.segment.operations if SCATTER in _kinds(one)]
+    assert all(size in one.forward_scratch for one in scattered)
+    reduced = [one for one in found.segment.operations if REDUCE in _kinds(one)]
+    assert not any(one.forward_scratch for one in reduced)
     return [(each.kind, each.beside) for each in sends]
+
+
+def _kinds(operation: Operation) -> list[ExchangeKind]:
+    return [each.kind for each in operation.sends.forward]
 
 
 def test_what_products_of_a_layer_send() -> None:
@@ -126,6 +137,8 @@ def test_what_products_of_a_layer_send() -> None:
     fused = {"engine_options": {"transformer_impl": "transformer_engine"}}
     assert sent(GPT, "forward", **fused) == 2 * [(REDUCE, 0)]
     assert sent(GPT, "backward", **fused) == 2 * [(REDUCE, HALF)]
+    forks = {"engine_options": {"transformer_impl": "kwai"}}
+    assert sent(LLAMA, "forward", **forks) == [(REDUCE, 0)]
     fused |= {"sequence_parallel": True}
     assert sent(GPT, "forward", **fused) == 2 * [(GATHER, 0), (SCATTER, 0)]
     columns = [(GATHER, HALF), (SCATTER, HALF)]
