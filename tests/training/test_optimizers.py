@@ -1,5 +1,7 @@
 """The table of optimizers: what each keeps, by shape and format, and what its step takes."""
 
+from typing import Any
+
 import pytest
 
 from memplan.dtypes import DType
@@ -253,6 +255,17 @@ def test_deepspeed_names_are_in_lower_case() -> None:
 def test_what_an_engine_cannot_run_is_refused(fields: dict[str, object], problem: str) -> None:
     with pytest.raises(SetupError, match=problem):
         TrainingSetup(**fields)  # type: ignore[arg-type]
+
+
+def test_weights_that_deepspeed_offloads_leave_the_step_on_the_gpu() -> None:
+    """FSDP's states lie where its weights do (deepspeed 0.19.8, runtime/zero/stage3.py: ``self.device``)."""
+    fields: dict[str, Any] = {"optimizer": "bnb-adamw-8bit", "num_gpus": 8, "offload_param": "cpu"}
+    own = estimate(
+        load_model("gpt2"), TrainingSetup(engine="deepspeed", zero_stage=3, **fields), None
+    )  # type: ignore[arg-type]
+    assert own.phases["step"].components["optimizer_states"] > 0
+    with pytest.raises(SetupError, match="no form for the CPU"):
+        TrainingSetup(engine="fsdp", **fields)  # type: ignore[arg-type]
 
 
 def test_the_answer_names_an_optimizer_s_settings() -> None:

@@ -113,8 +113,13 @@ def has_cpu_form(row: OptimizerRow) -> bool:
 
 
 def _check_offload(setup: Asked, row: OptimizerRow) -> None:
-    """DeepSpeed and FSDP step offloaded shards on the CPU."""
-    if setup.offload_optimizer.value == "none" and setup.offload_param.value == "none":
+    """DeepSpeed and FSDP step offloaded shards on the CPU.
+
+    FSDP's lie where its parameters do; DeepSpeed's are told apart (``zero/stage3.py``, ``self.device``).
+    """
+    goes_with_weights = setup.chosen_engine is not Engine.DEEPSPEED
+    stays = setup.offload_param.value == "none" or not goes_with_weights
+    if setup.offload_optimizer.value == "none" and stays:
         return
     if not has_cpu_form(row):
         msg = (
