@@ -71,6 +71,10 @@ def confined_to(*folders: Path) -> "Iterator[None]":
         _confines = before
 
 
+_PYTHON = ".py"
+"""Programs, and configurations such as torchtitan's since February 2026."""
+
+
 def read_mapping(path: str | Path) -> dict[str, object]:
     """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``), a shell script's flags (``.sh``) or a JSON
     file (any other suffix).
@@ -79,12 +83,17 @@ def read_mapping(path: str | Path) -> dict[str, object]:
     or holds anything but a mapping with text as keys, each given once, and finite numbers.
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX, *SHELL_SUFFIXES):
-        return read_json_mapping(path)
     label = str(path)
+    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX, *SHELL_SUFFIXES, _PYTHON):
+        return read_json_mapping(path)
     text = _read_text(Path(path), label=label, max_bytes=MAX_YAML_BYTES)
     if suffix in SHELL_SUFFIXES:
         return _read_script(text, Path(path), label=label)
+    if suffix == _PYTHON:
+        _refuse(
+            label,
+            "is Python, which is not run: give a file of settings, or what it sets as options",
+        )
     if suffix == TOML_SUFFIX:
         return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
     return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")

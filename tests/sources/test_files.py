@@ -34,6 +34,7 @@ def test_reads(tmp_path: Path, name: str, text: str, expected: dict[str, object]
 
 
 REFUSED = [
+    pytest.param("a.py", b"def a():\n    return 1\n", "is Python, which is not run", id="Python"),
     pytest.param("a.json", b"", "is not JSON: Expecting value at line 1, column 1", id="empty"),
     pytest.param("a.json", b'{\n "n": 1,,}', "at line 2, column 9", id="json-place"),
     pytest.param("a.json", b"[1, 2]", "must hold a JSON object, not a list", id="list"),
