@@ -537,6 +537,22 @@ def test_nemo_reads_a_model_by_the_sizes_of_its_configuration() -> None:
     assert not any("num_experts" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("model", "targets", "said"),
+    [("Qwen/Qwen3-30B-A3B", ["*"], True), ("Qwen/Qwen3-30B-A3B", ["*_proj"], False),
+     ("Qwen/Qwen3-8B", ["*"], False)],
+)  # fmt: skip
+def test_nemo_s_adapters_of_experts_are_named(model: str, targets: list[str], said: bool) -> None:
+    found = read(
+        {
+            **NEMO,
+            "model": {"pretrained_model_name_or_path": model},
+            "peft": {"target_modules": targets},
+        }
+    )
+    assert any("adapters of experts" in each for each in found.setup.left_out) is said
+
+
 def test_nemo_says_that_embeddings_are_frozen_by_older_versions_alone() -> None:
     frozen = {"freeze_embeddings": True, "freeze_vision_tower": False}
     found = read({**NEMO, "freeze_config": frozen})

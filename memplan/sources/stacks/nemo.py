@@ -5,6 +5,7 @@ earlier AutoModels (``parallelizer``, ``autopipeline``, ``distributed_config``) 
 """
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from math import isqrt, lcm
 
 from memplan.sources.key_tables import OFF
@@ -14,6 +15,7 @@ from memplan.sources.stacks.common.models import (
     ANY_SIZE,
     HEARING,
     given_text_alone,
+    has_experts,
     is_stored_wide,
     model_type,
     num_layers,
@@ -82,6 +84,8 @@ _FREEZABLE = {
 _OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
 """Types whose class in transformers has no other attention than eager."""
 _FLASH = ("flash", "flash3")
+_EXPERTS = "model.layers.0.mlp.experts"
+"""What a mixture's experts are called, all of a layer (``apply_lora_to_linear_modules``)."""
 _LENGTHS = (
     "dataset.seq_length", "dataset.seq_len", "dataset.max_length", "packed_sequence.max_length",
     "dataloader.collate_fn.max_length",
@@ -574,6 +578,10 @@ def _read_adapter(keys: Keys, found: Found) -> None:
             targets=_targets(names, excluded=excluded, linear=linear),
             exclude=_pattern(excluded) if excluded else (),
         )  # fmt: skip
+        if any(fnmatchcase(_EXPERTS, name) for name in names) and has_experts(found.model):
+            found.left_out.append(
+                "peft.target_modules (adapters of experts, which AutoModel's own classes of mixtures have)"
+            )
     else:
         keys.taken -= {each for each in keys.taken if each.startswith("peft.")}
     if keys.has("quantization"):

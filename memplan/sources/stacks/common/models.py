@@ -246,6 +246,37 @@ def model_type(model: str | Mapping[str, object] | None) -> str | None:
     return None if name is None else str(name)
 
 
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""How configurations of transformers' classes call the number of experts."""
+
+
+def has_experts(model: str | Mapping[str, object] | None) -> bool:
+    """Whether the type of a model is a mixture's, or the language model in it.
+
+    >>> [has_experts(name) for name in ("qwen3-30b-a3b", "gemma-4-26b-a4b", "gemma-4-31b")]
+    [True, True, False]
+    """
+    from memplan.sources.about_models.defaults import class_defaults
+
+    rows = class_defaults()
+
+    def holds(config: Mapping[str, object], kind: object) -> bool:
+        """Whether a configuration says how many there are, or its class does."""
+        row: Mapping[str, object] = rows.get(str(kind), {})
+        said = {**_mapping(row.get("defaults")), **config}
+        if any(said.get(name) for name in _EXPERTS):
+            return True
+        inner = _mapping(row.get("parts")).get("text_config")
+        return inner is not None and holds(_mapping(config.get("text_config")), inner)
+
+    found = _config_of(model or {})
+    return holds(found, found.get("model_type"))
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def is_stored_wide(model: str | Mapping[str, object] | None) -> bool:
     """Whether a checkpoint is known to hold fp32 weights; a copy or a variant may hold others.
 
