@@ -108,6 +108,23 @@ class Job(_LookedAt):
         told = f"{model.family} {model.num_params} {self.setup!r} {card}"
         return sha256(told.encode()).hexdigest()[:16]
 
+    @property
+    def code(self) -> str:
+        """What decides which code runs, in words: sizes, lengths and how many GPUs there are do not."""
+        setup = self.setup
+        splits = [
+            name
+            for name in ("tensor", "pipeline", "context", "expert")
+            if getattr(setup, f"{name}_parallel") > 1
+        ]
+        told = [
+            setup.chosen_engine.value, setup.zero_stage.value if setup.zero_stage is not None else "",
+            "+".join(splits), "adapter" if setup.adapter is not None else "",
+            str(setup.quantize or ""), setup.fp8.value, setup.offload_optimizer.value,
+            setup.job.kind.value,
+        ]  # fmt: skip
+        return " ".join(str(each) for each in told if str(each) not in ("", "none"))
+
     def account(self, *, rank: int | None) -> RankAccount:
         """One rank's account, or the worst one's, on this GPU."""
         account = self._without_workspaces(rank)

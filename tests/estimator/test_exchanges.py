@@ -246,3 +246,22 @@ def test_the_cpu_steps_beside_what_its_engine_lets_it() -> None:
     beside = seconds(3, offload_optimizer__super_offload=True)
     clipped = seconds(3, offload_optimizer__super_offload=True, gradient_clipping=1.0)
     assert beside < clipped == seconds(3)
+
+
+def test_a_second_set_of_shards_is_gathered_where_it_is() -> None:
+    """ZeRO++'s hpZ: forward among all ranks, backward among those of a node."""
+    setup = memplan.TrainingSetup(
+        num_gpus=64,
+        seq_len=64,
+        zero_stage=3,
+        engine_options={**NO_CACHE, "zero_hpz_partition_size": 8},
+    )
+    job = Job.of(memplan.load_model("qwen2.5-0.5b"), setup, memplan.load_gpu("h100"))
+    gathered = {
+        (visit.part, exchange.ranks.degree)
+        for visit in step_visits(job.given)
+        for exchange, _ in visit.exchanges
+        if exchange.kind is KIND.ALL_GATHER
+    }
+    assert ("forward", 64) in gathered
+    assert {degree for part, degree in gathered if part == "backward"} == {8}

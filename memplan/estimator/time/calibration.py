@@ -1,9 +1,10 @@
 """One measured step of a setup, and what it says of every other one on the same machines.
 
 A step that took longer or shorter than was said is explained by what it is spent on (computing, links between GPUs, the host that
-launches kernels, what is offloaded), by how little each of these is known, and by what memplan is off for this one setup: the
-likeliest factors are those that need the least of each one's range. Together they make the step what was measured; the setup's own
-says nothing of others there, the machines' hold for them.
+launches kernels, what is offloaded), by how little each of these is known, by what memplan is off for setups that run the same code
+(an engine, how it splits, what it quantizes) and by what it is off for this one setup: the likeliest factors are those that need the
+least of each one's range. Together they make the step what was measured; the setup's own says nothing of others there, its code's
+nothing of other code, the machines' hold for all.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,10 +33,13 @@ HALVINGS = 40
 CLOSE = 1e-4
 MEASURED_LOW, MEASURED_HIGH = 0.93, 1.08
 """The range of a step of the very setup that was measured."""
-OWN_LOW, OWN_HIGH = 0.91, 1.10
-"""How much longer one setup takes than another of the same machine beside what is said of both: with it four in five pairs of published
-steps of one source, model and card are in their range, the half whose second step figures may be taken from
-(``benchmarks/step_times.py --measured``)."""
+OWN_LOW, OWN_HIGH = 0.925, 1.08
+"""How much longer one setup takes than another of the same machine and code beside what is said of both: of published steps of one source,
+model and card four in five of such pairs lie between 0.90 and 1.08, which two setups make together (the half of
+``benchmarks/step_times.py`` that figures may be taken from)."""
+CODE_LOW, CODE_HIGH = 0.895, 1.115
+"""What setups that run other code differ by beside that: an engine of the same name in a fork, in another version. Of the same half four in
+five of such pairs lie between 0.82 and 1.21."""
 TENTHS = NormalDist().inv_cdf(0.9) - NormalDist().inv_cdf(0.1)
 """Standard deviations between both ends of a range that holds four in five."""
 
@@ -44,6 +48,8 @@ class Bends(NamedTuple):
     """Exponents of one factor."""
 
     parts: Mapping[Part, float]
+    code: float
+    """Of setups that run the same code."""
     own: float
     """Of the measured setup alone."""
 
@@ -67,6 +73,10 @@ class Calibration:
     """What one GPU was said to send to other nodes where it was measured, which ``links`` is a factor of [bytes/s]."""
     setup: str = ""
     """``Job.fingerprint`` of the job that was measured; empty: none was, but a node."""
+    code: str = ""
+    """What code it runs (``Job.code``)."""
+    of_code: float = 1.0
+    """How many times as long jobs that run it take beside."""
     own: float = 1.0
     """How many times as long that very job takes beside, which says nothing of others."""
     date: str = ""
@@ -77,7 +87,8 @@ class Calibration:
     """Its version."""
 
     def __post_init__(self) -> None:
-        factors = {part.value: self.factor(part) for part in Part} | {"own": self.own}
+        factors = {part.value: self.factor(part) for part in Part}
+        factors |= {"own": self.own, "of_code": self.of_code}
         for name, factor in factors.items():
             if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
                 msg = f"calibration: {name}: must be from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}, got {factor:g}"
@@ -103,7 +114,7 @@ def spread_of(low: float, high: float) -> float:
     """Standard deviation of the logarithm of what a range's ends hold four in five of.
 
     >>> round(spread_of(OWN_LOW, OWN_HIGH), 3)
-    0.074
+    0.06
     """
     return log(high / low) / TENTHS
 
@@ -117,13 +128,15 @@ def bends(shares: Mapping[Part, float], spreads: Mapping[Part, float]) -> Bends:
     consists of.
 
     >>> found = bends({Part.COMPUTE: 0.5, Part.HOST: 0.5}, {Part.COMPUTE: 0.1, Part.HOST: 0.2})
-    >>> round(found.parts[Part.COMPUTE], 2), found.parts[Part.HOST], round(found.own, 2)
-    (0.25, 1.0, 0.27)
+    >>> round(found.parts[Part.COMPUTE], 2), found.parts[Part.HOST], round(found.code, 2), round(found.own, 2)
+    (0.25, 1.0, 0.37, 0.18)
     """
     weights = {part: share * spreads[part] ** 2 for part, share in shares.items()}
+    code = spread_of(CODE_LOW, CODE_HIGH) ** 2
     own = spread_of(OWN_LOW, OWN_HIGH) ** 2
-    most = max(own, *weights.values())
-    return Bends({part: weight / most for part, weight in weights.items()}, own / most)
+    most = max(code, own, *weights.values())
+    parts = {part: weight / most for part, weight in weights.items()}
+    return Bends(parts, code / most, own / most)
 
 
 def solved(step_s: Callable[[float], float], measured_s: float) -> float | None:

@@ -6,7 +6,7 @@ Three cases are told: what is expected, and a low and a high end between which w
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import sqrt
+from math import hypot, sqrt
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memplan.compute.congestion import crowded_factor
@@ -22,6 +22,8 @@ from memplan.estimator.flops import estimate_flops
 from memplan.estimator.job import Job
 from memplan.estimator.recording import Walked, completion_length
 from memplan.estimator.time.calibration import (
+    CODE_HIGH,
+    CODE_LOW,
     MEASURED_HIGH,
     MEASURED_LOW,
     OWN_HIGH,
@@ -227,7 +229,7 @@ def calibrated(
     def stretched(factor: float) -> Case:
         case = cases.expected
         for part, exponent in exponents.parts.items():
-            case = _stretched(case, part, factor ** (exponent + exponents.own))
+            case = _stretched(case, part, factor ** (exponent + exponents.code + exponents.own))
         return case
 
     factor = solved(lambda factor: timer.run(stretched(factor)).clock.now_s, measured_s)
@@ -246,6 +248,8 @@ def calibrated(
         gpu=job.gpu.gpu_id if job.gpu is not None else "",
         setup=job.fingerprint,
         own=factor**exponents.own,
+        code=job.code,
+        of_code=factor**exponents.code,
         between_nodes=site.between_nodes,
         **{part.value: each for part, each in factors.items()},
     )
@@ -317,15 +321,15 @@ def _measured_cases(usual: Cases, calibration: Calibration, job: Job) -> Cases:
     """With the factors of a measurement: what it said nothing of stays as little known as it was.
 
     Another setup than the measured one is off by its own, and by as much that the measured one's may have been taken for its machine's;
-    where a node was timed, by its own alone.
+    where it runs other code, by what that differs by too; where a node was timed, by its own alone.
     """
     is_measured = calibration.setup == job.fingerprint
-    width = sqrt(2) if calibration.setup else 1.0
-    told = Ends(OWN_LOW**width, OWN_HIGH**width)
-    if is_measured:
-        told = Ends(MEASURED_LOW, MEASURED_HIGH)
+    runs_it = calibration.code == job.code
+    told = _told_ends(calibration, is_measured=is_measured, runs_it=runs_it)
     expected = usual.expected
     own = calibration.own if is_measured else 1.0
+    if runs_it:
+        own *= calibration.of_code
     for part in Part:
         expected = _stretched(expected, part, own * calibration.factor(part))
     low, high = (expected._replace(is_expected=False),) * 2
@@ -337,6 +341,19 @@ def _measured_cases(usual: Cases, calibration: Calibration, job: Job) -> Cases:
             ends = told
         low, high = _stretched(low, part, ends.low), _stretched(high, part, ends.high)
     return Cases(low, expected, high)
+
+
+def _told_ends(calibration: Calibration, *, is_measured: bool, runs_it: bool) -> Ends:
+    """How far a part is from what a measurement says of it; ``runs_it``: the code that was measured."""
+    if is_measured:
+        return Ends(MEASURED_LOW, MEASURED_HIGH)
+    width = sqrt(2) if calibration.setup else 1.0
+    own = Ends(OWN_LOW**width, OWN_HIGH**width)
+    if runs_it or not calibration.setup:
+        return own
+    spreads = spread_of(*own), sqrt(2) * spread_of(CODE_LOW, CODE_HIGH)
+    wider = hypot(*spreads) / spreads[0]
+    return Ends(own.low**wider, own.high**wider)
 
 
 def _links_of(job: Job, site: Site) -> Ends:

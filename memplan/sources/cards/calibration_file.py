@@ -8,15 +8,15 @@ from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.files import read_mapping
 from memplan.text import shown
 
-_WORDS = ("gpu", "date", "driver", "torch", "setup")
-_OWN, _NETWORK = "own", "network_gbit"
+_WORDS = ("gpu", "date", "driver", "torch", "setup", "code")
+_OWN, _OF_CODE, _NETWORK = "own", "of_code", "network_gbit"
 _GBIT = 1e9 / 8
 
 
 def read_calibration(path: str | Path) -> Calibration:
     """Read one. Raises ``ConfigError`` for a file that cannot be read or says anything else, and ``GpuNotFoundError``."""
     found = read_mapping(path)
-    names = (*_WORDS, *(part.value for part in Part), _NETWORK, _OWN)
+    names = (*_WORDS, *(part.value for part in Part), _NETWORK, _OF_CODE, _OWN)
     for name, value in found.items():
         if name not in names:
             msg = f"{path}: {name}: there is no such key; there are {', '.join(names)}"
@@ -29,14 +29,14 @@ def read_calibration(path: str | Path) -> Calibration:
         msg = f"{path}: gpu: missing: the card that a step was measured on"
         raise ConfigError(msg)
     factors = {part.value: float(str(found.get(part.value, 1.0))) for part in Part}
-    date, driver, torch, setup = (str(found.get(each, "")) for each in _WORDS[1:])
-    own = float(str(found.get(_OWN, 1.0)))
+    date, driver, torch, setup, code = (str(found.get(each, "")) for each in _WORDS[1:])
+    own, of_code = (float(str(found.get(each, 1.0))) for each in (_OWN, _OF_CODE))
     gpu = load_gpu(str(found["gpu"])).gpu_id
     gbit = found.get(_NETWORK)
     between_nodes = None if gbit is None else float(str(gbit)) * _GBIT
     return Calibration(
-        gpu=gpu, date=date, driver=driver, torch=torch, setup=setup, own=own,
-        between_nodes=between_nodes, **factors,
+        gpu=gpu, date=date, driver=driver, torch=torch, setup=setup, code=code, of_code=of_code,
+        own=own, between_nodes=between_nodes, **factors,
     )  # fmt: skip
 
 
@@ -66,7 +66,9 @@ def calibration_text(calibration: Calibration, *, date: str) -> str:
         lines.append(f"{_NETWORK}: {calibration.between_nodes / _GBIT:g}")
     if calibration.setup:
         lines += [
-            "# The setup that was measured, and what it takes beside, which says nothing of others.",
+            "# The code that ran, and what setups that run it take beside; the setup that was measured, and what it alone does.",
+            f'code: "{calibration.code}"',
+            f"{_OF_CODE}: {calibration.of_code:.6f}",
             f'setup: "{calibration.setup}"',
             f"{_OWN}: {calibration.own:.6f}",
         ]

@@ -45,6 +45,8 @@ class PlayedCoordinator(Coordinator):
         """Makes a parameter's shard of the second set; None: there is one set alone."""
         self.second: dict[int, Block] = {}
         """Those that there are."""
+        self.second_ranks = self.ranks
+        """Who have the second set among them."""
 
     def standing(self) -> object:
         """What is gathered and on its way, to be compared."""
@@ -122,7 +124,7 @@ class PlayedCoordinator(Coordinator):
             if weight not in self.sizes:
                 size = self._padded_bytes(self.numels[weight])
                 super().hold(weight, size)
-                self._send(size)
+                self._send(size, [weight])
                 name = "small parameters that stay gathered (stage3_param_persistence_threshold)"
                 self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
 
@@ -133,7 +135,7 @@ class PlayedCoordinator(Coordinator):
         self.blocks[weight] = self.ledger.allocate(num_bytes, self.stream, _GATHERED, name)
         if weight not in self.handles:
             self._bring([weight])
-            self._send(num_bytes)
+            self._send(num_bytes, [weight])
 
     def drop(self, weight: int) -> None:
         """Free it; before, where there is a second set of shards without it, this rank's is cut off."""
@@ -161,7 +163,7 @@ class PlayedCoordinator(Coordinator):
         size, name = handle.flat_bytes, "flat buffers that gathered parameters come in"
         self.flat[handle] = self.ledger.allocate(size, self.stream, _GATHERED, name)
         self._bring(handle.members)
-        self._send(size)
+        self._send(size, handle.members)
         # The shards are joined, and what arrives is copied out parameter by parameter.
         self.ledger.exchange(ExchangeKind.COPY, 2 * size)
 
@@ -169,9 +171,14 @@ class PlayedCoordinator(Coordinator):
         """Free it."""
         self.ledger.free(self.flat.pop(handle))
 
-    def _send(self, num_bytes: int) -> None:
-        """An all-gather, and where the shards are on the CPU or on NVMe their way to the GPU first."""
-        hiding, ranks = self.hiding, self.ranks
+    def _send(self, num_bytes: int, weights: Sequence[int]) -> None:
+        """An all-gather, and where the shards are on the CPU or on NVMe their way to the GPU first.
+
+        Among those that share the second set once it is there: from the first pass forward on, until the weights change
+        (``use_secondary_tensor``, runtime/zero/partition_parameters.py).
+        """
+        has_second = all(weight in self.second for weight in weights)
+        hiding, ranks = self.hiding, self.second_ranks if has_second else self.ranks
         if self.settings.offloaded:
             shard = num_bytes // self.settings.num_ranks
             if self.settings.swapped:

@@ -32,7 +32,7 @@ from memplan.memory.programs.program import Weight
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
 from memplan.training.choices_of_kernels.kernels import TILED_LOSSES
-from memplan.training.splitting.exchange import ExchangeKind
+from memplan.training.splitting.exchange import ExchangeKind, Ranks
 
 GATHER_STREAM, REDUCE_STREAM = 1, 2
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
@@ -73,6 +73,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         )
         if job.options.hpz_partition_size > 1 and not job.offloads_param:
             self.coordinator.second_shard = self._second_shard
+            self.coordinator.second_ranks = Ranks(job.options.hpz_partition_size)
         self.found = find_stops(job.given.tape)
         self.members: dict[tuple[int, int], list[list[int]]] = {}
         """The parameters of each module of a segment's repetition."""
