@@ -136,6 +136,33 @@ def test_virtual_stages_wait_less() -> None:
     assert waited(virtual_stages=4) < waited(virtual_stages=2) < plain
 
 
+def test_a_step_says_more_of_setups_that_run_the_same_code() -> None:
+    """Another length of it is as much off as it was; another engine's less, and in a wider range."""
+
+    def job(**settings: object) -> Job:
+        fields = {"seq_len": 2048, "num_gpus": 8, "engine": "fsdp", **settings}
+        return Job.of(
+            memplan.load_model(CONFIG, "causal-lm"),
+            memplan.TrainingSetup(**fields),
+            memplan.load_gpu("h100"),
+        )  # type: ignore[arg-type]
+
+    measured = job()
+    calibration = calibrated(measured, 1.4 * time_of(measured).expected_s)
+    site = Site(calibration=calibration)
+
+    def moved(other: Job) -> tuple[float, float]:
+        said = time_of(other, site=site)
+        return said.expected_s / time_of(other).expected_s, said.high_s / said.low_s
+
+    same, its_range = moved(job(seq_len=4096, num_gpus=16))
+    other, wider = moved(job(engine="ddp"))
+    assert 1 < other < same < 1.4
+    assert its_range < wider
+    assert calibration.code == measured.code == job(seq_len=64).code != job(engine="ddp").code
+    assert replace(calibration, code="", of_code=1.0).of_code < calibration.of_code
+
+
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("ratio", [0.8, 1.5])
 def test_a_measured_step_is_what_is_said_then(name: str, ratio: float) -> None:
