@@ -89,4 +89,4 @@ def calibration_of(
         if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
             msg = f"calibrate: {name}: took {factor:.3g} times as long as said, which no {gpu} does: see whether the GPU is busy"
             raise InputError(msg)
-    return Calibration(gpu=gpu, setup="", date=date, driver=driver, torch=torch, **factors)
+    return Calibration(gpu=gpu, setup="", code="", date=date, driver=driver, torch=torch, **factors)
