@@ -130,6 +130,7 @@ def process_number(_: int, start: int, stop: int) -> list[int]:
 
 def test_a_thread_has_a_process_of_its_own_which_ends_with_it() -> None:
     """Beside other threads lifetimes are not what Python counts: a profiler keeps frames, another estimate writes too."""
+    gc.freeze()  # what other tests have left is not looked through
     here = Elsewhere(work=process_number, given=0, shared=())
     assert set(here.answers(Here(), 0, 3)) == {os.getpid()}
     with ThreadPoolExecutor(1) as executor:
