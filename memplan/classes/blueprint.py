@@ -86,7 +86,9 @@ def blueprint_of(
 
     ``row`` is what transformers' class fills in (``defaults``) and calls differently (``renamed``).
     """
-    if model.family not in CLASSES or model.task not in TASKS or not model.stacks:
+    if model.family not in CLASSES or model.task not in TASKS:
+        return None
+    if not (model.stacks or model.denoises):
         return None
     return ClassBlueprint(model.family, config, row, source=model.source)
 

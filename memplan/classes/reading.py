@@ -23,6 +23,12 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     if isinstance(base, Decoder):
         return read_decoder(base, reader, request)
+    from memplan.classes.denoising.base import Denoiser  # only for those
+
+    if isinstance(base, Denoiser):
+        from memplan.classes.denoising.facts import read_denoiser
+
+        return read_denoiser(base, reader, request)
     from memplan.classes.encoders.base import Encoder  # only for encoders
     from memplan.classes.encoders.facts import read_encoder
 

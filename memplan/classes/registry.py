@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from memplan.classes.base import Base
 
 CLASSES = {
+    "CogVideoXTransformer3DModel": "denoising.cogvideox.CogVideoXModel",
+    "FluxTransformer2DModel": "denoising.flux.FluxModel",
+    "PixArtTransformer2DModel": "denoising.pixart.PixArtModel",
+    "QwenImageTransformer2DModel": "denoising.qwen_image.QwenImageModel",
+    "SD3Transformer2DModel": "denoising.sd3.SD3Model",
+    "WanTransformer3DModel": "denoising.wan.WanModel",
     "afmoe": "mixed.gated.AfmoeModel",
     "albert": "encoders.albert.AlbertModel",
     "apertus": "llama_kin.ApertusModel",

@@ -342,12 +342,12 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     regions = crossed.regions if crossed is not None else embedding and embedding.regions
     if regions:
         return (f"a picture of {regions.count} regions beside each sequence",)
-    if not model.tables:
-        return ()
     if model.denoises:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 
         return sample_words(model, resolved.image_size, resolved.image_width, resolved.num_frames)
+    if not model.tables:
+        return ()
     from memplan.graph.towers.media import media_words  # only for towers
 
     return media_words(

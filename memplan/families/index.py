@@ -286,12 +286,12 @@ FAMILY_MODULES: dict[str, str] = {
     "blip-2": "joined.multimodal",
     "instructblipvideo": "joined.multimodal",
     "colqwen2": "joined.composites",
-    "CogVideoXTransformer3DModel": "diffusion",
-    "FluxTransformer2DModel": "diffusion",
-    "PixArtTransformer2DModel": "diffusion",
-    "QwenImageTransformer2DModel": "diffusion",
-    "SD3Transformer2DModel": "diffusion",
-    "WanTransformer3DModel": "diffusion",
+    "CogVideoXTransformer3DModel": "written_once",
+    "FluxTransformer2DModel": "written_once",
+    "PixArtTransformer2DModel": "written_once",
+    "QwenImageTransformer2DModel": "written_once",
+    "SD3Transformer2DModel": "written_once",
+    "WanTransformer3DModel": "written_once",
 }
 """For each supported ``model_type``, or class of diffusers, the module of this package that reads it."""
 

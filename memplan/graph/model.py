@@ -184,8 +184,8 @@ def _depth(model: ModelSpec) -> int:
     if model.stacks:
         return max(stack.num_layers for stack in model.stacks)
     towers = [block.count for block in model.tables if block.part is ModelPart.LAYERS]
-    if model.denoises:
-        return sum(towers)
+    if model.denoiser is not None:
+        return model.denoiser.num_layers
     return 0 if model.activations_left_out else max(towers, default=0)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from memplan.model.config import ConfigReader
+    from memplan.model.denoisers import DenoiserSpec
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
@@ -114,24 +115,24 @@ class ModelSpec(Displayed, HashedOnce):
     read: ``num_hidden_layers 32: not in the config, LlamaConfig's default``. None for built-ins."""
     blueprint: Blueprint | None = None
     """The class that it is written as; None: it is written down from this spec."""
+    denoiser: DenoiserSpec | None = None
+    """What a diffusion transformer takes noise away from; None of any other model."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 
     @property
     def num_layers(self) -> int:
-        """Layers of all stacks, or of a traced module's lists."""
+        """Layers of all stacks, or of a diffusion transformer's or a traced module's lists."""
         if self.traced is not None:
             return self.traced.num_layers
+        if self.denoiser is not None:
+            return self.denoiser.num_layers
         return sum(stack.num_layers for stack in self.stacks)
 
     @property
     def denoises(self) -> bool:
         """Whether it is a diffusion transformer."""
-        if self.stacks or not self.tables:
-            return False
-        from memplan.model.denoisers import DenoiserBody  # only for models of tables
-
-        return isinstance(self.tables[0].body, DenoiserBody)
+        return self.denoiser is not None
 
     @property
     def num_params(self) -> int:

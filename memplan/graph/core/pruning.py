@@ -4,8 +4,11 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Parameter, Storage
 
 
-def prune(segment: Segment) -> None:
-    """Let go of what none of the segment's output is made from, once the segment is over."""
+def prune(segment: Segment) -> set[Storage]:
+    """Let go of what none of the segment's output is made from, once the segment is over.
+
+    Returns what the graph of the rest keeps.
+    """
     assert segment.output is not None
     needed = {segment.output}
     idle: set[Parameter] = set()
@@ -27,3 +30,4 @@ def prune(segment: Segment) -> None:
                 storage.last_read = last
     for weight in idle - used:
         weight.unused = True
+    return made

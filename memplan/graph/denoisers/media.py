@@ -1,19 +1,13 @@
 """What a denoiser learns to make: pictures or clips, of which size, from prompts of which length."""
 
-from memplan.graph.denoisers.state import pixels_of
-from memplan.model.denoisers import (
-    EntryBody,
-    LatentGrid,
-)
+from memplan.graph.denoisers.sizes import pixels_of
+from memplan.model.denoisers import LatentGrid
 from memplan.model.spec import ModelSpec
 
 
 def latents_of(model: ModelSpec) -> LatentGrid | None:
     """The latents that a diffusion transformer is given; None of any other model."""
-    body = model.tables[0].body if model.tables else None
-    if isinstance(body, EntryBody):
-        return body.grid
-    return None
+    return None if model.denoiser is None else model.denoiser.grid
 
 
 def makes_video(model: ModelSpec) -> bool:

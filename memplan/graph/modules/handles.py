@@ -264,6 +264,7 @@ class Handle:
 
     def unbind(self, dim: int) -> "list[Handle]":
         """Parts along a dimension, which they no longer have."""
+        dim %= len(self.shape)
         shape = *self.shape[:dim], *self.shape[dim + 1 :]
         strides = *self.strides[:dim], *self.strides[dim + 1 :]
         records = self.run.split(self.record, *(prod(shape),) * self.shape[dim])

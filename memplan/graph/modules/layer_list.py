@@ -7,6 +7,7 @@ from typing import Any
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.pruning import prune
 from memplan.graph.core.segments import Segment
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.stacks import checkpointed_layers
@@ -39,6 +40,8 @@ class LayerList(Module):
         shared: bool = False,
         streams: bool = False,
     ) -> None:
+        self.before, self.depth = 0, len(kinds)
+        """Layers of other lists that are counted before these, and layers in all lists."""
         self.shared = shared
         """Layers of a kind are one, which is called again (ALBERT)."""
         self.streams = streams
@@ -65,10 +68,10 @@ class LayerList(Module):
     def runs(self) -> Iterator[LayerRun]:
         """Stretches of the list that are recorded once."""
         options, depth = self.run.options, len(self.kinds)
-        recomputed = checkpointed_layers(options.checkpointed_layers, depth)
+        recomputed = checkpointed_layers(options.checkpointed_layers, self.depth)
         cuts: set[int] = set()
         for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
-            cuts |= {first, last + 1}
+            cuts |= {first - self.before, last + 1 - self.before}
         if options.stage is not None:
             # What reads what was received, and what makes what is sent, stand apart.
             cuts |= set() if options.stage.is_first else {1}
@@ -81,8 +84,9 @@ class LayerList(Module):
             stop = at + len(list(group))
             inside = [] if self.shared else sorted(cut for cut in cuts if at < cut < stop)
             for low, high in pairwise([at, *inside, stop]):
-                own = frozen or options.freeze.freezes_layer(low)
-                yield LayerRun(kind, low, high - low, low in recomputed, own)
+                number = self.before + low
+                own = frozen or options.freeze.freezes_layer(number)
+                yield LayerRun(kind, low, high - low, number in recomputed, own)
             at = stop
 
     def __iter__(self) -> "Iterator[Layer]":
@@ -102,8 +106,9 @@ class LayerList(Module):
                 given, made = segment.input, segment.output
                 assert given is not None
                 assert made is not None
-                if given.storage is not made.storage and self.run.is_named(given.storage):
-                    self.run.outlive(given.storage)
+                for storage in segment.given:
+                    if storage not in segment.returned and self.run.is_named(storage):
+                        self.run.outlive(storage)
         if self.streams:
             prune(self.run.segment)  # nothing reads what the last one hands on
 
@@ -145,25 +150,39 @@ class Layer:
         behind frozen ones.
         """
         run, stretch = self._module.run, self._stretch
-        asked = x.dtype
+        streams = self._module.further
+        given = [_likeness(each) for each in _records((x, *args[:streams]))]
         if run.options.casts_inputs and run.segment.output is None:
-            x = x.to(run.compute)  # before the layer begins, whose recomputation reads the copy
+            # before the layer begins, whose recomputation reads the copy
+            x, args = x.to(run.compute), (*_cast(args[:streams]), *args[streams:])
+        beside = _records(args[:streams])
         run.start(
             self._name, x.record, part=ModelPart.LAYERS, repeat=self._left,
             checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
+            further=beside,
         )  # fmt: skip
         self.segment = run.segment
-        run.segment.layer = run.layers[self._name.partition(".")[0]][stretch.start]
-        given = asked, x.requires_grad
+        described = run.layers.get(self._name.partition(".")[0])
+        run.segment.layer = None if described is None else described[stretch.start]
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)
         made, *further = returned if isinstance(returned, tuple) else (returned,)
         handed_on = self._module.hands_on
-        beside = [each.record for each in further[handed_on:] if each is not None]
+        becomes = _records(further[:streams])
+        beside = _records(further[streams + handed_on :])
         run.touch(*beside)
-        run.finish(made.record)
+        run.finish(made.record, further=becomes)
         run.carry(*beside)
-        if (made.dtype, made.requires_grad) != given:
+        if [_likeness(each) for each in (made.record, *becomes)] != given:
             run.segment.repeat = 1
         return returned
+
+
+def _records(handles: Sequence[Handle | None]) -> list[Tensor]:
+    return [each.record for each in handles if each is not None]
+
+
+def _likeness(tensor: Tensor) -> tuple[object, ...]:
+    """What a layer's repetitions hand on alike."""
+    return tensor.numel, tensor.dtype, tensor.requires_grad

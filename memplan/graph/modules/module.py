@@ -66,6 +66,9 @@ class Module:
     """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
     hands_on = 0
     """So many of what a layer returns beside the hidden states the next one is given, and returns again."""
+    further = 0
+    """So many of a layer's arguments behind the hidden states are streams that nothing but it reads, and
+    that it returns behind them: a prompt's."""
     split = Split.WHOLE
     """What a rank has of it."""
     begins_names = False

@@ -57,7 +57,8 @@ class Run(Tape):
         elif self._is_open and storage in self.segment.given:
             self._touches += 1
             storage.touched = self._touches
-            self.let_input_go()
+            if self.segment.input is not None and storage is self.segment.input.storage:
+                self.let_input_go()
 
     def is_named(self, storage: Storage) -> bool:
         """Whether any name holds it."""
@@ -83,12 +84,15 @@ class Run(Tape):
         checkpointed: bool = False,
         frozen: bool = False,
         again: Segment | None = None,
+        further: Sequence[Tensor] = (),
     ) -> None:
-        """End the open segment with ``x`` and begin one that reads it; what else has a name outlives it."""
+        """End the open segment with ``x`` and begin one that reads it, and ``further`` streams beside it; what
+        else has a name outlives it."""
         if self.segments and self.segment.output is None and x is not None:
-            self.finish(x)
+            self.finish(x, further=further)
+        read = {each.storage for each in (x, *further) if each is not None}
         for storage in self.names:
-            if x is None or storage is not x.storage:
+            if storage not in read:
                 self.outlive(storage)
         self.begin(
             name,
@@ -98,17 +102,18 @@ class Run(Tape):
             frozen=frozen,
             x=x,
             again=again,
+            further=further,
         )
         self._is_open = True
 
-    def finish(self, x: Tensor) -> None:
+    def finish(self, x: Tensor, *, further: Sequence[Tensor] = ()) -> None:
         """End the open segment with what it hands on."""
         views = [each for each in self.layouts.settle() if not _is_added_behind(self.segment, each)]
         if self.seen_as:
             views += [each for each in self.seen_as if not _is_added_to(self.segment, each)]
             self.seen_as.clear()
         seen = forget(self.segment, views)
-        self.end(seen.get(x, x))
+        self.end(seen.get(x, x), [seen.get(each, each) for each in further])
         segment = self.segment
         if segment.input_let_go == len(segment.operations) - 1:
             segment.input_let_go = None  # it stays to the end

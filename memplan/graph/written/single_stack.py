@@ -60,11 +60,6 @@ CLASSIFICATION_TASKS = frozenset(
 def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     """Write the training step of a model of one stack, or of none, on a new tape."""
     t = new_tape(model, options)
-    if model.denoises:
-        from memplan.graph.denoisers.flow import record_denoiser  # only for diffusion transformers
-
-        record_denoiser(t, model.tables)
-        return t
     # What a base model inside reads may not be known though its task's class is (Perceiver).
     known = all(block.body is not None for block in counted_parts(model))
     if not model.stacks and known and not model.activations_left_out:

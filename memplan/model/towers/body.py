@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.denoisers import DenoiserBody
 from memplan.model.towers.blends import BlendBody
 from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
@@ -132,5 +131,4 @@ TowerBody = (
     | VideoContrastBody
     | QueriedBody
     | OutputBody
-    | DenoiserBody
 )

@@ -1,0 +1,1 @@
+"""Diffusion transformers as their classes (diffusers 0.42)."""
