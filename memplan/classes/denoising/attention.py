@@ -88,6 +88,23 @@ class KernelRMSNorm(Norm):
         return given.like(out)
 
 
+class RMSNorm(Norm):
+    """diffusers' own (models/normalization.py): x itself is scaled, cast to a 16-bit weight's format, and named
+    anew each time."""
+
+    kind = NormKind.RMS_T5
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        """Over the last dimension."""
+        variance = hidden_states.float().pow(2).mean()
+        hidden_states = hidden_states * (variance + 1e-6).rsqrt()
+        weight = self.parameter(self.weight)
+        if weight.dtype.is_half:
+            hidden_states = hidden_states.to(weight.dtype)
+        hidden_states = hidden_states.like(self.run.mul(hidden_states.record, weight))
+        return hidden_states
+
+
 def attended(query: Handle, key: Handle, value: Handle, mask: Handle | None = None) -> Handle:
     """``scaled_dot_product_attention``, its heads beside each other: (batch, tokens, width)."""
     batch, heads, tokens, width = query.shape

@@ -3,7 +3,7 @@
 (diffusers 0.42: models/transformers/transformer_qwenimage.py)
 """
 
-from memplan.classes.denoising.attention import Attention, Tables, dispatched
+from memplan.classes.denoising.attention import Attention, RMSNorm, Tables, dispatched
 from memplan.classes.denoising.base import (
     SCALE,
     Denoiser,
@@ -21,7 +21,6 @@ from memplan.classes.denoising.parts import (
     TimeTextEmbedding,
     cut_row,
 )
-from memplan.classes.translating.t5 import T5LayerNorm
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.pruning import prune
@@ -49,12 +48,12 @@ class DoubleAttention(Attention):
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__(size, num_heads)
-        self.norm_q, self.norm_k = T5LayerNorm(self.head_dim), T5LayerNorm(self.head_dim)
+        self.norm_q, self.norm_k = RMSNorm(self.head_dim), RMSNorm(self.head_dim)
         self.add_projections("to_q", "to_k", "to_v", "add_k_proj", "add_v_proj", "add_q_proj")
         self.add_output()
         self.add_projections("to_add_out")
-        self.norm_added_q = T5LayerNorm(self.head_dim)
-        self.norm_added_k = T5LayerNorm(self.head_dim)
+        self.norm_added_q = RMSNorm(self.head_dim)
+        self.norm_added_k = RMSNorm(self.head_dim)
 
     def forward(
         self, hidden_states: Handle, encoder_hidden_states: Handle, image_rotary_emb: Tables
@@ -178,7 +177,7 @@ class QwenImageModel(Denoiser):
         self.grid = LatentGrid(channels=latent, image=IMAGE, scale=SCALE, patch=(patch, patch))
         self.time_text_embed = TimeTextEmbedding(size)
         self.text = config.integer("joint_attention_dim")
-        self.txt_norm = T5LayerNorm(self.text)
+        self.txt_norm = RMSNorm(self.text)
         self.img_in = Linear(channels, size, bias=True)
         self.txt_in = Linear(self.text, size, bias=True)
         count = config.layers("num_layers")

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from memplan.classes.denoising.attention import Attention, attended
+from memplan.classes.denoising.attention import Attention, RMSNorm, attended
 from memplan.classes.denoising.base import (
     SCALE,
     Denoiser,
@@ -22,7 +22,6 @@ from memplan.classes.denoising.parts import (
     TimeTextEmbedding,
     cut_row,
 )
-from memplan.classes.translating.t5 import T5LayerNorm
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.functional import made_from
@@ -65,7 +64,7 @@ class JointAttention(Attention):
     ) -> None:
         super().__init__(size, num_heads)
         if normed:
-            self.norm_q, self.norm_k = T5LayerNorm(self.head_dim), T5LayerNorm(self.head_dim)
+            self.norm_q, self.norm_k = RMSNorm(self.head_dim), RMSNorm(self.head_dim)
         self.add_projections("to_q", "to_k", "to_v")
         if added:
             self.add_projections("add_k_proj", "add_v_proj", "add_q_proj")
@@ -73,8 +72,8 @@ class JointAttention(Attention):
         if added and gives_prompt:
             self.add_projections("to_add_out")
         if added and normed:
-            self.norm_added_q = T5LayerNorm(self.head_dim)
-            self.norm_added_k = T5LayerNorm(self.head_dim)
+            self.norm_added_q = RMSNorm(self.head_dim)
+            self.norm_added_k = RMSNorm(self.head_dim)
 
     def forward(
         self, hidden_states: Handle, encoder_hidden_states: Handle | None = None
