@@ -18,6 +18,7 @@ from memplan.training.choices_of_kernels.kernels import (
     KERNEL_PRESETS,
     AttentionKernel,
     KernelPreset,
+    LossKernel,
 )
 from memplan.training.freezing import FrozenParts
 
@@ -251,6 +252,21 @@ def test_attention_costs_what_its_equation_says(
 def test_lightning_attention_costs_what_its_blocks_say() -> None:
     found = parts(flops_of(LIGHTNING))[FlopsComponent.TOKEN_MIXING]
     assert found[:2] == lightning_flops(block=256, heads=4, size=64)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossKernel.EAGER, LossKernel.FUSED_LINEAR, LossKernel.UNSLOTH_FUSED, LossKernel.CUT,
+        LossKernel.TILED, LossKernel.TILED_GRADIENTS,
+    ],
+    ids=lambda loss: loss.value,
+)  # fmt: skip
+def test_logits_cost_the_same_whatever_the_loss(loss: LossKernel) -> None:
+    """``2bshV`` forward: a kernel that never has them all makes each of them once."""
+    kernels = replace(KERNEL_PRESETS[KernelPreset.HF], loss=loss, loss_tiles=4)
+    found = parts(flops_of(LLAMA, kernels=kernels))[FlopsComponent.LOGITS]
+    assert found[0] == 2 * BATCH * LENGTH * 1024 * 32000
 
 
 def test_frozen_layers_need_half_of_backward() -> None:
