@@ -93,3 +93,27 @@ def test_classes_train_on_it(name: str) -> None:
     loss.backward()
     assert sum(each.numel() for each in module.parameters()) == model.num_params
     assert any(each.grad is not None for each in module.parameters())
+
+
+@pytest.mark.parametrize(("target", "expected"), [(20, 20), (None, 48), (300, 64)])
+def test_whisper_is_fed_as_many_labels_as_it_is_asked_for(
+    target: int | None, expected: int
+) -> None:
+    from transformers import WhisperConfig
+
+    from memplan.verify.on_torch.samples import Sampler, batch_of
+
+    sizes = {
+        "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "max_target_positions": 64,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 500,
+    }  # fmt: skip
+    config = {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        **sizes,
+    }
+    model = load_model(config)
+    setup = TrainingSetup(seq_len=48, target_seq_len=target).resolve(model.context_length)
+    made = WhisperConfig.from_dict(config)
+    sampler = Sampler(config=made, model=model, setup=setup, device="cpu")
+    assert batch_of(sampler)["labels"].shape == (1, expected)

@@ -159,7 +159,8 @@ def _transcribed(sampler: Sampler) -> Batch:
 
 
 def _dictated(sampler: Sampler) -> Batch:
-    length = min(sampler.seq_len, sampler.config.max_target_positions)
+    asked = sampler.setup.target_seq_len or sampler.seq_len
+    length = min(asked, sampler.config.max_target_positions)
     return {
         "input_features": _sound(sampler),
         "labels": sampler.numbers(sampler.vocab_size, sampler.num_rows, length),
