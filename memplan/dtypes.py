@@ -31,9 +31,11 @@ class DType(Enum):
 
 
 def promote(left: DType, right: DType) -> DType:
-    """Return the format of ``left + right``, as torch promotes floating tensors.
+    """Return the format of ``left + right``, as torch promotes tensors.
 
-    >>> promote(DType.BF16, DType.FP32).label
-    'fp32'
+    >>> promote(DType.BF16, DType.FP32).label, promote(DType.BF16, DType.INT64).label
+    ('fp32', 'bf16')
     """
-    return left if left is right else DType.FP32
+    if left is right or (left.is_floating and not right.is_floating):
+        return left
+    return right if right.is_floating and not left.is_floating else DType.FP32

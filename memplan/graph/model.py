@@ -215,12 +215,6 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     if model.blueprint is not None:
         recorded: Tape = model.blueprint.record(model, options)
         return recorded
-    if len(model.stacks) > 1:
-        from memplan.graph.written.encoder_decoder import (
-            record_encoder_decoder,  # only for two stacks
-        )
-
-        return record_encoder_decoder(model, options)
-    from memplan.graph.written.single_stack import record_single_stack  # not for two stacks
+    from memplan.graph.written.single_stack import record_single_stack  # not for classes
 
     return record_single_stack(model, options)

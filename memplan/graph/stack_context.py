@@ -33,8 +33,6 @@ class StackContext:
     """Which of it each token sees, where it is pictures."""
     memory_rows: Tensor | None = None
     """Whether each token sees any of it."""
-    memory_cut: bool = False
-    """It is a part of what the encoder gave, which had padded its sequences."""
     bias: Tensor | None = None
     """What all layers add to their scores (CPM-Ant), or its table of positions (XLNet)."""
     chosen: Tensor | None = None

@@ -61,11 +61,9 @@ class AttentionForm(Enum):
     OWN = "own"
     """As its class says (``memplan.classes``)."""
     PLAIN_SCORES = "plain_scores"
-    """Divided, then masked; the softmax in their own dtype (BigBird)."""
+    """Divided, then masked; the softmax in their own dtype (VisualBERT)."""
     SEGMENTS = "segments"
     """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
-    FOLDED = "folded"
-    """Heads are folded into the batch first; queries are scaled at once (LED's decoder)."""
 
 
 class QueryScaling(Enum):
@@ -73,8 +71,6 @@ class QueryScaling(Enum):
 
     IN_SCORES = "in_scores"
     """The attention kernel does."""
-    AT_ONCE = "at_once"
-    """As soon as they are projected, before the keys are (OPT)."""
     NORMED = "normed"
     """As soon as they are normed, before the keys are (Muse Glimmer)."""
 
@@ -95,17 +91,6 @@ class OutputGate(Enum):
     """One number for each head (Laguna)."""
     QUERIES = "queries"
     """Sigmoid, of the other half of what the queries' projection gives (Qwen3-Next)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlidingChunksSpec:
-    """Longformer's attention: each token to its neighbours, in chunks that overlap."""
-
-    num_heads: int
-    window: int
-    """Neighbours on both sides together; even."""
-    dropout: float = 0.0
-    """Probability on the attention weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,9 +157,6 @@ class AttentionSpec:
     """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
     names_weights: bool = True
     """The layer has a name for eager attention's weights, so that they live until it ends."""
-    hands_on_weights: bool = True
-    """Such a layer of a class with a form of its own returns them too: they live until the next one has
-    returned. BigBird's does not."""
     padding_mask: bool = False
     """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""
 
@@ -183,15 +165,3 @@ class AttentionSpec:
         """Whether all three are projected before any is seen as heads, as where whole rows of queries
         and keys are normed at once (OLMo 2)."""
         return self.query_key_norm_at_once and not self.query_key_norm_per_head
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockSparseSpec:
-    """BigBird's attention: to the edges, to neighbours, and to blocks drawn by chance."""
-
-    full: AttentionSpec
-    """Heads and biases, and what sequences that are too short for blocks pass instead."""
-    block_size: int
-    num_random_blocks: int
-    integer_masks: bool = False
-    """The class's masks are int64 (BigBird-Pegasus), not numbers of the hidden states' format."""

@@ -114,8 +114,6 @@ class HeadSpec:
     unnamed_loss: bool = False
     """The class's name does not say which loss is its own: transformers warns, and torch.compile's graph
     breaks there (GPT-2: ``GPT2LMHeadModel``)."""
-    logits_bias: bool = False
-    """A buffer is added to the logits (BART's ``final_logits_bias``)."""
     loss_upcast: bool = False
     """The masked-LM loss casts the logits to fp32 first."""
     bias_added: bool = False

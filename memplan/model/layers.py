@@ -40,14 +40,6 @@ class NormPlacement(Enum):
     """Before both, which read what towers gave, and are multiplied by a gate (Llama 3.2 Vision)."""
 
 
-class HalfClamp(Enum):
-    """Where a layer clamps hidden states that are held in fp16, lest they be infinite."""
-
-    NEVER = "never"
-    LAYER = "layer"
-    """After the layer's last one (mBART's encoder)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnVectorSpec:
     """How a layer's own vector of each token enters: times a gate, projected, normed, added."""
@@ -86,7 +78,6 @@ class LayerSpec:
 
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
-    half_clamp: HalfClamp = HalfClamp.NEVER
     residual_scaled: bool = False
     """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     dropout_inside: bool = False
@@ -175,25 +166,15 @@ class EmbeddingSpec:
     """Width of the token table; differs from the hidden size where a projection follows."""
     num_positions: int = 0
     """Rows of a learned position table, offset included; 0 for none."""
-    positions_from_ids: bool = False
-    """Each sequence's positions are counted past its padding tokens (RoBERTa)."""
-    batched_positions: bool = False
-    """The positions are looked up for every sequence of the batch (BART's encoder)."""
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     prompts: PromptSpec | None = None
     """Trained prompts stand before the tokens (CPM-Ant)."""
-    own_table: bool = False
-    """The stack has a token table of its own; the one that both would share is unused (BART)."""
     num_token_types: int = 0
-    token_type_buffer: bool = False
-    """Token types are gathered from a buffer of zeros (BERT), not made for the batch."""
     trajectory: TrajectorySpec | None = None
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
     """A picture's regions stand behind the tokens (VisualBERT)."""
-    dropout_first: bool = False
-    """Dropout comes before the norm (BigBird)."""
     positions_in_place: bool = False
     """Positions are added in place (VisualBERT)."""
     own_module: bool = False
@@ -250,12 +231,6 @@ class StackSpec:
     """The same within windows alone; whole attention stays causal (Gemma 4)."""
     written_mask: bool = False
     """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
-    multiple_of: int = 1
-    """The class pads sequences to a multiple of so many tokens, and cuts that off in the end."""
-    spare_mask: bool = False
-    """The class makes a mask of all pairs, of which it reads a row (Longformer)."""
-    padded_mask: bool = False
-    """The class takes a mask of ones where it is given none, and joins it to the causal one (BART)."""
     chunked_mask: bool = False
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
     streams: StreamsSpec | None = None

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.model.attention import (
     AttentionSpec,
-    BlockSparseSpec,
-    SlidingChunksSpec,
 )
 from memplan.model.compressed import CompressedAttentionSpec
 from memplan.model.latent import LatentAttentionSpec
@@ -57,8 +55,6 @@ class MemoryAttentionSpec:
 
 OtherMixer = (
     MixerSpec
-    | SlidingChunksSpec
-    | BlockSparseSpec
     | SharedKeysSpec
     | MemoryAttentionSpec
     | CompressedAttentionSpec

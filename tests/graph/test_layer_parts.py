@@ -1,4 +1,4 @@
-"""Every kind of a layer's parts, of whole layers and of stacks has a row that says who writes it down."""
+"""Every kind of a layer's parts and of whole layers has a row that says who writes it down."""
 
 from importlib import import_module
 from inspect import signature
@@ -7,7 +7,6 @@ from types import UnionType
 import pytest
 
 from memplan.graph.written.layer_parts import LAYERS, MIXERS, NETWORKS, Writer
-from memplan.graph.written.stack_forms import FORMS, StackForm
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import MemoryAttentionSpec, MixerSpec, OtherMixer, OtherNetwork
@@ -43,13 +42,3 @@ def test_a_whole_layer_takes_its_spec(row: tuple[str, Writer]) -> None:
     taken = list(signature(function).parameters.values())
     assert len(taken) == 5
     assert getattr(taken[3].annotation, "__name__", taken[3].annotation) == spec
-
-
-@pytest.mark.parametrize("row", FORMS.items(), ids=lambda each: each[0])
-def test_a_stack_form_names_what_there_is(row: tuple[str, StackForm]) -> None:
-    spec, form = row
-    assert spec in names(OtherMixer)
-    module = import_module(f"memplan.graph.{form.module}")
-    named = [each for each in form[1:] if each]
-    assert named
-    assert all(callable(getattr(module, each)) for each in named)

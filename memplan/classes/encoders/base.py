@@ -11,6 +11,7 @@ from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec
 from memplan.model.norms import NormKind, NormSpec
+from memplan.model.parameters import ModelPart
 
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 """What others read of ``torch.nn.LayerNorm``."""
@@ -86,6 +87,25 @@ class Encoder(Base):
         return config.integer("max_position_embeddings")
 
 
+class Unpadding(Module):
+    """``x[:, :-padding_len]``: what the head reads of padded sequences, where it begins."""
+
+    segment = "head", ModelPart.HEAD
+
+    def forward(self, x: Handle, length: int) -> Handle:
+        """Tokens that were given."""
+        return x.narrow(length, dim=1)
+
+    def of(self, x: Handle, length: int) -> Handle:
+        """The same of what may be whole, or behind what the head has begun with."""
+        if x.shape[1] == length:
+            return x
+        if self.run.segment.part is ModelPart.HEAD:
+            return self.forward(x, length)
+        made: Handle = self(x, length)
+        return made
+
+
 def read_no_decoder(config: ConfigReader) -> None:
     """Refuse the same class as a decoder."""
     require_flag(config, "is_decoder", value=False, problem="only the encoder is supported")
@@ -106,11 +126,15 @@ def first_token(x: Handle) -> Handle:
 
 
 def spare(module: Module) -> None:
-    """Declare what is never called: nothing is made of its weights."""
+    """Declare what is never called: nothing is made of its weights, nor of adapters beside them."""
+    from memplan.graph.counted import idle_linear  # only for such parts
+
     for each in (module, *(inner for _, inner in module.modules())):
         for weight in each.weights.values():
             if weight.owner is each:
                 each.parameter(weight).unused = True
+        if isinstance(each, Linear) and each.weight.owner is each:
+            idle_linear(each.run, each.parameter(each.weight))
 
 
 def idle(module: Module) -> None:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memplan.classes.encoders.base import Encoded, Encoder, idle, read_no_decoder
 from memplan.classes.encoders.layers import Pooler, Stack, last_norm
@@ -129,7 +129,9 @@ class BertModel(Encoder):
     """The norm behind all layers, where the base model has one."""
     always_pools = False
     """It has a pooler also where no loss reads what it gives."""
-    pooler: Pooler | None = None
+    pooler_class: Callable[[ConfigReader], Any] = Pooler
+    """What pools the first token."""
+    pooler: Any = None
     embeddings_project: Linear | None = None
     """From the width of the tables to that of the layers."""
     makes_mask = False
@@ -144,7 +146,7 @@ class BertModel(Encoder):
         self.encoder = self.encoder_class(config)
         if self.norm:
             setattr(self, self.norm, last_norm(config.integer("hidden_size")))
-        self.pooler = Pooler(config) if pooled or self.always_pools else None
+        self.pooler = self.pooler_class(config) if pooled or self.always_pools else None
         if self.pooler is not None:
             self.pooler.is_read = pooled
 

@@ -100,9 +100,8 @@ class PlainScores(Heads):
     """The matrix behind it, where this module has it."""
     hands_on_weights = True
 
-    def forward(
-        self, x: Handle, mask: Handle | None, position_bias: Handle | None = None
-    ) -> Attended:
+    def forward(self, x: Handle, mask: Handle | None, *beside: Handle) -> Attended:
+        (position_bias,) = beside or (None,)
         query_layer, key_layer, value_layer = self.heads(x)
         attention_scores = matmul(query_layer, key_layer.transpose(2, 3))
         attention_scores = attention_scores / self.head_dim**0.5

@@ -63,12 +63,8 @@ class LukeSelfAttention(PlainScores):
         ):
             setattr(self, name, each)
 
-    def forward(
-        self,
-        x: Handle,
-        mask: Handle | None,
-        position_bias: Handle | None = None,  # noqa: ARG002
-    ) -> Attended:
+    def forward(self, x: Handle, mask: Handle | None, *beside: Handle) -> Attended:
+        del beside
         key_layer = in_heads(self.key(x), self.head_dim)
         value_layer = in_heads(self.value(x), self.head_dim)
         for each in self.of_entities:

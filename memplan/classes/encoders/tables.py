@@ -14,9 +14,11 @@ from memplan.model.config import ConfigReader
 from memplan.model.parameters import WeightRole
 
 
-def token_rows(table: Embedding, batch: int, length: int) -> Handle:
-    """Rows of the token table, of which an adapter may want a gradient."""
-    x: Handle = table((batch, length))
+def token_rows(
+    table: Embedding, batch: int, length: int, input_ids: Handle | None = None
+) -> Handle:
+    """Rows of the token table, of which an adapter may want a gradient; None: the batch's own ids."""
+    x: Handle = table((batch, length), input_ids)
     table.run.embedded(x.record, table.run.parameters[table.weight])
     return x
 
@@ -102,11 +104,17 @@ class Embeddings(TableParts):
 class TypesLast(Embeddings):
     """Positions are looked up and added before types."""
 
-    def forward(self, batch: int, length: int, token_type_ids: Handle | None = None) -> Handle:
+    def forward(
+        self,
+        batch: int,
+        length: int,
+        token_type_ids: Handle | None = None,
+        input_ids: Handle | None = None,
+    ) -> Handle:
         position_ids = self.position_ids(batch, length)
         if token_type_ids is None:
             token_type_ids = self.token_type_ids(batch, length)
-        inputs_embeds = token_rows(self.word_embeddings, batch, length)
+        inputs_embeds = token_rows(self.word_embeddings, batch, length, input_ids)
         rows = (1, length) if position_ids is None else (batch, length)
         position_embeddings = self.position_embeddings(rows, position_ids)
         token_type_embeddings = self.token_type_embeddings((batch, length), token_type_ids)

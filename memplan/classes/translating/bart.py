@@ -129,7 +129,7 @@ class BartDecoder(BartStack):
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
-        mask = padded_mask(self.run, batch, length)
+        mask = self.mask(batch, length)
         positions = self.positions(batch, length)
         x = inputs_embeds + positions
         if self.norms_embedding:
@@ -138,6 +138,10 @@ class BartDecoder(BartStack):
         for decoder_layer in self.layers:
             x = decoder_layer(x, mask, memory)
         return self.closed(x)
+
+    def mask(self, batch: int, length: int) -> Handle | None:
+        """Of tokens before one another."""
+        return padded_mask(self.run, batch, length)
 
     def positions(self, batch: int, length: int) -> Handle:
         """Rows of the table: it is told the positions, which are those of all sequences."""

@@ -3,6 +3,8 @@
 (transformers 5.23: models/bart/modeling_bart.py, models/mbart/modeling_mbart.py)
 """
 
+from collections.abc import Callable
+
 from memplan.classes.translating.stacks import (
     StackLayer,
     clamped,
@@ -26,7 +28,15 @@ DROPOUT = 0.1
 """What every class of this module fills in."""
 
 
-class Projections(Module):
+class AttentionModule(Module):
+    """Attention that says what others read of it."""
+
+    def facts(self) -> AttentionSpec:
+        """Its heads."""
+        raise NotImplementedError
+
+
+class Projections(AttentionModule):
     """What attention of a stack's states to themselves, or to those of the other one, has."""
 
     block = LayerBlock.ATTENTION
@@ -87,8 +97,8 @@ class LayerParts(StackLayer):
     """What layers of both stacks have."""
 
     placement = NormPlacement.POST
-    attention_class: type[Projections] = BartAttention
-    self_attn: Projections
+    attention_class: Callable[..., AttentionModule] = BartAttention
+    self_attn: AttentionModule
 
     def add_network(self, config: ConfigReader, stack: str) -> None:
         """Declare two linear layers, and the norm of what they give or take."""

@@ -35,9 +35,11 @@ class LearnedPositions(Embedding):
     """``BartLearnedPositionalEmbedding``: rows for positions, which begin behind an offset."""
 
     offset = 2
+    rows_key = "max_position_embeddings"
+    """What its config calls the number of positions."""
 
     def __init__(self, config: ConfigReader) -> None:
-        rows = config.integer("max_position_embeddings") + self.offset
+        rows = config.integer(self.rows_key) + self.offset
         super().__init__(rows, config.integer("d_model"))
 
     def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:

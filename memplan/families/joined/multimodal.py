@@ -39,7 +39,6 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         attended_loss=kind.attended_loss,
         upcast=text.head.upcast and not kind.plain_logits,
         loss_upcast=kind.own_output or (text.head.loss_upcast and not kind.plain_logits),
-        logits_bias=text.head.logits_bias and not kind.own_output,
     )
     whole = Whole(reader=reader, request=request, text=text)
     towers = declared(kind.declare, whole)

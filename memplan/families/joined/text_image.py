@@ -14,8 +14,7 @@ from memplan.families.counted import (
     square,
 )
 from memplan.families.llama import read_activation
-from memplan.families.reading_both_ways.big_bird import with_layers
-from memplan.families.reading_both_ways.encoders import LAYER_NORM, Variation, read_encoder
+from memplan.families.reading_both_ways.encoders import LAYER_NORM, TASKS, read_encoder
 from memplan.families.request import ReadRequest, reject_task
 from memplan.model.attention import AttentionForm, AttentionSpec
 from memplan.model.config import ConfigReader
@@ -49,8 +48,9 @@ def read_lxmert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     heads = reader.integer("num_attention_heads")
     reader.divide("hidden_size", hidden, "num_attention_heads", heads)
 
-    if task in LXMERT.tasks:
-        return _lxmert(reader, task, read_encoder(_as_layers(reader), request, LXMERT))
+    if task in TASKS:
+        text = read_encoder(_as_layers(reader), request, spare_bias=False)
+        return _lxmert(reader, task, text)
 
     def declare(table: ParameterTable, task: Task) -> None:
         _lxmert_body(table, reader, hidden)
@@ -67,19 +67,6 @@ def read_lxmert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         context_length=reader.integer("max_position_embeddings"),
         tied=reader.flag("tie_word_embeddings", default=True),
     )  # fmt: skip
-
-
-LXMERT = Variation(
-    token_type_buffer=False,
-    padding_mask=True,
-    names_weights=False,
-    head_activation=None,
-    pooler_tasks=(Task.PRETRAINING, Task.BASE),
-    classifier_dropout_key="hidden_dropout_prob",
-    spare_bias=False,
-    tasks=(Task.PRETRAINING, Task.BASE),
-)
-"""Its class for questions is counted."""
 
 
 def _as_layers(reader: ConfigReader) -> ConfigReader:
@@ -182,8 +169,8 @@ def read_visual_bert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     hidden, labels = reader.integer("hidden_size"), request.labels(reader)
     heads = reader.integer("num_attention_heads")
     reader.divide("hidden_size", hidden, "num_attention_heads", heads)
-    if task in VISUAL_BERT.tasks and not reader.flag("bypass_transformer"):
-        return _visual_bert(reader, read_encoder(reader, request, VISUAL_BERT))
+    if task in TASKS and not reader.flag("bypass_transformer"):
+        return _visual_bert(reader, read_encoder(reader, request, spare_bias=True))
 
     def declare(table: ParameterTable, task: Task) -> None:
         _visual_bert_body(table, reader, hidden)
@@ -206,18 +193,6 @@ def read_visual_bert(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     )  # fmt: skip
 
 
-VISUAL_BERT = Variation(
-    token_type_buffer=False,
-    padding_mask=True,
-    names_weights=False,
-    head_activation=None,
-    pooler_tasks=(Task.PRETRAINING, Task.BASE),
-    classifier_dropout_key="hidden_dropout_prob",
-    tasks=(Task.PRETRAINING, Task.BASE),
-)
-"""Its own two tasks are written down; visual reasoning, questions and choices are counted."""
-
-
 def with_plain_layers(model: ModelSpec) -> ModelSpec:
     """Attention that the class writes out itself."""
 
@@ -226,7 +201,9 @@ def with_plain_layers(model: ModelSpec) -> ModelSpec:
         assert isinstance(attention, AttentionSpec)
         return replace(layer, attention=replace(attention, form=AttentionForm.PLAIN_SCORES))
 
-    return with_layers(model, adjusted)
+    stack = model.stacks[0]
+    runs = tuple(replace(run, layer=adjusted(run.layer)) for run in stack.runs)
+    return replace(model, stacks=(replace(stack, runs=runs),))
 
 
 def _visual_bert(reader: ConfigReader, model: ModelSpec) -> ModelSpec:

@@ -1,11 +1,11 @@
-"""LED, BigBird-Pegasus, FSMT and ProphetNet: BART's layers with another attention.
+"""LED, BigBird-Pegasus and ProphetNet: written as classes, but for some tasks, which are counted.
 
-All are counted: what sets them apart, attention to windows, blocks or several future tokens, is
-not written down as operations; of LED only its class for questions, whose tokens attend globally
-(``memplan.families.reading_both_ways.long_documents`` has the others), of ProphetNet its decoder alone and label
-smoothing (``memplan.families.reading_both_ways.prophetnet``). A row of ``VARIATIONS`` says which weights each type has.
+Of LED and BigBird-Pegasus those whose classes give tokens global attention by themselves or classify, of ProphetNet
+its decoder alone, one without cross attention, and label smoothing. A row of ``VARIATIONS`` says which weights
+each type has.
 """
 
+from memplan.families import written_once
 from memplan.families.counted import (
     CLASSIFIED,
     attention,
@@ -86,6 +86,8 @@ class Shape:
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``VARIATIONS``."""
     variation = VARIATIONS[request.model_type]
+    if _is_class(reader, request, variation):
+        return written_once.read(reader, request)
     shape = _shape(reader, request, variation)
     task = Task.OTHER
     if not shape.decoder_alone:
@@ -100,6 +102,16 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         context_length=reader.integer(*dict.fromkeys(variation.position_keys)),
         tied=shape.tied,
     )  # fmt: skip
+
+
+def _is_class(reader: ConfigReader, request: ReadRequest, variation: Variation) -> bool:
+    """Whether it is not counted."""
+    if variation.future_tokens:
+        alone = request.task is None and names_decoder(reader)
+        smoothed = reader.number("eps", default=0.0) > 0.0
+        return not (alone or smoothed) and reader.flag("add_cross_attention", default=True)
+    tasks = Task.SEQ2SEQ_LM, Task.BASE
+    return reject_task(reader, request, *tasks, *variation.tasks) in tasks
 
 
 def _shape(reader: ConfigReader, request: ReadRequest, variation: Variation) -> Shape:

@@ -6,6 +6,7 @@ a row of ``FORMS`` says how.
 
 from collections.abc import Callable
 
+from memplan.families import written_once
 from memplan.families.counted import (
     CLASSIFIED,
     attention,
@@ -16,7 +17,7 @@ from memplan.families.counted import (
     masked_lm_head,
     square,
 )
-from memplan.families.reading_both_ways.encoders import Variation, positions_for_tokens
+from memplan.families.reading_both_ways.encoders import positions_behind_padding
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
@@ -60,12 +61,16 @@ class Form:
     """Positions start behind the padding token's, as RoBERTa's do."""
     tasks: tuple[Task, ...] = (Task.MASKED_LM, Task.BASE, *CLASSIFIED, Task.MULTIPLE_CHOICE)
     """The first is what a bare ``...Model`` is read as."""
+    in_class: tuple[Task, ...] = ()
+    """Tasks with which it is written as a class, and not counted."""
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Read a config of any type in ``FORMS``."""
     form = FORMS[request.model_type]
     task = reject_task(reader, request, *form.tasks)
+    if task in form.in_class:
+        return written_once.read(reader, request)
     sizes = _sizes(reader, request)
 
     def declare(table: ParameterTable, task: Task) -> None:
@@ -85,7 +90,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def _context_length(reader: ConfigReader, form: Form, sizes: Sizes) -> int:
     if form.positions_from_ids:
-        return positions_for_tokens(reader, Variation(positions_from_ids=True))
+        return positions_behind_padding(reader)
     return sizes.num_positions
 
 
@@ -247,14 +252,22 @@ FORMS: dict[str, Form] = {
     "big_bird": Form(
         body=_big_bird,
         head=_big_bird_head,
-        pooler_tasks=frozenset(Task) - {Task.QUESTION_ANSWERING},
+        pooler_tasks=frozenset({Task.MULTIPLE_CHOICE}),
         tasks=(*_UNPOOLED, Task.MULTIPLE_CHOICE, Task.PRETRAINING),
+        in_class=(
+            Task.MASKED_LM,
+            Task.BASE,
+            Task.SEQUENCE_CLASSIFICATION,
+            Task.TOKEN_CLASSIFICATION,
+            Task.PRETRAINING,
+        ),
     ),
     "longformer": Form(
         positions_from_ids=True,
         body=_longformer,
         head=_dense_head,
-        pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
+        pooler_tasks=frozenset({Task.MULTIPLE_CHOICE}),
+        in_class=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION),
     ),
     "funnel": Form(
         body=_funnel,

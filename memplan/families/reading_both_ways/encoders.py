@@ -1,16 +1,14 @@
-"""What encoders that are no classes yet share with BERT.
+"""What encoders that are no classes yet share with BERT: VisualBERT, and LXMERT's text.
 
 That is an embedding of tokens, positions and types, layers with attention and a feed-forward
-network of biased linear layers, a pooler, a masked-LM head on the token table, and classification
-heads. What sets the types apart is a ``Variation``.
+network of biased linear layers, a pooler, a masked-LM head on the token table.
 """
 
 from memplan.families.llama import read_activation
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
-from memplan.fast_dataclass import dataclass
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
-from memplan.model.heads import ClassifierSpec, HeadSpec, Pooling
+from memplan.model.heads import HeadSpec
 from memplan.model.layers import (
     EmbeddingSpec,
     LayerRun,
@@ -18,63 +16,26 @@ from memplan.model.layers import (
     NormPlacement,
     StackSpec,
 )
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.spec import ModelSpec, Task
 
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 """``torch.nn.LayerNorm`` with weight and bias."""
 
-TASKS = (
-    Task.MASKED_LM,
-    Task.BASE,
-    Task.SEQUENCE_CLASSIFICATION,
-    Task.TOKEN_CLASSIFICATION,
-    Task.QUESTION_ANSWERING,
-)
+TASKS = (Task.PRETRAINING, Task.BASE)
+"""Those that are written down of VisualBERT and LXMERT."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variation:
-    """How one type differs from BERT (transformers 5.23, the class's modelling file)."""
+def read_encoder(reader: ConfigReader, request: ReadRequest, *, spare_bias: bool) -> ModelSpec:
+    """Read a config with BERT's names for its sizes.
 
-    positions_from_ids: bool = False
-    """Positions are counted from the ids and start behind the padding token's."""
-    token_type_buffer: bool = True
-    padding_mask: bool = False
-    pooler_tasks: tuple[Task, ...] = (Task.BASE, Task.SEQUENCE_CLASSIFICATION)
-    """Tasks whose class has the pooler."""
-    names_weights: bool = True
-    head_activation: Activation | None = Activation.GELU
-    """Of the masked-LM head; None for the config's own."""
-    classifier_dense: Activation | None = None
-    """The activation of a dense layer in the classification head, which then has no pooler."""
-    classifier_first_dropout: bool = False
-    classifier_dropout_key: str = "classifier_dropout"
-    spare_bias: bool = True
-    """The head's bias is its own, tied to the output matrix's where their weights are tied."""
-    tasks: tuple[Task, ...] = TASKS
-
-
-_BASE_ONLY = (Task.BASE,)
-
-ROBERTA = Variation(
-    positions_from_ids=True,
-    pooler_tasks=_BASE_ONLY,
-    classifier_dense=Activation.TANH,
-    classifier_first_dropout=True,
-)
-
-
-def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variation) -> ModelSpec:
-    """Read a config with BERT's names for its sizes."""
+    ``spare_bias``: the head's bias is its own, tied to the output matrix's where their weights are tied.
+    """
     require_flag(reader, "is_decoder", value=False, problem="only the encoder is supported")
-    task = reject_task(reader, request, *variation.tasks)
+    task = reject_task(reader, request, *TASKS)
     hidden_size = reader.integer("hidden_size")
-    embedding_size = hidden_size
-    if reader.has("embedding_size") or "embedding_size" in reader.defaults:
-        embedding_size = reader.integer("embedding_size")
-    attention = encoder_attention(reader, variation, hidden_size)
+    attention = encoder_attention(reader, hidden_size)
     layer = LayerSpec(
         attention=attention,
         feed_forward=FeedForwardSpec(
@@ -90,14 +51,14 @@ def read_encoder(reader: ConfigReader, request: ReadRequest, variation: Variatio
     stack = StackSpec(
         name="encoder",
         runs=(LayerRun(count=reader.layers("num_hidden_layers"), layer=layer),),
-        embedding=encoder_embedding(reader, variation, embedding_size),
+        embedding=encoder_embedding(reader, hidden_size),
         final_norm=None,
     )
     return encoder_model(
         reader, request, stack,
         task=task, hidden_size=hidden_size,
-        head=encoder_head(reader, variation, embedding_size),
-        context_length=positions_for_tokens(reader, variation),
+        head=encoder_head(reader, hidden_size, spare_bias=spare_bias),
+        context_length=reader.integer("max_position_embeddings"),
     )  # fmt: skip
 
 
@@ -132,12 +93,10 @@ def encoder_model(
     )
 
 
-def positions_for_tokens(reader: ConfigReader, variation: Variation) -> int:
+def positions_behind_padding(reader: ConfigReader) -> int:
     """Positions that tokens can take: those up to the padding token's own are skipped."""
     key = "max_position_embeddings"
     positions = reader.integer(key)
-    if not variation.positions_from_ids:
-        return positions
     skipped = padding_id(reader) + 1
     if positions <= skipped:
         raise reader.fail(key, f"{positions} leaves none behind the padding token's")
@@ -155,9 +114,7 @@ def padding_id(reader: ConfigReader) -> int:
     return reader.integer("pad_token_id", default=1, minimum=0)
 
 
-def encoder_attention(
-    reader: ConfigReader, variation: Variation, hidden_size: int
-) -> AttentionSpec:
+def encoder_attention(reader: ConfigReader, hidden_size: int) -> AttentionSpec:
     """As many heads for keys as for queries, with a bias on everything."""
     num_heads = reader.integer("num_attention_heads")
     head_dim = reader.divide("hidden_size", hidden_size, "num_attention_heads", num_heads)
@@ -173,21 +130,17 @@ def encoder_attention(
         output_apart=True,
         dropout=reader.number("attention_probs_dropout_prob"),
         fp32_softmax=False,
-        names_weights=variation.names_weights,
-        padding_mask=variation.padding_mask,
+        names_weights=False,
+        padding_mask=True,
     )
 
 
-def encoder_embedding(
-    reader: ConfigReader, variation: Variation, embedding_size: int
-) -> EmbeddingSpec:
+def encoder_embedding(reader: ConfigReader, embedding_size: int) -> EmbeddingSpec:
     """The tables that are summed up, and the norm behind them."""
     return EmbeddingSpec(
         embedding_size=embedding_size,
         num_positions=reader.integer("max_position_embeddings"),
-        positions_from_ids=variation.positions_from_ids,
         num_token_types=reader.optional_integer("type_vocab_size") or 0,
-        token_type_buffer=variation.token_type_buffer,
         own_module=True,
         norm=LAYER_NORM,
         dropout=reader.number("hidden_dropout_prob"),
@@ -195,25 +148,15 @@ def encoder_embedding(
     )
 
 
-def encoder_head(reader: ConfigReader, variation: Variation, embedding_size: int) -> HeadSpec:
-    """The masked-LM head, the pooler and the classification head."""
-    hidden_dropout = reader.number("hidden_dropout_prob")
-    dropout = reader.number(variation.classifier_dropout_key, default=hidden_dropout)
+def encoder_head(reader: ConfigReader, embedding_size: int, *, spare_bias: bool) -> HeadSpec:
+    """The masked-LM head and the pooler."""
     return HeadSpec(
         tied=reader.flag("tie_word_embeddings", default=True),
         bias=True,
         transform=FeedForwardSpec(
-            intermediate_size=embedding_size,
-            activation=variation.head_activation or read_activation(reader, "hidden_act"),
+            intermediate_size=embedding_size, activation=read_activation(reader, "hidden_act")
         ),
         transform_norm=LAYER_NORM,
-        spare_bias=variation.spare_bias,
-        pooler_tasks=variation.pooler_tasks,
-        classifier=ClassifierSpec(
-            pooling=Pooling.FIRST if variation.classifier_dense else Pooling.POOLER,
-            dense=variation.classifier_dense,
-            first_dropout=dropout if variation.classifier_first_dropout else 0.0,
-            dropout=dropout,
-            token_dropout=dropout,
-        ),
+        spare_bias=spare_bias,
+        pooler_tasks=TASKS,
     )

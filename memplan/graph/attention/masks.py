@@ -24,16 +24,6 @@ def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     return pattern
 
 
-def padded_pattern(t: Tape, queries: int, keys: int, batch: int) -> Tensor:
-    """``kv <= q``, and each sequence's own mask of its keys: all are there, and it is made anyway."""
-    causal, first = (t.tensor(queries * keys, DType.BOOL) for _ in range(2))
-    both = t.tensor(batch * queries * keys, DType.BOOL)
-    t.record(OperationKind.LE, (), (causal,))
-    t.record(OperationKind.BITWISE_AND, (causal,), (first,))
-    t.record(OperationKind.BITWISE_AND, (first,), (both,))
-    return both
-
-
 def sliding_pattern(t: Tape, queries: int, keys: int) -> Tensor:
     """``kv > q - window`` and ``kv <= q``, each joined to what came before (``and_masks``)."""
     recent, first, causal, both = (t.tensor(queries * keys, DType.BOOL) for _ in range(4))
@@ -106,16 +96,6 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
     return [each for each in scores if each is not None]
 
 
-def spare_mask(t: Tape, context: StackContext) -> Tensor:
-    """A mask of all pairs of every sequence, which the model's variables hold."""
-    pairs = context.batch * context.seq_len**2
-    allowed, mask = t.tensor(pairs, DType.BOOL), t.tensor(pairs, t.compute)
-    t.record(OperationKind.BITWISE_AND, (), (allowed,))
-    t.record(OperationKind.WHERE, (allowed,), (mask,))
-    t.hold(mask)
-    return mask
-
-
 def attention_masks(
     t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -138,10 +118,7 @@ def attention_masks(
     length = context.seq_len
     full = sliding = None
     if eager and (stack.mixed_masks or len(windows) < len(attentions(stack))):
-        if stack.padded_mask:
-            full = additive_mask(t, padded_pattern(t, length, length, context.batch), 1, t.compute)
-        else:
-            full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
+        full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
         t.hold(full)
     elif stack.written_mask:
         full = causal_pattern(t, length, length)

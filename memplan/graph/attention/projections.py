@@ -8,7 +8,7 @@ from memplan.graph.counted import idle_linear
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
-from memplan.model.attention import AttentionSpec, Projection, QueryScaling
+from memplan.model.attention import AttentionSpec, Projection
 from memplan.model.parameters import WeightRole
 
 
@@ -57,7 +57,6 @@ def project(
 def _query(t: Tape, x: Tensor, spec: AttentionSpec, hidden: int, *, viewed: bool) -> Tensor:
     width, role = spec.num_heads * spec.head_dim, WeightRole.QUERY_KEY
     query = _column(t, x, "q_proj", hidden, width, bias=spec.query_bias, role=role)
-    query = t.scale(query) if spec.query_scaling is QueryScaling.AT_ONCE else query
     return _heads(t, query, spec, "q", spec.num_heads, viewed=viewed)
 
 

@@ -10,7 +10,7 @@ segments (``memplan.memory.walks.walk``), never assumed here.
 Sizes are rounded up as torch's caching allocator rounds them (``memplan.graph.core.tensors``).
 """
 
-from memplan.dtypes import DType
+from memplan.dtypes import DType, promote
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.operators import FUNCTIONS, Function, Kept
 from memplan.graph.core.segments import RESULT, Gradient
@@ -128,7 +128,7 @@ class Tape(Weights):
     def mul(self, left: Tensor, right: Tensor, *, numel: int = 0) -> Tensor:
         """Multiply two tensors, the smaller one broadcast, or both to ``numel`` elements; each is kept for
         the other's gradient."""
-        dtype = left.dtype if left.dtype is right.dtype else DType.FP32
+        dtype = promote(left.dtype, right.dtype)
         out = self.tensor(numel or max(left.numel, right.numel), dtype)
         saves = []
         if left.requires_grad:

@@ -11,7 +11,12 @@ from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape, is_contiguous, view_strides
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.elementwise import clamp, drop, dropout_probability
+from memplan.graph.operations.elementwise import (
+    add_in_place,
+    clamp,
+    drop,
+    dropout_probability,
+)
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
 from memplan.graph.operations.products import linear, matmul_weight
@@ -24,6 +29,7 @@ from memplan.graph.splitting.tensor_parallel import (
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind
 from memplan.model.parameters import WeightRole
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.units import ceil_div
 
 
@@ -45,10 +51,12 @@ class Linear(Module):
 
     def forward(self, x: Handle) -> Handle:
         """``x @ weight.T + bias``."""
-        x = flattened(x)
-        if self.weight.owner is not self:
-            made = self._tied(x)
+        if self._adds_apart(x):
+            made = self._apart(x)
+        elif self.weight.owner is not self:
+            made = self._tied(flattened(x))
         else:
+            x = flattened(x)
             made = self._again(x) if self.is_here(self.weight) else self._own(x)
         width = self._width()
         if len(x.shape) == 2:
@@ -77,6 +85,20 @@ class Linear(Module):
             found = (each for each in made_here if each.name.endswith(".bias"))
             run.parameters.update((self.weights["bias"], each) for each in islice(found, 1))
         return made
+
+    def _adds_apart(self, x: Handle) -> bool:
+        """Whether the bias is added to the product, as of sequences that have to be copied into rows."""
+        whole = self.split is Split.WHOLE and self.run.options.fp8 is Fp8Recipe.NONE
+        return whole and "bias" in self.weights and len(x.shape) > 2 and not is_flat(x)
+
+    def _apart(self, x: Handle) -> Tensor:
+        """``matmul(x, weight.T).add_(bias)`` (torch 2.13, aten/src/ATen/native/Linear.cpp, ``linear``)."""
+        run, weight = self.run, self.parameter(self.weight)
+        addend = run.cast_weight(self.parameter(self.weights["bias"]))
+        run.cast_weight(weight)
+        given = x if run.autocast is None else x.to(run.autocast)
+        made = matmul_weight(run, given.contiguous().laid(), weight)
+        return add_in_place(run, made, addend)
 
     def _again(self, x: Handle) -> Tensor:
         """Through a matrix that a call before has declared in the same segment."""
@@ -141,9 +163,14 @@ class Conv1D(Linear):
 
 def flattened(x: Handle) -> Handle:
     """What a linear layer reads as rows: a copy where that is no view, of what autocast casts."""
-    if view_strides(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is not None:
+    if is_flat(x):
         return x
     return (x if x.run.autocast is None else x.to(x.run.autocast)).contiguous()
+
+
+def is_flat(x: Handle) -> bool:
+    """Whether it is seen as rows without a copy."""
+    return view_strides(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is not None
 
 
 class Embedding(Module):

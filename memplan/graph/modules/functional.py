@@ -11,12 +11,13 @@ from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.experts.in_turn import add_rows as rows_added
 from memplan.graph.experts.routing import divided, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
-from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.layouts import always, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape
+from memplan.graph.modules.strides import Shape, is_contiguous
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
+from memplan.graph.operations.elementwise import written
 from memplan.graph.operations.products import matmul_tensor, matmul_weight, trained_weight
 from memplan.model.networks import Activation
 
@@ -31,7 +32,9 @@ def linear(x: Handle, module: Module, weight: Weight, bias: Weight | None = None
 
 def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False) -> Handle:
     """``F.softmax`` over the last dimension; ``in_own_dtype``: the call names the dtype that ``x`` has."""
-    return x.like(softmax_of(x.run, x.record, dtype=dtype, in_own_dtype=in_own_dtype))
+    turned = not is_contiguous(x.shape, x.strides)
+    made = softmax_of(x.run, x.record, dtype=dtype, in_own_dtype=in_own_dtype, strided=turned)
+    return x.leads_to(Handle(x.run, made, x.shape), in_rows(x.shape)) if turned else x.like(made)
 
 
 def topk(x: Handle, count: int) -> tuple[Handle, Handle]:
@@ -182,9 +185,11 @@ def scatter(x: Handle, places: Handle) -> Handle:
     return made
 
 
-def gather(x: Handle, places: Handle) -> Handle:
-    """``x.gather(-1, places)``: keeps both (derivatives.yaml, ``gather_backward``)."""
-    run, made = x.run, empty(x.run, (*x.shape[:-1], places.shape[-1]), x.dtype)
+def gather(x: Handle, places: Handle, *, dim: int = -1) -> Handle:
+    """``x.gather(dim, places)``: keeps both (derivatives.yaml, ``gather_backward``)."""
+    shape = list(x.shape)
+    shape[dim] = places.shape[dim]
+    run, made = x.run, empty(x.run, tuple(shape), x.dtype)
     run.record(
         OperationKind.GATHER, (x.record, places.record), (made.record,),
         saves=(x.record, places.record), gradients=(Gradient.FRESH, Gradient.NONE),
@@ -578,4 +583,60 @@ def padded(x: Handle, shape: Shape) -> Handle:
     """``torch.nn.functional.pad``."""
     made = empty(x.run, shape, x.dtype)
     x.run.record(OperationKind.PAD, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def as_strided(x: Handle, shape: Shape, strides: Shape, *, turned: bool = False) -> Handle:
+    """A view that may overlap itself: its gradient is added up by the numbers of its elements.
+
+    One that comes ``turned`` is put into rows before.
+    (torch 2.13, csrc/autograd/FunctionsManual.cpp, ``as_strided_backward``)
+    """
+    run, made = x.run, Handle(x.run, x.run.view(x.record, prod(shape)), shape, strides)
+    rows = (allocated_bytes(made.numel, x.dtype),) * turned
+    numbers = allocated_bytes(x.numel, DType.INT64), allocated_bytes(made.numel, DType.INT64)
+    run.record(
+        OperationKind.VIEW, (x.record,), (made.record,), gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=(RESULT, numbers[0], *rows, numbers[1]),
+    )  # fmt: skip
+    return x.leads_to(made, always(x.strides))
+
+
+def write(x: Handle, part: Handle) -> Handle:
+    """``x[...] = part``: in place."""
+    made = Handle(x.run, written(x.run, x.record, part.record), x.shape, x.strides)
+    return part.leads_to(x.leads_to(made, in_rows(x.shape)), in_rows(part.shape))
+
+
+def filled_where(x: Handle, mask: Handle) -> Handle:
+    """``torch.full_like(x, number).where(mask.bool(), x)``: the mask, of all elements, is kept."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    filled = made_by(run, OperationKind.ZEROS, x.shape, x.dtype)
+    condition = mask.apart(OperationKind.TO, dtype=DType.BOOL, shape=x.shape)
+    run.record(
+        OperationKind.WHERE, (condition.record, filled.record, x.record), (made.record,),
+        saves=(condition.record,), gradients=(Gradient.NONE, Gradient.NONE, Gradient.FRESH),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def add_to_view(x: Handle, other: Handle) -> Handle:
+    """``view += other``, of all that ``x`` is: backward copies its gradient, and the view's part of that.
+
+    (torch 2.13, csrc/autograd/functions/tensor.cpp, ``CopySlices``)
+    """
+    run, made, size = x.run, x.run.view(x.record, x.numel), allocated_bytes(x.numel, x.dtype)
+    run.record(
+        OperationKind.ADD_IN_PLACE, (x.record, other.record), (made,),
+        gradients=(Gradient.FRESH, Gradient.NONE), backward_scratch_bytes=(RESULT, size),
+    )  # fmt: skip
+    return x.leads_to(Handle(run, made, x.shape, x.strides), in_rows(x.shape))
+
+
+def strided(x: Handle, like: Handle) -> Handle:
+    """A view that was written through, as autograd sees it from then on: its gradient is a copy.
+
+    (torch 2.13, csrc/autograd/FunctionsManual.cpp, ``as_strided_backward``)
+    """
+    made = Handle(x.run, x.run.slice(x.record, x.numel), like.shape, like.strides)
     return x.leads_to(made, in_rows(x.shape))

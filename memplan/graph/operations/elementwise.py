@@ -69,7 +69,12 @@ def drop(t: Tape, x: Tensor) -> Tensor:
 
 
 def softmax(
-    t: Tape, x: Tensor, *, dtype: DType | None = None, in_own_dtype: bool = False
+    t: Tape,
+    x: Tensor,
+    *,
+    dtype: DType | None = None,
+    in_own_dtype: bool = False,
+    strided: bool = False,
 ) -> Tensor:
     """Softmax over the last dimension, in fp32 under autocast: keeps its result.
 
@@ -78,7 +83,8 @@ def softmax(
 
     fp16 is widened inside the kernel, bf16 in a copy of its own (torch's
     aten/src/ATen/native/SoftMax.cpp, ``softmax``). Its backward pass first makes the gradient times
-    the result (cuda/SoftMax.cu, ``softmax_backward_cuda_out``).
+    the result (cuda/SoftMax.cu, ``softmax_backward_cuda_out``). What is ``strided`` is copied into rows behind it
+    (``host_softmax``).
     """
     target = DType.FP32 if t.autocast is not None else dtype or x.dtype
     if in_own_dtype:
@@ -86,8 +92,10 @@ def softmax(
     if x.dtype is not DType.FP16:
         x = t.cast(x, target)
     out = t.tensor(x.numel, target)
+    rows = allocated_bytes(x.numel, x.dtype)
     t.record(
         OperationKind.SOFTMAX, (x,), (out,), saves=(out,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=(RESULT, rows) if strided and not t.decomposed else (),
         backward_scratch_bytes=0 if t.decomposed else out.storage.num_bytes,
     )  # fmt: skip
     return out

@@ -32,7 +32,6 @@ def module_embeddings(
     table = t.parameter(
         "word_embeddings.weight", model.vocab_size, width, role=WeightRole.TOKEN_TABLE
     )
-    positions = _made(t, tokens, hold=False) if spec.positions_from_ids else None
     x = embedding_lookup(t, table, tokens)
     t.embedded(x, table)
     x = seen(x)
@@ -40,19 +39,15 @@ def module_embeddings(
     if spec.num_token_types:
         x = t.add(x, _token_types(t, spec, tokens, held))
     if spec.num_positions:
-        rows = tokens if spec.positions_from_ids else length
-        added = embedding(t, "position_embeddings", spec.num_positions, width, rows, positions)
+        added = embedding(t, "position_embeddings", spec.num_positions, width, length)
         held.append(added)
         x = add_in_place(t, x, added) if spec.positions_in_place else t.add(x, added)
     if spec.regions is not None:
         x = _with_regions(t, spec.regions, x, width, held)
     module = "dropout" if spec.dropout_module else ""
-    if spec.dropout_first:
-        x = dropout(t, x, spec.dropout, module=module)
     if spec.norm is not None:
         x = norm(t, x, spec.norm, "norm", width)
-    if not spec.dropout_first:
-        x = dropout(t, x, spec.dropout, module=module)
+    x = dropout(t, x, spec.dropout, module=module)
     t.touch(*held)
     x = project(t, model, spec, x)
     t.hold(x)
@@ -78,8 +73,7 @@ def _made(t: Tape, num_ids: int, *, hold: bool) -> Tensor:
 
 def _token_types(t: Tape, spec: EmbeddingSpec, tokens: int, held: list[Tensor]) -> Tensor:
     """Rows of the token-type table, for types that are all zero."""
-    once = spec.token_type_buffer and not spec.positions_from_ids
-    ids = _made(t, t.options.seq_len if once else tokens, hold=False)
+    ids = _made(t, tokens, hold=False)
     rows = embedding(
         t, "token_type_embeddings", spec.num_token_types, spec.embedding_size, tokens, ids
     )

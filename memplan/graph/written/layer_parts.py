@@ -103,8 +103,6 @@ MIXERS: Mapping[str, Writer] = {
     "LatentAttentionSpec": Writer("attention.own_ways.latent", "latent_attention"),
     "CompressedAttentionSpec": Writer("attention.own_ways.compressed", "compressed_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
-    "SlidingChunksSpec": Writer("attention.own_ways.sliding_chunks", "sliding_chunks"),
-    "BlockSparseSpec": Writer("attention.own_ways.block_sparse", "block_sparse"),
     "CountedSpec": Writer("counted", "counted_part", LayerBlock.MIXER),
 }
 """What mixes tokens, by the class of its spec: a new kind is a row. Layers of ``MemoryAttentionSpec`` are

@@ -8,7 +8,7 @@ from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.stack_context import StackContext
 from memplan.graph.written.layer_parts import feed_forward_of, mix_tokens, whole_layer
-from memplan.model.attention import AttentionSpec, BlockSparseSpec
+from memplan.model.attention import AttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
 
 
@@ -121,8 +121,7 @@ def _activated(t: Tape) -> Tensor:
 def _output_apart(layer: LayerSpec) -> bool:
     """Whether ``feed_forward_chunk`` calls a module for each half, and holds what is between them."""
     mixer = layer.attention
-    scores = mixer.full if isinstance(mixer, BlockSparseSpec) else mixer
-    return isinstance(scores, AttentionSpec) and scores.output_apart
+    return isinstance(mixer, AttentionSpec) and mixer.output_apart
 
 
 def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:

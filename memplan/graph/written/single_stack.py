@@ -37,7 +37,6 @@ from memplan.graph.written.heads import (
 )
 from memplan.graph.written.layers import decoder_layer
 from memplan.graph.written.losses import language_model_loss, takes_matrix
-from memplan.graph.written.stack_forms import settled, share
 from memplan.model.attention import (
     RotarySpec,
 )
@@ -48,7 +47,6 @@ from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.compared.joining import Joining
 from memplan.training.choices_of_kernels.kernels import Packing, RotaryKernel
 from memplan.training.objectives import JOINED, Objective
-from memplan.units import round_up
 
 """Attention that adds a bias made for the whole stack."""
 CLASSIFICATION_TASKS = frozenset(
@@ -90,10 +88,6 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
     if stack.crossed is not None:
         t.inputs_bytes += _of_regions(t, model, stack.crossed)
-    stack = settled(stack, options.seq_len)
-    model = replace(model, stacks=(stack,))
-    if stack.multiple_of > 1:
-        t.options = replace(options, seq_len=round_up(options.seq_len, stack.multiple_of))
     stage = options.stage
     context = StackContext(
         hidden_size=model.hidden_size, batch=t.options.batch_size, seq_len=t.options.seq_len
@@ -260,11 +254,6 @@ def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackCon
         add_segment_bias(t, stack, prompts, context)
         return
     _make_masks(t, model, stack, context)
-    if stack.spare_mask:
-        from memplan.graph.attention.masks import spare_mask  # only for Longformer
-
-        context.mask = spare_mask(t, context)
-    share(t, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
         by_complex = rotary.complex_numbers or t.kernels.rotary is RotaryKernel.COMPLEX
@@ -421,11 +410,6 @@ def head(
     t.begin("head", part=ModelPart.HEAD, x=x, frozen=t.options.freeze.head)
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
-    kept = t.options.batch_size * t.options.seq_len * model.hidden_size
-    if model.stacks[0].multiple_of > 1 and kept < x.numel:
-        x = t.slice(x, kept)
-        if model.task is Task.MASKED_LM and t.options.batch_size > 1 and t.autocast is None:
-            x = t.contiguous(x)  # for the product that reads it
     embedded = model.stacks[0].embedding
     if embedded is not None and embedded.prompts is not None:
         from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant

@@ -1,4 +1,4 @@
-"""Attention of encoders that compute their scores themselves: BigBird's full attention, Funnel's, VisualBERT's, LXMERT's.
+"""Attention of encoders that compute their scores themselves: Funnel's, VisualBERT's, LXMERT's.
 
 They never call transformers' shared attention functions, so the choice of kernel does not reach them: all of
 them make s x s tensors.
@@ -34,8 +34,7 @@ def own_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContext
         frame.append(weights)
     else:
         t.linger(weights)
-        if spec.hands_on_weights:
-            t.carry(weights)
+        t.carry(weights)
     if spec.output_apart:
         t.touch(*frame)
         frame = [out]
