@@ -54,11 +54,7 @@ class MemoryAttentionSpec:
 
 
 OtherMixer = (
-    MixerSpec
-    | SharedKeysSpec
-    | MemoryAttentionSpec
-    | CompressedAttentionSpec
-    | CountedSpec
+    MixerSpec | SharedKeysSpec | MemoryAttentionSpec | CompressedAttentionSpec | CountedSpec
 )
 """What mixes tokens without attention's scores."""
 
