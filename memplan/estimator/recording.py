@@ -26,7 +26,7 @@ from memplan.memory.engine_options import (
 )
 from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
-from memplan.memory.walks.reduction import Multiprocessors
+from memplan.graph.operations.reduction import Multiprocessors
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe

@@ -13,6 +13,7 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.run import Run
+from memplan.graph.operations.norms import beside_partial_sums
 from memplan.model.norms import NormKind
 from memplan.model.parameters import LayerBlock
 
@@ -84,6 +85,7 @@ class KernelRMSNorm(Norm):
             OperationKind.RMS_NORM, (given.record, weight.record), (out, statistic),
             saves=(given.record, statistic, weight.record),
             gradients=(Gradient.FRESH, Gradient.FRESH),
+            backward_scratch_bytes=beside_partial_sums(run, (), given.record, (weight.record,)),
         )  # fmt: skip
         return given.like(out)
 

@@ -5,9 +5,11 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import WeightRole
 from memplan.training.choices_of_kernels.kernels import NormKernel
+from memplan.units import ceil_div, round_up
 
 
 def norm(
@@ -140,6 +142,7 @@ def layer_norm_kernel(
     if copied and between:
         results = sum(each.requires_grad for each in (x, *weights))
         backward = (size, *(RESULT,) * results, size)
+    backward = beside_partial_sums(t, backward, x, weights)
     out = t.tensor(x.numel, x.dtype)
     out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
@@ -149,6 +152,42 @@ def layer_norm_kernel(
         forward_scratch_bytes=scratch, backward_scratch_bytes=backward,
     )  # fmt: skip
     return out
+
+
+MANY_ROWS = 64 * 1024
+"""Rows above which the weights' gradients of narrow ones are summed in two passes."""
+ROWS_SUMMED = 32
+"""Rows that a block of the first pass adds up, and columns that it has."""
+MOST_PARTIAL_SUMS = 1 << 20
+"""Sums of the first pass at most (asked of torch 2.13 for widths from 64 to 1,727)."""
+
+
+def beside_partial_sums(
+    t: Tape, scratch: tuple[int, ...], x: Tensor, weights: tuple[Tensor, ...]
+) -> tuple[int, ...]:
+    """A norm's backward scratch with what its weights' gradients take of many narrow rows: sums of 32 rows or more,
+    in the weight's format, which one sum after another then adds up.
+
+    (torch 2.13, aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``)
+    """
+    width = max((each.numel for each in weights), default=0)
+    trained = [each for each in weights if each.requires_grad]
+    if not trained or t.decomposed or x.numel <= MANY_ROWS * width:
+        return scratch
+    if width // ROWS_SUMMED >= t.num_multiprocessors // 2:
+        return scratch
+    results = len(trained) + x.requires_grad
+    steps = [*scratch, *(RESULT,) * (results - scratch.count(RESULT))]
+    rows = ceil_div(x.numel // width, ROWS_SUMMED)
+    rows = min(rows, MOST_PARTIAL_SUMS // round_up(width, ROWS_SUMMED))
+    device = Multiprocessors(t.num_multiprocessors, t.options.threads_per_multiprocessor)
+    sizes = [allocated_bytes(rows * width, each.dtype) for each in trained]
+    steps += sizes
+    for size in sizes:
+        for launch in column_sum_scratch(width, rows, size, device):
+            begin = len(steps)
+            steps += [*launch, *(~(begin + number) for number in reversed(range(len(launch))))]
+    return tuple(steps)
 
 
 def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -> Tensor:
@@ -235,7 +274,7 @@ def rms_norm_fused(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
         t.record(OperationKind.CONTIGUOUS, (x,), (given,), gradients=(Gradient.ALIAS,))
     out = t.tensor(x.numel, x.dtype)
     statistic = t.tensor(x.numel // weight.numel, DType.FP32)
-    sums: tuple[int, ...] = ()
+    sums: tuple[int, ...] = () if liger else beside_partial_sums(t, (), x, (weight,))
     if liger and not t.decomposed and weight.requires_grad:
         size = allocated_bytes(t.num_multiprocessors * weight.numel, DType.FP32)
         sums = (size, RESULT)

@@ -8,7 +8,7 @@ from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
-from memplan.memory.walks.reduction import column_sum_scratch
+from memplan.graph.operations.reduction import column_sum_scratch
 from memplan.model.parameters import WeightRole
 from memplan.training.optimizers.script import (
     Act,

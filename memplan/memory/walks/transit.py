@@ -14,7 +14,7 @@ from memplan.graph.core.segments import Change, Operation, Segment
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.memory.walks.backward_profile import BackwardProfile, GradientBuffer, SharedGradient
 from memplan.memory.walks.backward_walk import BackwardWalk, Made, Products
-from memplan.memory.walks.reduction import Multiprocessors
+from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.walks.split_backward import InputsWalk, WeightsWalk
 from memplan.memory.walks.walk import (
     WORKSPACE,
