@@ -9,6 +9,7 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.sorting import sort_tile
 from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
+from memplan.graph.operations.reduction import Multiprocessors
 from memplan.hardware.gpu import (
     GpuSpec,
     is_ampere,
@@ -26,7 +27,6 @@ from memplan.memory.engine_options import (
 )
 from memplan.memory.rank import RankInput
 from memplan.memory.step import StepPasses, StepWalk, splits_sums
-from memplan.graph.operations.reduction import Multiprocessors
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe

@@ -16,9 +16,9 @@ from memplan.fast_dataclass import dataclass, field
 from memplan.graph.core.segments import Gradient, Operation, Segment, SegmentComponent
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.operations.reduction import Multiprocessors, may_be_split
 from memplan.memory.walks.backward_profile import BackwardProfile, Interval, SharedGradient
 from memplan.memory.walks.backward_walk import BackwardWalk
-from memplan.graph.operations.reduction import Multiprocessors, may_be_split
 from memplan.memory.walks.walk import ForwardProfile, ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
 

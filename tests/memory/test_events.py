@@ -9,8 +9,8 @@ from memplan.dtypes import DType
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import RESULT, scratch_changes
 from memplan.graph.model import record_model
-from memplan.memory.step import StepPasses, StepWalk
 from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
+from memplan.memory.step import StepPasses, StepWalk
 from memplan.memory.walks.walk import WORKSPACE, Event
 from memplan.sources.models import load_model
 from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
+from memplan.graph.operations.reduction import column_sum_scratch
 from memplan.memory.account import ComponentKind
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
-from memplan.graph.operations.reduction import column_sum_scratch
 from memplan.model.parameters import WeightRole
 from memplan.training.optimizers.script import (
     Act,

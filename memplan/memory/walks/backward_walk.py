@@ -19,9 +19,9 @@ from memplan.graph.core.segments import (
     scratch_changes,
 )
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walks.backward_profile import BackwardProfile, GradientBuffer, SharedGradient
 from memplan.memory.walks.gradient_flow import GradientFlow, gradient_bytes_of
-from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walks.walk import (
     WORKSPACE,
     ForwardProfile,

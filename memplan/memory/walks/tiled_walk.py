@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from memplan.graph.core.segments import Change, Tiles
 from memplan.graph.core.tape import Tape
-from memplan.memory.walks.backward_walk import BackwardWalk
 from memplan.graph.operations.reduction import Multiprocessors
+from memplan.memory.walks.backward_walk import BackwardWalk
 from memplan.memory.walks.walk import WORKSPACE, Event, ForwardWalk
 
 PLAYED = 3

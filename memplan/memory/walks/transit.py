@@ -12,9 +12,9 @@ from memplan.graph.core.away import Away, Handed
 from memplan.graph.core.operation_kinds import ATTENTION_KERNELS
 from memplan.graph.core.segments import Change, Operation, Segment
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
+from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.walks.backward_profile import BackwardProfile, GradientBuffer, SharedGradient
 from memplan.memory.walks.backward_walk import BackwardWalk, Made, Products
-from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.walks.split_backward import InputsWalk, WeightsWalk
 from memplan.memory.walks.walk import (
     WORKSPACE,
