@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.classes.registry import CLASSES, TASKS, base_class
+from memplan.graph.modules.layer_list import LayerList
 from memplan.model.config import ConfigReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from memplan.graph.core.options import TapeOptions
     from memplan.graph.modules.run import Run
@@ -44,11 +46,16 @@ class ClassBlueprint:
         return hash(self._key)
 
     def with_layers(self, *stacks: Sequence[int]) -> ClassBlueprint:
-        """The same with these layers of each stack, counted from 0; one may be there more than once."""
+        """The same with these layers of each stack, counted from 0; one may be there more than once.
+
+        Each is told by the first that is like it, so that stages of a pipeline with layers alike are equal.
+        """
         config, row, layers = self._values
+        whole = ClassBlueprint(self.family, config, row, source=self.source)
+        alike = _first_alike(whole) if layers is None else layers
         picked = tuple(
-            tuple(numbers if layers is None else (layers[place][number] for number in numbers))
-            for place, numbers in enumerate(stacks)
+            tuple(own[number] for number in numbers)
+            for own, numbers in zip(alike, stacks, strict=False)
         )
         return ClassBlueprint(self.family, config, row, source=self.source, layers=picked)
 
@@ -77,6 +84,19 @@ class ClassBlueprint:
         from memplan.classes.record import record_class  # only when it is recorded
 
         return record_class(model, options)
+
+
+@lru_cache(maxsize=32)
+def _first_alike(whole: ClassBlueprint) -> tuple[tuple[int, ...], ...]:
+    """Of each layer of each stack the number of the first that is of its kind."""
+    base = base_class(whole.family)(whole.reader())
+    found: list[tuple[int, ...]] = []
+    for _, each in base.modules():
+        if isinstance(each, LayerList):
+            firsts: dict[Hashable, int] = {}
+            kinds = enumerate(each.kinds)
+            found.append(tuple(firsts.setdefault(kind, number) for number, kind in kinds))
+    return tuple(found)
 
 
 def blueprint_of(

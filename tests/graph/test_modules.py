@@ -22,8 +22,10 @@ from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import dense_strides, row_strides, view_strides
+from memplan.graph.stages import stage_model
 from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
+from memplan.training.splitting.parallelism import StagePlace
 
 
 def opened() -> Run:
@@ -227,6 +229,18 @@ def test_models_of_one_config_are_equal() -> None:
     assert hash(first) == hash(second)
     assert first.blueprint is not None
     assert first.blueprint.with_layers(range(4)) != second.blueprint
+
+
+def test_stages_with_layers_alike_are_one_model() -> None:
+    """So each is recorded and walked once, however many a pipeline has of it."""
+    between = StagePlace(is_first=False, is_last=False)
+    dense = memplan.load_model("llama-3.1-8b")
+    assert stage_model(dense, range(8, 16), between) == stage_model(dense, range(16, 24), between)
+    mixed = memplan.load_model("gpt-oss-20b")  # every other layer has a window
+    first, second, shifted = (
+        stage_model(mixed, range(start, start + 4), between) for start in (4, 8, 9)
+    )
+    assert first == second != shifted
 
 
 def test_a_thread_that_looks_at_frames_lengthens_no_life() -> None:
