@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from memplan.cli import PATIENCE
 from memplan.cli.app import run
+from memplan.search.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from memplan.cli import PATIENCE
+from memplan.search.patience import PATIENCE
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,11 +7,6 @@ command that was asked for after that: start-up is most of what a user waits for
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
 
-PATIENCE = 10_000_000
-"""Objects made between two runs of the garbage collector, which looks through all of them. An estimate leaves
-some hundred in cycles (``tests/estimator/test_estimation.py``) and makes a million that go without it."""
-
-
 owns_process = False
 """Whether the process is memplan's own, which it may copy."""
 
@@ -21,6 +16,8 @@ def main() -> int:
     global owns_process
     import gc
     import sys
+
+    from memplan.search.patience import PATIENCE
 
     owns_process = True
     gc.set_threshold(PATIENCE)

@@ -10,6 +10,7 @@ from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.search.grid import Grid, Impossible, Open
+from memplan.search.patience import PATIENT
 from memplan.training.setup import TrainingSetup
 from memplan.upward import Displayed, Drawn, provided
 
@@ -187,9 +188,10 @@ def answer_task(
     if task is None or isinstance(task, Impossible):
         return task
     try:
-        if isinstance(task, Open):
-            task = _filled(task, model, gpus[0])
-        estimates = estimate_on_gpus(model, task, gpus)
+        with PATIENT:
+            if isinstance(task, Open):
+                task = _filled(task, model, gpus[0])
+            estimates = estimate_on_gpus(model, task, gpus)
     except SetupError as error:
         return Impossible(str(error))
     if node_memory_bytes is not None:

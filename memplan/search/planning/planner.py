@@ -24,6 +24,7 @@ from memplan.search.depth import with_layers
 from memplan.search.grid import with_global_batch
 from memplan.search.largest import most
 from memplan.search.node_ram import usual_node_bytes
+from memplan.search.patience import PATIENT
 from memplan.search.planning.best_first import BestFirst, sized
 from memplan.search.planning.concessions import Concession
 from memplan.search.planning.degrees import Degrees, check_degrees, degrees_of, every_degree
@@ -73,7 +74,8 @@ def plan(
     Raises ``SetupError`` where no combination of the goal's settings exists, and ``KeyboardInterrupt`` where
     nothing was found before it.
     """
-    return Planner(model, goal, gpu, times).run(stoppable=stoppable)
+    with PATIENT:
+        return Planner(model, goal, gpu, times).run(stoppable=stoppable)
 
 
 class Failed(NamedTuple):
