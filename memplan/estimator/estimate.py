@@ -291,6 +291,12 @@ class Estimate(Displayed):
             return self.total_bytes.high <= capacity_bytes
         return self.run.is_enough(capacity_bytes - high) and not self.is_beyond(capacity_bytes)
 
+    def surely_fits_within(self, capacity_bytes: int) -> bool:
+        """Whether it does without a replay."""
+        if self.crowded is not None and not self.crowded.surely_fits_within(capacity_bytes):
+            return False
+        return self.worst_bytes * SURELY_ENOUGH + self.overhead_bytes.high <= capacity_bytes
+
     def may_fit_within(self, capacity_bytes: int) -> bool:
         """Whether a first look does not deny it: where this says no, ``fits_within`` does too, but later."""
         if self.crowded is not None and not self.crowded.may_fit_within(capacity_bytes):

@@ -39,6 +39,8 @@ Find = Callable[[Candidate, int], PlannedSetup | None]
 whether a replay bears it out."""
 Settle = Callable[[PlannedSetup], PlannedSetup | None]
 """Has it borne out: the same, or with a smaller micro-batch; None where not even 1 fits."""
+IsBeaten = Callable[[tuple[float, ...]], bool]
+"""Whether a place is no better than that of something known: no further one is then either."""
 Sizes = Callable[[TrainingSetup], list[int]]
 """The micro-batches that a global batch may be cut into; none where there is no global batch."""
 
@@ -85,9 +87,9 @@ class BestFirst:
         *,
         room_bytes: int,
         wanted: int,
-        beats: tuple[float, ...] | None,
+        is_beaten: IsBeaten,
     ) -> list[PlannedSetup]:
-        """The best ones, best first: as many as are wanted, and of places before ``beats``.
+        """The best ones, best first: as many as are wanted, and only such as are not beaten.
 
         The first is settled; further ones may be left open until they are told.
         """
@@ -100,7 +102,7 @@ class BestFirst:
         looked_at = 0
         while queue and len(accepted) < wanted:
             head = heappop(queue)
-            if beats is not None and head.rank[: len(beats)] >= beats:
+            if is_beaten(head.rank):
                 break
             if head.found is not None:
                 settled = head.found if accepted else settle(head.found)
@@ -200,10 +202,7 @@ class BestFirst:
             self.refused[str(error)] = None
             return None
         if not asked:
-            one, two = (
-                self._needed(replace(candidate.setup, micro_batch_size=size), known)
-                for size in (1, 2)
-            )
+            one, two = (self._needed(sized(candidate.setup, size, None), known) for size in (1, 2))
             most = 1 + int((room_bytes - one) // max(1.0, two - one))
             asked = [most] if most >= 1 else []
         is_ruled_out = True
@@ -248,4 +247,7 @@ def sized(setup: TrainingSetup, size: int, global_batch_size: int | None) -> Tra
     steps = setup.gradient_accumulation_steps
     if global_batch_size is not None:
         steps = global_batch_size // (size * setup.data_parallel)
-    return replace(setup, micro_batch_size=size, gradient_accumulation_steps=max(1, steps))
+    steps = max(1, steps)
+    if (size, steps) == (setup.micro_batch_size, setup.gradient_accumulation_steps):
+        return setup
+    return replace(setup, micro_batch_size=size, gradient_accumulation_steps=steps)

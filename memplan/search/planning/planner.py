@@ -273,14 +273,8 @@ class Planner:
         limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
         if limited or floor <= self.limit_bytes or self._likely_key(candidate) not in self.possible:
             return False
-        self.failed.append(
-            Failed(candidate, self._sized(candidate.setup, 1), self._smallest(candidate))
-        )
+        self._fail_untold(candidate)
         return True
-
-    def _smallest(self, candidate: Candidate) -> Callable[[], Estimate]:
-        """Makes the estimate of a candidate with the smallest size."""
-        return lambda: self._estimate(candidate.setup, 1)
 
     def _try_best(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
         """Look for the best combinations of these degrees: such as beat an unsplit model, unless
@@ -290,7 +284,7 @@ class Planner:
         asked = self.goal.degrees.any
         if not asked and loss.given_up is not Concession.NONE:
             return
-        unsplit = self._best_unsplit(num_gpus)
+        has_unsplit = self._best_unsplit(num_gpus) is not None
         candidates = (
             each
             for each in self.space.candidates(num_gpus, degrees, loss)
@@ -304,27 +298,47 @@ class Planner:
             self._sizes,
             room_bytes=self._room_bytes(num_gpus),
             wanted=self.goal.limit if asked else SPLIT_SETUPS,
-            beats=None if asked else unsplit,
+            is_beaten=lambda rank: not asked and self._is_beaten(rank, num_gpus),
         )
-        if (found or unsplit is not None) and not asked:
+        if (found or has_unsplit) and not asked:
             # Of ways that nobody asked for, what cannot be is no news.
             del self.failed[known:]
             self.refused.clear()
             self.refused.update(reasons)
         self.found += found
 
-    def _best_unsplit(self, num_gpus: int) -> tuple[float, ...] | None:
-        """The best place of a model that is not split over so many GPUs, borne out; None: there is none."""
+    def _is_beaten(self, rank: tuple[float, ...], num_gpus: int) -> bool:
+        """Whether a place is none before that of an unsplit model, which is borne out where it turns on that."""
+        while True:
+            best = self._best_unsplit(num_gpus)
+            if best is None:
+                return False
+            own = self._rank(best)
+            if rank[: len(own)] < own:
+                return False  # borne out, its own place is no better
+            if id(best.estimate) not in self.open:
+                return True
+            self._settle(best)
+
+    def _best_unsplit(self, num_gpus: int) -> PlannedSetup | None:
+        """The best of those that do not split the model over so many GPUs, which surely fits with some micro-batch; None: there is none."""
         while True:
             own = [
                 each for each in self.found if each.setup.num_gpus == num_gpus and not each.offloads
             ]
             best = min(own, key=self._rank, default=None)
-            if best is None:
-                return None
-            if id(best.estimate) not in self.open:
-                return self._rank(best)
+            if best is None or self._surely_fits_some(best):
+                return best
             self._settle(best)
+
+    def _surely_fits_some(self, each: PlannedSetup) -> bool:
+        """Whether a setup fits with a micro-batch, be it a smaller one than its own."""
+        candidate = self.open.get(id(each.estimate))
+        if candidate is None:
+            return True
+        smallest = self._estimate(candidate.setup, 1)
+        is_free = self._node_bytes(smallest) is None
+        return is_free and smallest.surely_fits_within(self.limit_bytes)
 
     def _room_bytes(self, num_gpus: int) -> int:
         """What may be allocated at most of a card [bytes]."""
@@ -536,6 +550,8 @@ class Planner:
 
     def _opened_alone(self, candidate: Candidate, first: int) -> PlannedSetup | None:
         """The same of one in another's place: where it does not fit, nobody is told."""
+        if self._is_too_large(candidate):
+            return None
         found = self._left_open(candidate, first)
         if found is not None:
             return found
@@ -548,6 +564,8 @@ class Planner:
     def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
         """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
         if self.stretches or self.goal.global_batch_size is not None:
+            return None
+        if self._is_too_large(candidate):
             return None
         key = self._likely_key(candidate)
         most = self._search(candidate.setup).most(
@@ -563,10 +581,16 @@ class Planner:
     def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
         """A candidate with its largest micro-batch; ``first``: a likely one."""
         try:
+            if self._is_too_large(candidate):
+                lean = self._lean(candidate)
+                if lean is None:
+                    self._fail_untold(candidate)
+                return lean
             best = self._largest(candidate, first)
             if best is None:
                 smallest = self._estimate(candidate.setup, 1)
-                lean = self._lean(candidate, smallest)
+                has_room = smallest.held_bytes <= self._room_bytes(candidate.setup.num_gpus)
+                lean = self._lean(candidate) if has_room else None
                 if lean is None:
                     self._fail(candidate, smallest)
                 return lean
@@ -577,6 +601,17 @@ class Planner:
             self.refused[str(error)] = None
             return None
         return self._planned(candidate, answer)
+
+    def _is_too_large(self, candidate: Candidate) -> bool:
+        """Whether bounds alone deny it with the smallest micro-batch; that it can be at all is known."""
+        if self.stretches or self._likely_key(candidate) not in self.possible:
+            return False
+        return self._is_beyond_bounds(self._sized(candidate.setup, 1))
+
+    def _fail_untold(self, candidate: Candidate) -> None:
+        """A candidate does not fit; how much it needs is looked at when somebody asks."""
+        setup = self._sized(candidate.setup, 1)
+        self.failed.append(Failed(candidate, setup, lambda: self._estimate(candidate.setup, 1)))
 
     def _fail(self, candidate: Candidate, smallest: Estimate) -> None:
         """A candidate does not fit, even with the smallest size."""
@@ -597,10 +632,8 @@ class Planner:
             simplicity=like.simplicity,
         )  # fmt: skip
 
-    def _lean(self, candidate: Candidate, smallest: Estimate) -> PlannedSetup | None:
-        """The same with kernels that never have all logits, where the card has room for the states."""
-        if smallest.held_bytes > self._room_bytes(candidate.setup.num_gpus):
-            return None
+    def _lean(self, candidate: Candidate) -> PlannedSetup | None:
+        """The same with kernels that never have all logits."""
         for setup in lean_kernels(self.model, candidate.setup, self.gpu):
             try:
                 found = self._opened_alone(replace(candidate, setup=setup), 1)
@@ -682,15 +715,18 @@ class Planner:
 
     def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
         """Whether a size fits, what it holds at least being looked at first."""
-        cut = self._sized(setup, size)
-        least: float = least_bytes(self.model, cut, self.gpu)
-        if setup.pipeline_parallel == 1:
-            least += resident_floor(cut, self.sizes) + waiting_floor(cut, self.sizes)
-        else:
-            least = max(least, self.best_first.at_least(cut))
-        if least > self._room_bytes(setup.num_gpus):
+        if self._is_beyond_bounds(self._sized(setup, size)):
             return False
         return self._fits(self._estimate(setup, size))
+
+    def _is_beyond_bounds(self, setup: TrainingSetup) -> bool:
+        """Whether what it holds at least is more than there is."""
+        least: float = least_bytes(self.model, setup, self.gpu)
+        if setup.pipeline_parallel == 1:
+            least += resident_floor(setup, self.sizes) + waiting_floor(setup, self.sizes)
+        else:
+            least = max(least, self.best_first.at_least(setup))
+        return least > self._room_bytes(setup.num_gpus)
 
     def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
         """One estimate, made once: a search ends where it has been."""
