@@ -202,8 +202,7 @@ class BestFirst:
             self.refused[str(error)] = None
             return None
         if not asked:
-            one, two = (self._needed(sized(candidate.setup, size, None), known) for size in (1, 2))
-            most = 1 + int((room_bytes - one) // max(1.0, two - one))
+            most = self._most(sized(candidate.setup, 1, None), known, room_bytes)
             asked = [most] if most >= 1 else []
         is_ruled_out = True
         places: list[tuple[tuple[float, ...], int]] = []
@@ -219,6 +218,15 @@ class BestFirst:
             return None
         rank, size = min(places)
         return _Open(rank, number, known, candidate, size, None)
+
+    def _most(self, setup: TrainingSetup, known: _Known, room_bytes: int) -> int:
+        """The largest micro-batch that what is known allows a setup with one of 1; below 1 where that is too large."""
+        first = self._needed(setup, known)
+        if known is _Known.ARITHMETIC:
+            further = activations_floor(setup, self.sizes)
+        else:
+            further = self._needed(sized(setup, 2, None), known) - first
+        return 1 + int((room_bytes - first) // max(1.0, further))
 
     def _sized(self, candidate: Candidate, size: int) -> TrainingSetup | None:
         """With a micro-batch of that size; None where too few are left for its stages."""
