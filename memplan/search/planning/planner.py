@@ -603,8 +603,13 @@ class Planner:
         return self._planned(candidate, answer)
 
     def _is_too_large(self, candidate: Candidate) -> bool:
-        """Whether bounds alone deny it with the smallest micro-batch; that it can be at all is known."""
-        if self.stretches or self._likely_key(candidate) not in self.possible:
+        """Whether bounds alone deny it with the smallest micro-batch; that it can be at all is known.
+
+        Of a global batch a larger one may do with less: without accumulation no whole gradients wait.
+        """
+        if self.stretches or self.goal.global_batch_size is not None:
+            return False
+        if self._likely_key(candidate) not in self.possible:
             return False
         return self._is_beyond_bounds(self._sized(candidate.setup, 1))
 
