@@ -112,7 +112,7 @@ def test_what_cannot_fit_is_seldom_estimated(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(setup)
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.planning.planner.estimate", counting)
+    monkeypatch.setattr("memplan.search.planning.sizing.estimate", counting)
     goal = Goal(
         num_gpus=16, base=TrainingSetup(seq_len=8192), engines=("fsdp", "ddp"), precisions="bf16",  # type: ignore[arg-type]
         global_batch_size=1024,

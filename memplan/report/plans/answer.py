@@ -14,7 +14,7 @@ from memplan.report.estimates.changes import (
 )
 from memplan.search.planning.concessions import CONCESSIONS, Concession
 from memplan.search.planning.goal import Objective, Plan, PlannedSetup
-from memplan.search.planning.planner import SEQ_LEN_STEP
+from memplan.search.planning.sizing import SEQ_LEN_STEP
 from memplan.units import format_gib
 
 if TYPE_CHECKING:

@@ -7,28 +7,22 @@ are looked for (``BestFirst``).
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cache, partial
 from typing import NamedTuple
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, estimate, least_bytes
+from memplan.estimator import Estimate
 from memplan.estimator.time.run_cost import TimeQuestion
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
-from memplan.memory.runtime import overhead_range
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, largest_of
+from memplan.search.batch import largest_of
 from memplan.search.changed_setups import lean_kernels
-from memplan.search.depth import with_layers
-from memplan.search.grid import with_global_batch
-from memplan.search.largest import most
-from memplan.search.node_ram import usual_node_bytes
 from memplan.search.patience import PATIENT
-from memplan.search.planning.best_first import BestFirst, sized
+from memplan.search.planning.best_first import BestFirst
 from memplan.search.planning.concessions import Concession
 from memplan.search.planning.degrees import Degrees, check_degrees, degrees_of, every_degree
-from memplan.search.planning.floors import is_known, resident_floor, states_floor, waiting_floor
+from memplan.search.planning.floors import is_known, states_floor
 from memplan.search.planning.goal import (
     EngineVariant,
     Goal,
@@ -39,6 +33,7 @@ from memplan.search.planning.goal import (
 )
 from memplan.search.planning.order import distance, rank_of
 from memplan.search.planning.sizes import model_sizes
+from memplan.search.planning.sizing import Sizing, likeness
 from memplan.search.planning.space import Candidate, Loss, Space, losses
 from memplan.search.planning.speed import (
     ASSUMPTIONS,
@@ -46,11 +41,8 @@ from memplan.search.planning.speed import (
     SPLIT_ASSUMPTIONS,
     setup_speed,
 )
-from memplan.search.quantity import Quantity
 from memplan.training.setup import TrainingSetup
 
-SEQ_LEN_STEP = 128
-"""Sequences are lengthened by so many tokens: kernels work on blocks of them."""
 SPLIT_SETUPS = 3
 """Ways to split a model over so many GPUs that are told where no degrees are named."""
 LEAN_TRIED = 3
@@ -98,10 +90,10 @@ class Planner:
         self.times = times
         self.goal = goal
         self.gpu = gpu
-        self.limit_bytes = int(gpu.capacity_bytes * (1 - goal.headroom))
         self.sizes = model_sizes(model)
         self.space = Space(goal, gpu, model)
         self.best_first = BestFirst(goal, model, gpu, self.sizes)
+        self.sizing = Sizing(goal, model, gpu, self.best_first)
         self.found: list[PlannedSetup] = []
         self.failed: list[Failed] = []
         self.possible: set[tuple[object, ...]] = set()
@@ -111,19 +103,12 @@ class Planner:
         """What may be given up and was not tried yet, the least first."""
         self.refused = self.space.refused
         self.num_ruled_out = 0
-        self.answers: dict[int, tuple[TrainingSetup, dict[int, Estimate]]] = {}
-        """Estimates of each setup, by micro-batch."""
         self.open: dict[int, Candidate] = {}
         """Of setups whose micro-batch is the largest by what they allocate, by their estimate: no replay bore it out."""
         self.borne_out: dict[int, PlannedSetup | None] = {}
         """What became of these, once a replay was asked; None: not even one sequence fits."""
         self.waiting: dict[object, list[Candidate]] = {}
         """What is offloaded, by what fits without it as far as that is known."""
-        self.stretches = goal.objective in (Objective.SEQ_LEN, Objective.LAYERS)
-        """What is looked for is no micro-batch: that is given, and offloading lengthens it."""
-        self.largest: dict[object, int] = {}
-        """The last size that fitted, by everything but the number of GPUs: where to look
-        first when there are more."""
 
     def run(self, *, stoppable: bool = False) -> Plan:
         """Try everything, rank what fits, and say what the rest lacks."""
@@ -222,10 +207,10 @@ class Planner:
         own = degrees_of(base)
         if not asked.any and (own != Degrees() or not self._may_choose_degrees(num_gpus)):
             return [own], []
-        if self.stretches:
+        if self.sizing.stretches:
             asked = asked.fixed_on(base)
         found = list(every_degree(asked, self._full_base(), num_gpus, self.sizes))
-        if self.stretches:
+        if self.sizing.stretches:
             return found, []
         return [each for each in found if each == Degrees()], [
             each for each in found if each != Degrees()
@@ -237,7 +222,7 @@ class Planner:
 
     def _may_choose_degrees(self, num_gpus: int) -> bool:
         """Whether models are split that nobody asked to be: several GPUs, and all that is held is known."""
-        return num_gpus > 1 and not self.stretches and is_known(self.goal.base)
+        return num_gpus > 1 and not self.sizing.stretches and is_known(self.goal.base)
 
     def _try_all(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
         """Try every combination of these degrees."""
@@ -245,7 +230,7 @@ class Planner:
         hopeless: set[tuple[object, ...]] = set()
         for candidate in self.space.candidates(num_gpus, degrees, loss):
             key = candidate.without_offload
-            if candidate.variant.offloads and key in fitting and not self.stretches:
+            if candidate.variant.offloads and key in fitting and not self.sizing.stretches:
                 self.waiting.setdefault(_way(candidate), []).append(candidate)
                 continue
             own = candidate.way
@@ -271,7 +256,7 @@ class Planner:
             self.num_ruled_out += 1
             return True
         limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
-        if limited or floor <= self.limit_bytes or self._likely_key(candidate) not in self.possible:
+        if limited or floor <= self.sizing.limit_bytes or likeness(candidate) not in self.possible:
             return False
         self._fail_untold(candidate)
         return True
@@ -295,8 +280,8 @@ class Planner:
             candidates,
             self._opened,
             self._borne_out,
-            self._sizes,
-            room_bytes=self._room_bytes(num_gpus),
+            self.sizing.sizes_of,
+            room_bytes=self.sizing.room_bytes(num_gpus),
             wanted=self.goal.limit if asked else SPLIT_SETUPS,
             is_beaten=lambda rank: not asked and self._is_beaten(rank, num_gpus),
         )
@@ -336,14 +321,9 @@ class Planner:
         candidate = self.open.get(id(each.estimate))
         if candidate is None:
             return True
-        smallest = self._estimate(candidate.setup, 1)
-        is_free = self._node_bytes(smallest) is None
-        return is_free and smallest.surely_fits_within(self.limit_bytes)
-
-    def _room_bytes(self, num_gpus: int) -> int:
-        """What may be allocated at most of a card [bytes]."""
-        overhead = overhead_range(self.gpu.compute_capability, num_communicators=int(num_gpus > 1))
-        return self.limit_bytes - overhead.high
+        smallest = self.sizing.estimate(candidate.setup, 1)
+        is_free = self.sizing.node_bytes(smallest) is None
+        return is_free and smallest.surely_fits_within(self.sizing.limit_bytes)
 
     def _try_smallest(self) -> None:
         """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
@@ -358,7 +338,7 @@ class Planner:
         floors = sorted(candidates, key=lambda each: states_floor(each.setup, self.sizes))
         for candidate in floors:
             try:
-                self._fail(candidate, self._estimate(candidate.setup, 1))
+                self._fail(candidate, self.sizing.estimate(candidate.setup, 1))
             except SetupError as error:
                 self.refused[str(error)] = None
                 continue
@@ -471,18 +451,22 @@ class Planner:
 
     @property
     def _wants_largest(self) -> bool:
-        return self.stretches or self.goal.objective is Objective.BATCH
+        return self.sizing.stretches or self.goal.objective is Objective.BATCH
 
     def _calmer(self, each: PlannedSetup) -> PlannedSetup | None:
         """The same with the largest micro-batch with which nothing is flushed in every step; None: there is none."""
         setup, largest = each.setup, each.setup.micro_batch_size
         if setup.pipeline_parallel > 1:
             return None
-        sizes = [size for size in self._sizes(setup) or range(1, largest) if size < largest]
-        best = largest_of(sizes, lambda size: not self._estimate(setup, size).flushes_every_step)
-        if best is None or not self._fits(self._estimate(setup, best)):
+        sizes = [
+            size for size in self.sizing.sizes_of(setup) or range(1, largest) if size < largest
+        ]
+        best = largest_of(
+            sizes, lambda size: not self.sizing.estimate(setup, size).flushes_every_step
+        )
+        if best is None or not self.sizing.fits(self.sizing.estimate(setup, best)):
             return None
-        return self._planned(each, self._estimate(setup, best))
+        return self._planned(each, self.sizing.estimate(setup, best))
 
     def _found(self, each: PlannedSetup, setup: TrainingSetup) -> PlannedSetup | None:
         """Another setup in the place of one that fits, with its own largest micro-batch."""
@@ -511,19 +495,6 @@ class Planner:
         mixed = MIXTURE_ASSUMPTIONS if self.sizes.num_experts else ()
         return (*mixed, *SPLIT_ASSUMPTIONS) if split else mixed
 
-    def _sizes(self, setup: TrainingSetup) -> list[int]:
-        """The micro-batches that make up the global batch; without one, there is no list."""
-        total = self.goal.global_batch_size
-        if total is None:
-            return []
-        if total % setup.data_parallel:
-            msg = (
-                f"global_batch_size: {total} sequences cannot be spread evenly over "
-                f"{setup.data_parallel} data-parallel ranks"
-            )
-            raise SetupError(msg)
-        return divisors(total // setup.data_parallel)
-
     # -- one candidate ---------------------------------------------------------------------------
 
     def _try(self, candidate: Candidate) -> bool:
@@ -540,7 +511,7 @@ class Planner:
         """
         try:
             limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
-            if limited and self._overfills_node(self._estimate(candidate.setup, 1)):
+            if limited and self._overfills_node(self.sizing.estimate(candidate.setup, 1)):
                 return None
             found = self._left_open(candidate, first)
         except SetupError as error:
@@ -555,26 +526,22 @@ class Planner:
         found = self._left_open(candidate, first)
         if found is not None:
             return found
-        best = self._largest(candidate, first)
-        answer = self._estimate(candidate.setup, best) if best is not None else None
+        best = self.sizing.largest(candidate, first)
+        answer = self.sizing.estimate(candidate.setup, best) if best is not None else None
         if answer is None or self._overfills_node(answer):
             return None
         return self._planned(candidate, answer)
 
     def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
         """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
-        if self.stretches or self.goal.global_batch_size is not None:
+        if self.sizing.stretches or self.goal.global_batch_size is not None:
             return None
         if self._is_too_large(candidate):
             return None
-        key = self._likely_key(candidate)
-        most = self._search(candidate.setup).most(
-            first=first or self.largest.get(key, 1), limit=self._limit()
-        )
-        self.largest[key] = max(most, 1)
-        if not most:
+        most = self.sizing.most_allocated(candidate, first)
+        if most is None:
             return None
-        found = self._planned(candidate, self._estimate(candidate.setup, most))
+        found = self._planned(candidate, self.sizing.estimate(candidate.setup, most))
         self.open[id(found.estimate)] = candidate
         return found
 
@@ -586,15 +553,15 @@ class Planner:
                 if lean is None:
                     self._fail_untold(candidate)
                 return lean
-            best = self._largest(candidate, first)
+            best = self.sizing.largest(candidate, first)
             if best is None:
-                smallest = self._estimate(candidate.setup, 1)
-                has_room = smallest.held_bytes <= self._room_bytes(candidate.setup.num_gpus)
+                smallest = self.sizing.estimate(candidate.setup, 1)
+                has_room = smallest.held_bytes <= self.sizing.room_bytes(candidate.setup.num_gpus)
                 lean = self._lean(candidate) if has_room else None
                 if lean is None:
                     self._fail(candidate, smallest)
                 return lean
-            answer = self._estimate(candidate.setup, best)
+            answer = self.sizing.estimate(candidate.setup, best)
             if self._overfills_node(answer):
                 return None
         except SetupError as error:
@@ -607,20 +574,22 @@ class Planner:
 
         Of a global batch a larger one may do with less: without accumulation no whole gradients wait.
         """
-        if self.stretches or self.goal.global_batch_size is not None:
+        if self.sizing.stretches or self.goal.global_batch_size is not None:
             return False
-        if self._likely_key(candidate) not in self.possible:
+        if likeness(candidate) not in self.possible:
             return False
-        return self._is_beyond_bounds(self._sized(candidate.setup, 1))
+        return self.sizing.is_beyond_bounds(self.sizing.sized(candidate.setup, 1))
 
     def _fail_untold(self, candidate: Candidate) -> None:
         """A candidate does not fit; how much it needs is looked at when somebody asks."""
-        setup = self._sized(candidate.setup, 1)
-        self.failed.append(Failed(candidate, setup, lambda: self._estimate(candidate.setup, 1)))
+        setup = self.sizing.sized(candidate.setup, 1)
+        self.failed.append(
+            Failed(candidate, setup, lambda: self.sizing.estimate(candidate.setup, 1))
+        )
 
     def _fail(self, candidate: Candidate, smallest: Estimate) -> None:
         """A candidate does not fit, even with the smallest size."""
-        self.possible.add(self._likely_key(candidate))
+        self.possible.add(likeness(candidate))
         self.failed.append(Failed(candidate, smallest.setup, lambda: smallest))
 
     def _planned(self, like: Candidate | PlannedSetup, answer: Estimate) -> PlannedSetup:
@@ -650,136 +619,11 @@ class Planner:
 
     def _overfills_node(self, answer: Estimate) -> bool:
         """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
-        node = self._node_bytes(answer)
+        node = self.sizing.node_bytes(answer)
         if node is None or answer.host_bytes <= node:
             return False
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
-
-    def _node_bytes(self, answer: Estimate) -> int | None:
-        """CPU RAM of a node, a usual one's where nobody says; None: nobody knows [bytes]."""
-        node = self.goal.node_memory_bytes
-        return node if node is not None else usual_node_bytes(answer.setup, self.gpu)
-
-    def _ram_room(self, answer: Estimate) -> int | None:
-        """What is left of it [bytes]."""
-        node = self._node_bytes(answer)
-        return None if node is None else node - answer.host_bytes
-
-    def _largest(self, candidate: Candidate, first: int | None) -> int | None:
-        setup = candidate.setup
-        if self.goal.global_batch_size is not None and not self.stretches:
-            sizes = self._sizes(setup)
-            if setup.pipeline_parallel > 1:
-                return self._fastest_of(setup, sizes)
-            if self._size_fits(setup, sizes[-1]):
-                # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
-                return sizes[-1]
-            return largest_of(sizes, lambda size: self._size_fits(setup, size))
-        key = self._likely_key(candidate)
-        search = self._search(setup)
-        best = search.run(first=first or self.largest.get(key, 1), limit=self._limit())
-        self.largest[key] = max(best, 1)
-        return best or None
-
-    def _search(self, setup: TrainingSetup) -> SizeSearch:
-        return SizeSearch(
-            lambda size: self._known(self._estimate(setup, size)),
-            self.limit_bytes,
-            looks_beyond=self.goal.objective is Objective.SEQ_LEN,
-            grows_activations=self.goal.objective is not Objective.LAYERS,
-            ram_room=self._ram_room,
-        )
-
-    def _likely_key(self, candidate: Candidate) -> tuple[object, ...]:
-        """What has about the same largest micro-batch on any number of GPUs."""
-        setup = candidate.setup
-        return (
-            candidate.variant, candidate.given_up, candidate.tier, setup.precision,
-            setup.checkpointing, degrees_of(setup),
-        )  # fmt: skip
-
-    def _fastest_of(self, setup: TrainingSetup, sizes: list[int]) -> int | None:
-        """The micro-batch with which a pipeline is fastest: large ones leave it few to be filled with."""
-        full = setup.resolve(self.model.context_length)
-        speeds: dict[int, float] = {}
-        for size in sizes:
-            with suppress(SetupError):  # micro-batches that are too few for the stages
-                cut = sized(full, size, self.goal.global_batch_size)
-                speeds[size] = setup_speed(
-                    cut, self.model, self.gpu, self.sizes, trainable_params=self.sizes.num_params
-                ).per_gpu
-        failed = MAX_MICRO_BATCH
-        for size in sorted(speeds, key=lambda each: (-speeds[each], each)):
-            if size >= failed:
-                continue
-            if self._size_fits(setup, size):
-                return size
-            failed = size
-        return None
-
-    def _size_fits(self, setup: TrainingSetup, size: int) -> bool:
-        """Whether a size fits, what it holds at least being looked at first."""
-        if self._is_beyond_bounds(self._sized(setup, size)):
-            return False
-        return self._fits(self._estimate(setup, size))
-
-    def _is_beyond_bounds(self, setup: TrainingSetup) -> bool:
-        """Whether what it holds at least is more than there is."""
-        least: float = least_bytes(self.model, setup, self.gpu)
-        if setup.pipeline_parallel == 1:
-            least += resident_floor(setup, self.sizes) + waiting_floor(setup, self.sizes)
-        else:
-            least = max(least, self.best_first.at_least(setup))
-        return least > self._room_bytes(setup.num_gpus)
-
-    def _estimate(self, setup: TrainingSetup, size: int) -> Estimate:
-        """One estimate, made once: a search ends where it has been."""
-        _, answers = self.answers.setdefault(id(setup), (setup, {}))
-        answer = answers.get(size)
-        if answer is None:
-            answer = answers[size] = self._ask(setup, size)
-        return answer
-
-    def _ask(self, setup: TrainingSetup, size: int) -> Estimate:
-        """The estimate of one size of what the goal makes large."""
-        if not self.stretches:
-            return estimate(self.model, self._sized(setup, size), self.gpu)
-        if self.goal.global_batch_size is not None:
-            setup = with_global_batch(setup, self.goal.global_batch_size)
-        if self.goal.objective is Objective.LAYERS:
-            return estimate(with_layers(self.model, size), setup, self.gpu)
-        # A setup that was looked at before has the target length that went with its own.
-        target = self.goal.base.target_seq_len
-        longer = replace(setup, seq_len=size * SEQ_LEN_STEP, target_seq_len=target)
-        return estimate(self.model, longer, self.gpu)
-
-    def _limit(self) -> int:
-        """The largest size to look at."""
-        if self.goal.objective is Objective.LAYERS:
-            return most(self.model, Quantity.LAYERS)
-        if self.goal.objective is Objective.SEQ_LEN:
-            return most(self.model, Quantity.SEQ_LEN) // SEQ_LEN_STEP
-        return MAX_MICRO_BATCH
-
-    def _sized(self, setup: TrainingSetup, size: int) -> TrainingSetup:
-        return sized(setup, size, self.goal.global_batch_size)
-
-    def _known(self, answer: Estimate) -> Estimate:
-        """The answer, of which it can be said whether it fits.
-
-        Raises ``SetupError`` where the figure is a lower bound that would fit.
-        """
-        if answer.unmodelled and not answer.is_beyond(self.limit_bytes):
-            msg = (
-                f"{self.model.name}: left out of its figures are {', '.join(answer.unmodelled)}: "
-                "no setup can be said to fit; memplan estimate and sweep give what is counted"
-            )
-            raise SetupError(msg)
-        return answer
-
-    def _fits(self, answer: Estimate) -> bool:
-        return self._known(answer).fits_within(self.limit_bytes)
 
     def _told(self, each: PlannedSetup) -> PlannedSetup:
         node = self.goal.node_memory_bytes
@@ -795,7 +639,7 @@ class Planner:
         candidate = failed.candidate
         return Shortfall(
             setup=failed.setup.resolve(self.model.context_length),
-            limit_bytes=self.limit_bytes,
+            limit_bytes=self.sizing.limit_bytes,
             given_up=candidate.given_up,
             tier=candidate.tier,
             find_estimate=failed.find_estimate,
@@ -805,19 +649,13 @@ class Planner:
     def _better(self, failed: "Failed", ranked: list[PlannedSetup]) -> Estimate | None:
         """What fits and is nearest to what does not, with its micro-batch where that fits: the change that is then told."""
         for each in sorted(ranked, key=lambda each: distance(failed.candidate, each)):
-            smaller = self._no_larger(each.estimate, failed.setup)
-            if self._fits(smaller):
+            smaller = self.sizing.no_larger(each.estimate, failed.setup)
+            if self.sizing.fits(smaller):
                 return smaller
             settled = self._borne_out(each)
             if settled is not None:
                 return settled.estimate
         return None
-
-    def _no_larger(self, fitting: Estimate, setup: TrainingSetup) -> Estimate:
-        size = 1 if self.stretches else setup.micro_batch_size
-        if not self.stretches and fitting.setup.micro_batch_size <= size:
-            return fitting
-        return self._ask(fitting.setup, size)
 
 
 def _way(each: Candidate | PlannedSetup) -> tuple[object, ...]:
@@ -829,13 +667,3 @@ def _way(each: Candidate | PlannedSetup) -> tuple[object, ...]:
 
 def _place(setups: list[PlannedSetup], wanted: PlannedSetup) -> int:
     return next(number for number, each in enumerate(setups) if each is wanted)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return small + [number // each for each in reversed(small) if each * each != number]
