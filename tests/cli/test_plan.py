@@ -142,14 +142,14 @@ def test_lower_bounds_that_are_too_large_still_say_so(run: Run) -> None:
 
 INTERRUPTED = """
 import sys, memplan.cli
-from memplan.search.planning.planner import Planner
-whole, tried = Planner._find, []
+from memplan.search.planning.finding import Finder
+whole, tried = Finder.find, []
 def some(self, *asked):
     tried.append(asked)
     if len(tried) > {number}:
         raise KeyboardInterrupt
     return whole(self, *asked)
-Planner._find = some
+Finder.find = some
 sys.argv[1:] = ["plan", "gpt2", "--gpus", "2", "--gpu", "h100", "--format", "{form}"]
 sys.exit(memplan.cli.main())
 """

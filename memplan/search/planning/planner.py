@@ -6,9 +6,8 @@ less recomputation where more of it fits. Unsplit models are tried in every way;
 are looked for (``BestFirst``).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache, partial
-from typing import NamedTuple
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate
@@ -22,6 +21,7 @@ from memplan.search.patience import PATIENT
 from memplan.search.planning.best_first import BestFirst
 from memplan.search.planning.concessions import Concession
 from memplan.search.planning.degrees import Degrees, check_degrees, degrees_of, every_degree
+from memplan.search.planning.finding import Failed, Finder
 from memplan.search.planning.floors import is_known, states_floor
 from memplan.search.planning.goal import (
     EngineVariant,
@@ -39,7 +39,6 @@ from memplan.search.planning.speed import (
     ASSUMPTIONS,
     MIXTURE_ASSUMPTIONS,
     SPLIT_ASSUMPTIONS,
-    setup_speed,
 )
 from memplan.training.setup import TrainingSetup
 
@@ -70,16 +69,6 @@ def plan(
         return Planner(model, goal, gpu, times).run(stoppable=stoppable)
 
 
-class Failed(NamedTuple):
-    """What does not fit, even with the smallest size."""
-
-    candidate: Candidate
-    setup: TrainingSetup
-    """With that size."""
-    find_estimate: Callable[[], Estimate]
-    """What it needs."""
-
-
 class Planner:
     """Walks the space of one goal."""
 
@@ -95,16 +84,11 @@ class Planner:
         self.best_first = BestFirst(goal, model, gpu, self.sizes)
         self.sizing = Sizing(goal, model, gpu, self.best_first)
         self.found: list[PlannedSetup] = []
-        self.failed: list[Failed] = []
-        self.possible: set[tuple[object, ...]] = set()
-        """Ways to train of which an estimate was made, by everything but the number of GPUs."""
-        self.overfilling: list[Estimate] = []
         self.losses = losses(goal)
         """What may be given up and was not tried yet, the least first."""
         self.refused = self.space.refused
+        self.finder = Finder(self.sizing, self.refused)
         self.num_ruled_out = 0
-        self.open: dict[int, Candidate] = {}
-        """Of setups whose micro-batch is the largest by what they allocate, by their estimate: no replay bore it out."""
         self.borne_out: dict[int, PlannedSetup | None] = {}
         """What became of these, once a replay was asked; None: not even one sequence fits."""
         self.waiting: dict[object, list[Candidate]] = {}
@@ -116,11 +100,11 @@ class Planner:
         try:
             ranked, front = self._look_through()
         except KeyboardInterrupt:
-            self.found = [each for each in self.found if id(each.estimate) not in self.open]
+            self.found = [each for each in self.found if id(each.estimate) not in self.finder.open]
             if not (stoppable and self.found):
                 raise
             # What falls short was not looked at whole, and saying what it lacks takes as long again.
-            self.failed.clear()
+            self.finder.failed.clear()
             ranked = self._ranked()
             return replace(self._plan_of(ranked, self._front(ranked)), is_interrupted=True)
         return self._plan_of(ranked, front)
@@ -130,10 +114,10 @@ class Planner:
         counts = self._counts()
         while self._try_more(counts):
             pass
-        if not (self.found or self.failed or self.overfilling):
+        if not (self.found or self.finder.failed or self.finder.overfilling):
             if self.num_ruled_out or self.best_first.num_ruled_out:
                 self._try_smallest()
-            if not self.failed:
+            if not self.finder.failed:
                 reasons = (*self.refused, *self.best_first.refused)
                 raise SetupError(next(iter(reasons), "the goal leaves nothing to try"))
         self._add_lean_kernels()
@@ -150,8 +134,8 @@ class Planner:
             setups=tuple(self._told(each) for each in self._shown_of(ranked)),
             num_fitting=len(self.found),
             front=tuple(front),
-            shortfalls=tuple(self._shortfall(each, ranked) for each in self.failed),
-            overfilling=tuple(self.overfilling),
+            shortfalls=tuple(self._shortfall(each, ranked) for each in self.finder.failed),
+            overfilling=tuple(self.finder.overfilling),
             refused=tuple(self.refused),
             num_ruled_out=self.num_ruled_out + self.best_first.num_ruled_out,
             assumptions=(*self.model.assumptions, *ASSUMPTIONS, *self._split_assumptions(ranked)),
@@ -256,9 +240,13 @@ class Planner:
             self.num_ruled_out += 1
             return True
         limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
-        if limited or floor <= self.sizing.limit_bytes or likeness(candidate) not in self.possible:
+        if (
+            limited
+            or floor <= self.sizing.limit_bytes
+            or likeness(candidate) not in self.finder.possible
+        ):
             return False
-        self._fail_untold(candidate)
+        self.finder.fail_untold(candidate)
         return True
 
     def _try_best(self, num_gpus: int, degrees: list[Degrees], loss: Loss) -> None:
@@ -275,10 +263,10 @@ class Planner:
             for each in self.space.candidates(num_gpus, degrees, loss)
             if not each.variant.offloads
         )
-        known, reasons = len(self.failed), dict(self.refused)
+        known, reasons = len(self.finder.failed), dict(self.refused)
         found = self.best_first.search(
             candidates,
-            self._opened,
+            self.finder.opened,
             self._borne_out,
             self.sizing.sizes_of,
             room_bytes=self.sizing.room_bytes(num_gpus),
@@ -287,7 +275,7 @@ class Planner:
         )
         if (found or has_unsplit) and not asked:
             # Of ways that nobody asked for, what cannot be is no news.
-            del self.failed[known:]
+            del self.finder.failed[known:]
             self.refused.clear()
             self.refused.update(reasons)
         self.found += found
@@ -301,7 +289,7 @@ class Planner:
             own = self._rank(best)
             if rank[: len(own)] < own:
                 return False  # borne out, its own place is no better
-            if id(best.estimate) not in self.open:
+            if id(best.estimate) not in self.finder.open:
                 return True
             self._settle(best)
 
@@ -318,7 +306,7 @@ class Planner:
 
     def _surely_fits_some(self, each: PlannedSetup) -> bool:
         """Whether a setup fits with a micro-batch, be it a smaller one than its own."""
-        candidate = self.open.get(id(each.estimate))
+        candidate = self.finder.open.get(id(each.estimate))
         if candidate is None:
             return True
         smallest = self.sizing.estimate(candidate.setup, 1)
@@ -338,7 +326,7 @@ class Planner:
         floors = sorted(candidates, key=lambda each: states_floor(each.setup, self.sizes))
         for candidate in floors:
             try:
-                self._fail(candidate, self.sizing.estimate(candidate.setup, 1))
+                self.finder.fail(candidate, self.sizing.estimate(candidate.setup, 1))
             except SetupError as error:
                 self.refused[str(error)] = None
                 continue
@@ -392,10 +380,10 @@ class Planner:
             return []
         from memplan.search.planning.objective import memory_front  # only then
 
-        return memory_front(ranked, lambda each: id(each.estimate) in self.open)
+        return memory_front(ranked, lambda each: id(each.estimate) in self.finder.open)
 
     def _first_open(self, setups: Iterable[PlannedSetup]) -> PlannedSetup | None:
-        return next((each for each in setups if id(each.estimate) in self.open), None)
+        return next((each for each in setups if id(each.estimate) in self.finder.open), None)
 
     def _settled(self) -> list[PlannedSetup]:
         """What fits, best first; of what is shown, nothing flushes the allocator's cache in every step that need not.
@@ -411,7 +399,7 @@ class Planner:
             each = next((each for each in shown if id(each.estimate) not in looked_at), None)
             if each is None:
                 return ranked
-            if id(each.estimate) in self.open:
+            if id(each.estimate) in self.finder.open:
                 self._settle(each)
                 continue
             looked_at.add(id(each.estimate))
@@ -438,10 +426,10 @@ class Planner:
     def _borne_out(self, each: PlannedSetup) -> PlannedSetup | None:
         """The same where a replay says that it fits, or with the largest micro-batch that does; None: none does."""
         number = id(each.estimate)
-        candidate = self.open.get(number)
+        candidate = self.finder.open.get(number)
         if candidate is not None:
-            found = self._find(candidate, each.setup.micro_batch_size)
-            del self.open[number]
+            found = self.finder.find(candidate, each.setup.micro_batch_size)
+            del self.finder.open[number]
             if found is not None and found.estimate is each.estimate:
                 found = each
             elif found is not None:
@@ -466,7 +454,7 @@ class Planner:
         )
         if best is None or not self.sizing.fits(self.sizing.estimate(setup, best)):
             return None
-        return self._planned(each, self.sizing.estimate(setup, best))
+        return self.finder.planned(each, self.sizing.estimate(setup, best))
 
     def _found(self, each: PlannedSetup, setup: TrainingSetup) -> PlannedSetup | None:
         """Another setup in the place of one that fits, with its own largest micro-batch."""
@@ -475,7 +463,7 @@ class Planner:
             setup=setup, variant=variant, given_up=each.given_up, simplicity=each.simplicity,
             tier=each.tier,
         )  # fmt: skip
-        return self._opened_alone(candidate, setup.micro_batch_size)
+        return self.finder.opened_alone(candidate, setup.micro_batch_size)
 
     def _shown_of(self, ranked: list[PlannedSetup]) -> list[PlannedSetup]:
         """As many as are wanted, the best of each number of GPUs among them."""
@@ -499,131 +487,10 @@ class Planner:
 
     def _try(self, candidate: Candidate) -> bool:
         """Find the largest micro-batch of a candidate; whether there is one."""
-        found = self._opened(candidate)
+        found = self.finder.opened(candidate)
         if found is not None:
             self.found.append(found)
         return found is not None
-
-    def _opened(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
-        """A candidate with the largest micro-batch that it can have; ``first``: a likely one.
-
-        Whether a replay bears that out is left open until it matters.
-        """
-        try:
-            limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
-            if limited and self._overfills_node(self.sizing.estimate(candidate.setup, 1)):
-                return None
-            found = self._left_open(candidate, first)
-        except SetupError as error:
-            self.refused[str(error)] = None
-            return None
-        return self._find(candidate, first) if found is None else found
-
-    def _opened_alone(self, candidate: Candidate, first: int) -> PlannedSetup | None:
-        """The same of one in another's place: where it does not fit, nobody is told."""
-        if self._is_too_large(candidate):
-            return None
-        found = self._left_open(candidate, first)
-        if found is not None:
-            return found
-        best = self.sizing.largest(candidate, first)
-        answer = self.sizing.estimate(candidate.setup, best) if best is not None else None
-        if answer is None or self._overfills_node(answer):
-            return None
-        return self._planned(candidate, answer)
-
-    def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
-        """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
-        if self.sizing.stretches or self.goal.global_batch_size is not None:
-            return None
-        if self._is_too_large(candidate):
-            return None
-        most = self.sizing.most_allocated(candidate, first)
-        if most is None:
-            return None
-        found = self._planned(candidate, self.sizing.estimate(candidate.setup, most))
-        self.open[id(found.estimate)] = candidate
-        return found
-
-    def _find(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
-        """A candidate with its largest micro-batch; ``first``: a likely one."""
-        try:
-            if self._is_too_large(candidate):
-                lean = self._lean(candidate)
-                if lean is None:
-                    self._fail_untold(candidate)
-                return lean
-            best = self.sizing.largest(candidate, first)
-            if best is None:
-                smallest = self.sizing.estimate(candidate.setup, 1)
-                has_room = smallest.held_bytes <= self.sizing.room_bytes(candidate.setup.num_gpus)
-                lean = self._lean(candidate) if has_room else None
-                if lean is None:
-                    self._fail(candidate, smallest)
-                return lean
-            answer = self.sizing.estimate(candidate.setup, best)
-            if self._overfills_node(answer):
-                return None
-        except SetupError as error:
-            self.refused[str(error)] = None
-            return None
-        return self._planned(candidate, answer)
-
-    def _is_too_large(self, candidate: Candidate) -> bool:
-        """Whether bounds alone deny it with the smallest micro-batch; that it can be at all is known.
-
-        Of a global batch a larger one may do with less: without accumulation no whole gradients wait.
-        """
-        if self.sizing.stretches or self.goal.global_batch_size is not None:
-            return False
-        if likeness(candidate) not in self.possible:
-            return False
-        return self.sizing.is_beyond_bounds(self.sizing.sized(candidate.setup, 1))
-
-    def _fail_untold(self, candidate: Candidate) -> None:
-        """A candidate does not fit; how much it needs is looked at when somebody asks."""
-        setup = self.sizing.sized(candidate.setup, 1)
-        self.failed.append(
-            Failed(candidate, setup, lambda: self.sizing.estimate(candidate.setup, 1))
-        )
-
-    def _fail(self, candidate: Candidate, smallest: Estimate) -> None:
-        """A candidate does not fit, even with the smallest size."""
-        self.possible.add(likeness(candidate))
-        self.failed.append(Failed(candidate, smallest.setup, lambda: smallest))
-
-    def _planned(self, like: Candidate | PlannedSetup, answer: Estimate) -> PlannedSetup:
-        """An answer as one of the plan's setups."""
-        sizes = replace(self.sizes, num_params=answer.num_params)
-        return PlannedSetup(
-            estimate=answer,
-            speed=setup_speed(
-                answer.setup, answer.model, self.gpu, sizes,
-                trainable_params=answer.trainable_params,
-            ),
-            given_up=like.given_up,
-            tier=like.tier,
-            simplicity=like.simplicity,
-        )  # fmt: skip
-
-    def _lean(self, candidate: Candidate) -> PlannedSetup | None:
-        """The same with kernels that never have all logits."""
-        for setup in lean_kernels(self.model, candidate.setup, self.gpu):
-            try:
-                found = self._opened_alone(replace(candidate, setup=setup), 1)
-            except SetupError:
-                continue
-            if found is not None:
-                return found
-        return None
-
-    def _overfills_node(self, answer: Estimate) -> bool:
-        """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
-        node = self.sizing.node_bytes(answer)
-        if node is None or answer.host_bytes <= node:
-            return False
-        self.overfilling.append(replace(answer, node_memory_bytes=node))
-        return True
 
     def _told(self, each: PlannedSetup) -> PlannedSetup:
         node = self.goal.node_memory_bytes
