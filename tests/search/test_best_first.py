@@ -13,6 +13,7 @@ from memplan.search.planning.degrees import (
     AskedDegrees,
     Degrees,
     check_degrees,
+    degrees_of,
     every_degree,
     may_split,
 )
@@ -139,6 +140,18 @@ def test_the_first_found_is_the_best_of_all() -> None:
         everything._try_all(8, [Degrees(), Degrees(2), Degrees(4), Degrees(8)], loss)
     ranked = everything._settled()
     assert [each.setup for each in found.setups] == [each.setup for each in ranked[:3]]
+
+
+def test_an_unsplit_model_that_is_beaten_is_not_played_out() -> None:
+    """What is told is; of the rest it is enough that it surely fits with a smaller micro-batch."""
+    goal = Goal(num_gpus=64, base=TrainingSetup(seq_len=2048), limit=1)  # type: ignore[arg-type]
+    planner = Planner(load_model("llama-3.1-70b"), goal, H100)
+    (told,) = planner.run().setups
+    assert degrees_of(told.setup) != Degrees()
+    left = [each for each in planner.found if id(each.estimate) in planner.finder.open]
+    unsplit = [each for each in left if degrees_of(each.setup) == Degrees()]
+    assert unsplit
+    assert all(planner._surely_fits_some(each) for each in unsplit[:1])
 
 
 def test_every_number_of_gpus_is_told_by_its_best() -> None:
