@@ -54,8 +54,10 @@ class ClassBlueprint:
         whole = ClassBlueprint(self.family, config, row, source=self.source)
         alike = _first_alike(whole) if layers is None else layers
         picked = tuple(
-            tuple(own[number] for number in numbers)
-            for own, numbers in zip(alike, stacks, strict=False)
+            tuple(alike[place][number] for number in numbers)
+            if place < len(alike)
+            else tuple(numbers)  # of a class whose layers stand in no list
+            for place, numbers in enumerate(stacks)
         )
         return ClassBlueprint(self.family, config, row, source=self.source, layers=picked)
 
