@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from memplan.api import estimate
+from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
 from memplan.sources.about_models.defaults import class_defaults
@@ -110,3 +111,10 @@ def test_sam_says_which_step_is_meant() -> None:
     setup = TrainingSetup(precision="bf16", checkpointing="full")
     answer = estimate(load_model("sam-vit-base"), setup)
     assert any("one point or box a picture" in each for each in answer.assumptions)
+
+
+def test_a_mask_decoder_that_is_given_no_layers_picture_is_refused() -> None:
+    """``SamHQVisionEncoder`` collects what layers over whole pictures give; its decoder reads the first."""
+    config = {"model_type": "sam_hq", "vision_config": {"num_hidden_layers": 1}}
+    with pytest.raises(ConfigError, match=r"global_attn_indexes: must name one of the 1 layers"):
+        load_model(config)

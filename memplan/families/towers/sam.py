@@ -30,12 +30,7 @@ def sam_vision(
     size = reader.integer("hidden_size")
     grid = reader.integer("image_size") // reader.integer("patch_size")
     placed = reader.flag("use_abs_pos", default=True)
-    patches = PatchesBody(
-        size=size, channels=reader.integer("num_channels"), image=pair(reader, "image_size"),
-        patch=pair(reader, "patch_size"), projection="patch_embeddings", casts_pictures=False,
-        positions=Positions.PARAMETER if placed else Positions.NONE,
-        position_module="vision_encoder.pos_embed",
-    )  # fmt: skip
+    patches = _patches(reader, size, placed=placed)
     with table.block(f"{name}.embed", body=patches):
         patch_projection(table, reader, size)
         if placed:
@@ -45,7 +40,7 @@ def sam_vision(
         inner = int(size * ratio(reader, "mlp_ratio", default=4))
     count = reader.layers("num_hidden_layers")
     window = reader.integer("window_size", minimum=0)
-    wide = set(reader.integers("global_attn_indexes"))
+    wide = _wide_layers(reader, count, is_read=keeps_wide)
     for is_wide, group in groupby(range(count), wide.__contains__):
         side = 0 if is_wide else window
         body = replace(_layer_body(reader, inner, side), written_out=written_out)
@@ -61,6 +56,30 @@ def sam_vision(
         table.norm("neck.layer_norm1", out)
         table.convolution("neck.conv2", out, out, 3, 3, bias=False)
         table.norm("neck.layer_norm2", out)
+
+
+def _patches(reader: ConfigReader, size: int, *, placed: bool) -> PatchesBody:
+    """What becomes of a picture before the first layer."""
+    return PatchesBody(
+        size=size, channels=reader.integer("num_channels"), image=pair(reader, "image_size"),
+        patch=pair(reader, "patch_size"), projection="patch_embeddings", casts_pictures=False,
+        positions=Positions.PARAMETER if placed else Positions.NONE,
+        position_module="vision_encoder.pos_embed",
+    )  # fmt: skip
+
+
+def _wide_layers(reader: ConfigReader, count: int, *, is_read: bool) -> set[int]:
+    """Layers that see a whole picture, of which masks are made where they are read.
+
+    Raises ``ConfigError`` where there is none to read.
+    """
+    key = "global_attn_indexes"
+    wide = set(reader.integers(key))
+    if is_read and not wide.intersection(range(count)):
+        raise reader.fail(
+            key, f"must name one of the {count} layers: masks are made of what it sees"
+        )
+    return wide
 
 
 def got_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
