@@ -190,10 +190,12 @@ def value_width(config: ConfigReader) -> int:
     return config.divide("hidden_size", hidden, "num_attention_heads", heads)
 
 
-def apply_rotary_interleave(query: Handle, key: Handle, cos: Handle, sin: Handle) -> Tables:
+def apply_rotary_interleave(
+    query: Handle, key: Handle, cos: Handle, sin: Handle, dim: int = 1
+) -> Tables:
     """``apply_rotary_pos_emb_interleave``: even and odd columns, joined in halves."""
-    cos = cos.narrow(cos.shape[-1] // 2).unsqueeze(1)
-    sin = sin.narrow(sin.shape[-1] // 2).unsqueeze(1)
+    cos = cos.narrow(cos.shape[-1] // 2).unsqueeze(dim)
+    sin = sin.narrow(sin.shape[-1] // 2).unsqueeze(dim)
     q1, q2 = alternate(query)
     k1, k2 = alternate(key)
     turned_query = concatenate(q1 * cos - q2 * sin, q2 * cos + q1 * sin)

@@ -10,6 +10,7 @@ from math import prod
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Parameter
+from memplan.graph.modules.functional import spread
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.strides import view_strides
@@ -69,6 +70,8 @@ def matmul(left: Handle, right: Handle) -> Handle:
     """
     second = _under_autocast(right)
     first = _under_autocast(left)
+    if second.shape[:-2] != left.shape[:-2]:
+        second = spread(second, (*left.shape[:-2], *second.shape[-2:]))
     made = multiplied(_matrices(first), _matrices(second), gradient=Gradient.FRESH)
     return made.view(*left.shape[:-1], right.shape[-1])
 
