@@ -35,8 +35,6 @@ class StackContext:
     """Whether each token sees any of it."""
     bias: Tensor | None = None
     """What all layers add to their scores (CPM-Ant), or its table of positions (XLNet)."""
-    chosen: Tensor | None = None
-    """The tokens that the last layer with an indexer has chosen (GLM-5)."""
     handed_on: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Keys and values that later layers read, of layers with and without a window (Gemma 4)."""
     residual: Tensor | None = None

@@ -35,8 +35,6 @@ class LatentAttentionSpec:
     value_head_dim: int
     rotary: RotarySpec
     """Its ``dim`` is the rest of the head; the keys share it."""
-    rotates: bool = True
-    """Whether that rest is rotated; Kimi Linear leaves it as it is."""
     norm: NormSpec
     """On the two narrow vectors."""
     bias: bool = False
@@ -44,14 +42,6 @@ class LatentAttentionSpec:
     dropout: float = 0.0
     indexer: IndexerSpec | None = None
     """Only some earlier tokens are attended to (DeepSeek-V3.2)."""
-
-    hands_on: bool = False
-    """The model hands what a layer has chosen to the next, which may have no indexer of its own (GLM-5)."""
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether it attends to chosen tokens alone."""
-        return self.indexer is not None or self.hands_on
 
     @property
     def scores(self) -> AttentionSpec:
@@ -61,6 +51,6 @@ class LatentAttentionSpec:
             num_kv_heads=self.num_heads,
             head_dim=self.plain_head_dim + self.rotary.dim,
             value_head_dim=self.value_head_dim,
-            rotary=self.rotary if self.rotates else None,
+            rotary=self.rotary,
             dropout=self.dropout,
         )

@@ -229,8 +229,6 @@ class StackSpec:
     """Tokens of a picture see one another: masks of every pair for every sequence (Gemma 3's towers)."""
     window_block_masks: bool = False
     """The same within windows alone; whole attention stays causal (Gemma 4)."""
-    written_mask: bool = False
-    """The class writes the causal mask out even where the kernel would know it (DeepSeek-V3.2)."""
     chunked_mask: bool = False
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
     streams: StreamsSpec | None = None

@@ -41,25 +41,15 @@ class RouterSpec:
     """What sends each token to its experts."""
 
     score: RouterScore = RouterScore.SOFTMAX
-    fp32_product: bool = False
-    """Hidden states and weight are cast to fp32 before the product (DeepSeek)."""
     fp32_logits: bool = True
     """The logits are cast to fp32 before they are scored."""
     correction: bool = False
     """A bias is added to the scores, for choosing only; it is a buffer."""
     table_rows: int = 0
     """A fixed table of so many rows says which experts a token id goes to (DeepSeek-V4)."""
-    grouped: bool = False
-    """Whole groups of experts are ruled out first (DeepSeek)."""
-    one_group: bool = False
-    """All experts are one group, whose mask spreads to them as a view."""
     normalization: Normalization = Normalization.NONE
     scaled: bool = False
     """The weights are multiplied by a constant."""
-    cast_weights: bool = False
-    """The weights are cast back to the hidden states' dtype."""
-    jitter: bool = False
-    """The hidden states are multiplied by noise, in place."""
     input_norm: NormSpec | None = None
     """The hidden states are normed, and multiplied by a vector and by a constant (Gemma 4)."""
     expert_scales: bool = False
@@ -90,8 +80,6 @@ class MixtureSpec:
     """The class runs one expert after another, each a slice of the stacked matrices (DBRX)."""
     shared: FeedForwardSpec | None = None
     """An expert that every token passes."""
-    shared_first: bool = False
-    """It runs before the routed experts rather than after them."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned gate (Qwen2-MoE)."""
     latent: int = 0

@@ -8,7 +8,6 @@ import pytest
 
 from memplan.graph.written.layer_parts import LAYERS, MIXERS, NETWORKS, Writer
 from memplan.model.attention import AttentionSpec
-from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import MemoryAttentionSpec, MixerSpec, OtherMixer, OtherNetwork
 from memplan.model.mixtures import MixtureSpec
 
@@ -20,8 +19,7 @@ def names(union: UnionType) -> set[str]:
 
 
 def test_every_kind_has_a_row_and_no_row_is_idle() -> None:
-    mixers = {*names(OtherMixer), LatentAttentionSpec.__name__} - {AttentionSpec.__name__}
-    assert set(MIXERS) == mixers - WHOLE_LAYERS
+    assert set(MIXERS) == names(OtherMixer) - {AttentionSpec.__name__} - WHOLE_LAYERS
     assert set(NETWORKS) == {*names(OtherNetwork), MixtureSpec.__name__}
 
 

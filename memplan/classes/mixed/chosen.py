@@ -9,7 +9,7 @@ GLM-5's layers attend to what an earlier one chose.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from memplan.classes.llama import DecoderLayer, LayerKind, Window
+from memplan.classes.llama import LayerKind, LlamaDecoderLayer, Window
 from memplan.classes.mixed.deepseek import DeepseekV3MoE, places_of_best
 from memplan.classes.mixed.latent import DeepseekV3Model, LatentAttention, apply_rotary_interleave
 from memplan.classes.mixed.mixtures import MixtureBlock, MixtureLayer, typed_sparse
@@ -17,7 +17,7 @@ from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.modules.attention import Attended, attention_function
+from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.basic import LayerNorm, Linear
 from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import made_from, masked_fill
@@ -126,7 +126,7 @@ class DeepseekV32Attention(LatentAttention):
         )  # fmt: skip
         return replace(found, indexer=spec)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Handle, tables: Tables, mask: Handle | None, prev_topk_indices: Handle | None
     ) -> tuple[Handle, Handle | None, Handle | None]:
         batch, length, _ = x.shape
@@ -180,7 +180,7 @@ def masked_but(mask: Handle, index_mask: Handle) -> Handle:
 
 
 class DeepseekV32DecoderLayer(MixtureLayer):
-    attention_class = DeepseekV32Attention  # type: ignore[assignment]
+    attention_class = DeepseekV32Attention
     block_class: Callable[[ConfigReader], MixtureBlock] = DeepseekV3MoE
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Handle:
@@ -196,7 +196,7 @@ class DeepseekV32DecoderLayer(MixtureLayer):
 
 
 class DeepseekV32Model(DeepseekV3Model):
-    layer_class: Callable[..., DecoderLayer] = DeepseekV32DecoderLayer
+    layer_class: type[LlamaDecoderLayer] = DeepseekV32DecoderLayer
 
     def kinds(self, config: ConfigReader) -> Sequence[ChoosingKind]:  # type: ignore[override]
         return [
@@ -217,10 +217,10 @@ class GlmMoeDsaAttention(DeepseekV32Attention):
 
 
 class GlmMoeDsaDecoderLayer(MixtureLayer):
-    attention_class = GlmMoeDsaAttention  # type: ignore[assignment]
+    attention_class = GlmMoeDsaAttention
     block_class: Callable[[ConfigReader], MixtureBlock] = DeepseekV3MoE
 
-    def __init__(self, config: ConfigReader, kind: ChoosingKind) -> None:  # type: ignore[override]
+    def __init__(self, config: ConfigReader, kind: ChoosingKind) -> None:
         super().__init__(config, kind)  # type: ignore[arg-type]
         self.hands_on = 0 if kind.chooses else 1
         self.hands_choice = kind.chooses and not kind.is_last
@@ -244,7 +244,7 @@ class GlmMoeDsaDecoderLayer(MixtureLayer):
 
 
 class GlmMoeDsaModel(DeepseekV32Model):
-    layer_class: Callable[..., DecoderLayer] = GlmMoeDsaDecoderLayer
+    layer_class: type[LlamaDecoderLayer] = GlmMoeDsaDecoderLayer
 
     def kinds(self, config: ConfigReader) -> Sequence[ChoosingKind]:  # type: ignore[override]
         found = [
@@ -253,7 +253,9 @@ class GlmMoeDsaModel(DeepseekV32Model):
         ]
         found[-1:] = [each._replace(is_last=True) for each in found[-1:]]
         if found and not found[0].chooses:
-            error = config.fail("indexer_types", "the first layer has no earlier one's choice to share")
+            error = config.fail(
+                "indexer_types", "the first layer has no earlier one's choice to share"
+            )
             raise error
         return found
 

@@ -3,34 +3,27 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from memplan.families.decoders.mixtures import MAX_SOFTCAP
 from memplan.families.llama import (
     DECODER_TASKS,
-    Variation,
     decoder_model,
     join_runs,
-    read_activation,
-    read_attention,
 )
 from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
-from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, PromptSpec, StackSpec
 from memplan.model.mixers import (
     CountedSpec,
 )
-from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
 
 NORM = NormSpec(kind=NormKind.RMS)
-UPCAST_NORM = NormSpec(kind=NormKind.RMS_UPCAST)
 
-LEGACY_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
-"""Older names of layer types (transformers' ``remap_legacy_layer_types``)."""
+MAX_SOFTCAP = 1e9
+"""No cap on logits is larger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +50,6 @@ class Hybrid:
     """Of what the token table looks up, inside it."""
     router_loss: bool = False
     """It adds the routers' loss where ``output_router_logits`` is set."""
-    written_mask: bool = False
-    """The class writes the causal mask out whatever the kernel knows."""
     mixed_masks: bool = False
     """The class makes the full mask even where every layer has a window."""
     local_rotary: bool = False
@@ -94,7 +85,6 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         final_norm=kind.final_norm,
         chunked_mask=kind.chunked_mask,
         mixed_masks=kind.mixed_masks,
-        written_mask=kind.written_mask,
         local_rotary=kind.local_rotary,
     )
     head = HeadSpec(
@@ -112,37 +102,8 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
     )
 
 
-def layer_kinds(reader: ConfigReader, *keys: str) -> list[str]:
-    """Layer types by their present names, one for each layer; empty where none are given."""
-    found = [LEGACY_KINDS.get(each, each) for each in reader.texts(*keys)]
-    count = reader.layers("num_hidden_layers")
-    if found and len(found) < count:
-        raise reader.fail(keys[0], f"names {len(found)} layers of {count}")
-    return found[:count]
-
-
 def counted(declare: Callable[[ParameterTable], None]) -> CountedSpec:
     """Weights that a function declares."""
     table = ParameterTable()
     declare(table)
     return CountedSpec(parameters=table.shapes())
-
-
-def plain_attention(
-    reader: ConfigReader, variation: Variation | None = None, *, rotary_share: float = 0.0
-) -> AttentionSpec:
-    """Grouped-query attention that rotates a share of each head; none by default."""
-    variation = variation or Variation(qkv_bias=False, output_bias=False)
-    spec = read_attention(reader, variation, reader.integer("hidden_size"))
-    rotated = int(spec.head_dim * rotary_share)
-    return replace(spec, rotary=RotarySpec(dim=rotated, joined=True) if rotated else None)
-
-
-def gated_network(reader: ConfigReader, *, bias_key: str = "") -> FeedForwardSpec:
-    """Llama's network."""
-    return FeedForwardSpec(
-        intermediate_size=reader.integer("intermediate_size"),
-        activation=read_activation(reader, "hidden_act"),
-        gated=True,
-        bias=reader.flag(bias_key) if bias_key else False,
-    )

@@ -120,9 +120,6 @@ def attention_masks(
     if eager and (stack.mixed_masks or len(windows) < len(attentions(stack))):
         full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
         t.hold(full)
-    elif stack.written_mask:
-        full = causal_pattern(t, length, length)
-        t.hold(full)
     needed = eager or stack.window_block_masks or length >= min(windows, default=0)
     if windows and needed:
         own = stack.chunked_mask or stack.window_block_masks

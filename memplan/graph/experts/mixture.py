@@ -15,7 +15,7 @@ from memplan.graph.core.tensors import ExpertShare, Tensor
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import route, take
 from memplan.graph.operations.activations import activation_module
-from memplan.graph.operations.products import linear, matmul_weight, trained_weight
+from memplan.graph.operations.products import trained_weight
 from memplan.graph.stack_context import StackContext
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.parameters import LayerBlock
@@ -25,39 +25,15 @@ from memplan.training.choices_of_kernels.kernels import ExpertKernel
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Tensor:
     """Router, routed experts and, where there is one, the shared expert."""
     hidden_size = context.hidden_size
-    if spec.router.jitter:
-        x = _jitter(t, x)
-    if spec.shared_gate:
-        x = t.flatten(x)
-    shared = None
-    if spec.shared is not None and spec.shared_first:
-        shared = _shared(t, x, spec, hidden_size)
     weights, chosen, logits = route(t, x, spec, hidden_size)
-    if spec.latent:
-        routed = _behind_latent(t, x, weights, chosen, spec, hidden_size)
-    else:
-        routed = run_experts(t, x, weights, chosen, spec, hidden_size)
+    routed = run_experts(t, x, weights, chosen, spec, hidden_size)
     if spec.shared is None:
         t.touch(x, logits, weights, chosen)
         return routed
-    if shared is None:
-        shared = _shared(t, x, spec, hidden_size)
-    if spec.shared_gate:
-        shared = _gate_shared(t, x, shared, hidden_size)
+    shared = _shared(t, x, spec, hidden_size)
     out = t.cast(t.add(routed, shared), x.dtype)
     t.touch(x, routed, shared, logits, weights, chosen)
     return out
-
-
-def _behind_latent(
-    t: Tape, x: Tensor, weights: Tensor, chosen: Tensor, spec: MixtureSpec, hidden_size: int
-) -> Tensor:
-    """The routed experts between two projections: into a narrower width, and out of it."""
-    latent, bias = spec.latent, spec.latent_bias
-    narrow = linear(t, x, "mlp.fc1_latent_proj", hidden_size, latent, bias=bias)
-    routed = run_experts(t, narrow, weights, chosen, spec, latent)
-    t.touch(narrow)
-    return linear(t, routed, "mlp.fc2_latent_proj", latent, hidden_size, bias=bias)
 
 
 def run_experts(
@@ -109,26 +85,6 @@ def _shared(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
     else:
         out = feed_forward(t, x, spec.shared, hidden_size, "mlp.shared_experts", sharing=sharing)
     t.block = LayerBlock.NETWORK
-    return out
-
-
-def _gate_shared(t: Tape, x: Tensor, shared: Tensor, hidden_size: int) -> Tensor:
-    t.block = LayerBlock.SHARED_EXPERT
-    weight = t.parameter("mlp.shared_expert_gate.weight", 1, hidden_size)
-    t.block = LayerBlock.NETWORK
-    gate = t.elementwise(OperationKind.SIGMOID, matmul_weight(t, x, weight))
-    return t.mul(gate, shared)
-
-
-def _jitter(t: Tape, x: Tensor) -> Tensor:
-    """Multiply by uniform noise, in place: the noise is kept."""
-    noise = t.tensor(x.numel, x.dtype)
-    t.record(OperationKind.UNIFORM_IN_PLACE, (), (noise,))
-    out = t.view(x, x.numel)
-    t.record(
-        OperationKind.MUL_IN_PLACE, (x, noise), (out,), saves=(noise,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
     return out
 
 

@@ -10,10 +10,10 @@ from memplan.dtypes import DType, promote
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.elementwise import softmax
 from memplan.graph.operations.norms import norm
-from memplan.graph.operations.products import matmul_weight, trained_weight
+from memplan.graph.operations.products import matmul_weight
 from memplan.model.mixtures import MixtureSpec, Normalization, RouterScore
 from memplan.model.norms import NormSpec
 from memplan.model.parameters import WeightRole
@@ -36,8 +36,6 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
     weights = _normalize(t, weights, tokens, router.normalization)
     if router.scaled:
         weights = t.scale(weights)
-    if router.cast_weights:
-        weights = t.cast(weights, x.dtype)
     if router.expert_scales:
         table = t.parameter("router.per_expert_scale", spec.num_experts)
         weights = t.mul(weights, take(t, table, chosen, count))
@@ -52,33 +50,10 @@ def _scaled_input(t: Tape, x: Tensor, spec: NormSpec, hidden_size: int) -> Tenso
 
 
 def _router_product(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> Tensor:
-    """The router's linear layer, in fp32 where the class casts for it."""
-    router = spec.router
-    weight = t.parameter(
-        "mlp.gate.weight",
-        spec.num_experts,
-        hidden_size,
-        role=WeightRole.ROUTER,
-    )
-    if not router.fp32_product:
-        return matmul_weight(t, x, weight)
-    x = t.cast(t.reshaped(x), DType.FP32)
-    factor = t.cast(trained_weight(t, weight), DType.FP32)
-    if t.autocast is not None:
-        # C++ evaluates the arguments of autocast's wrapper from the last to the first.
-        factor, x = _autocast(t, factor), t.cast(x, t.autocast)
-    tokens = x.numel // hidden_size
-    out = t.tensor(tokens * spec.num_experts, x.dtype)
-    t.record(
-        OperationKind.LINEAR, (x, factor), (out,), saves=(x, factor),
-        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * tokens * weight.numel,
-    )  # fmt: skip
-    return out
-
-
-def _autocast(t: Tape, factor: Tensor) -> Tensor:
-    assert t.autocast is not None
-    return t.cast_weight(factor) if isinstance(factor, Parameter) else t.cast(factor, t.autocast)
+    """The router's linear layer."""
+    role = WeightRole.ROUTER
+    weight = t.parameter("mlp.gate.weight", spec.num_experts, hidden_size, role=role)
+    return matmul_weight(t, x, weight)
 
 
 def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Tensor, Tensor]:
@@ -103,8 +78,6 @@ def _scored(t: Tape, logits: Tensor, spec: MixtureSpec, tokens: int) -> tuple[Te
         return weights, chosen
     corrected = t.tensor(scores.numel, promote(scores.dtype, t.compute))
     t.record(OperationKind.ADD, (scores,), (corrected,), gradients=(Gradient.NONE,))
-    if router.grouped:
-        corrected = _group_choice(t, corrected, one_group=router.one_group)
     chosen = t.tensor(count, DType.INT64)
     values = t.tensor(count, corrected.dtype)
     t.record(OperationKind.TOPK, (corrected,), (values, chosen), gradients=(Gradient.NONE,))
@@ -121,25 +94,6 @@ def _gathered(t: Tape, scores: Tensor, chosen: Tensor, count: int) -> Tensor:
         gradients=(Gradient.FRESH, Gradient.NONE),
         backward_scratch_bytes=(scores.storage.num_bytes,) if t.decomposed else (),
     )  # fmt: skip
-    return out
-
-
-def _group_choice(t: Tape, corrected: Tensor, *, one_group: bool) -> Tensor:
-    """DeepSeek-V3's: corrected scores outside the best groups become minus infinity."""
-    numel = corrected.numel
-    kept, outside = t.tensor(numel, DType.BOOL), t.tensor(numel, DType.BOOL)
-    mask: tuple[Tensor, ...] = ()
-    if not one_group:
-        mask = (t.tensor(numel, corrected.dtype),)
-        t.record(OperationKind.SCORE_MASK, (), mask)
-    t.record(OperationKind.TO, mask, (kept,))
-    t.record(OperationKind.BITWISE_NOT, (kept,), (outside,))
-    out = t.tensor(numel, corrected.dtype)
-    t.record(
-        OperationKind.MASKED_FILL, (corrected, outside), (out,),
-        gradients=(Gradient.NONE, Gradient.NONE),
-    )  # fmt: skip
-    t.touch(*mask)
     return out
 
 

@@ -306,13 +306,22 @@ def rows_added_to_zeros(rows: Handle, places: Handle, shape: Shape) -> Handle:
 
 
 def fill(base: Handle, part: Handle) -> Handle:
-    """``base[...].copy_(part)``: the slice is filled in place, backward copies the whole gradient."""
-    from memplan.graph.attention.own_ways.latent import copy_into
+    """``base[...].copy_(part)`` (``CopySlices``): backward copies the whole gradient, and the slice.
 
-    return part.leads_to(
-        base.leads_to(Handle(base.run, copy_into(base.run, base.record, part.record), base.shape)),
-        in_rows(part.shape),
-    )
+    The copy of the whole, with the slice zeroed, is the gradient of what was there before.
+    """
+    run, made = base.run, base.run.view(base.record, base.numel)
+    whole, zeros = base.record.storage.num_bytes, allocated_bytes(part.numel, base.dtype)
+    scratch: int | tuple[int, ...] = zeros
+    if part.dtype is not base.dtype and not run.decomposed:
+        scratch = (RESULT, zeros, zeros, RESULT)  # and the slice's is cast
+    if not base.requires_grad:
+        scratch = whole if run.decomposed else (whole, RESULT)
+    run.record(
+        OperationKind.COPY_IN_PLACE, (base.record, part.record), (made,),
+        gradients=(Gradient.FRESH, Gradient.FRESH), backward_scratch_bytes=scratch,
+    )  # fmt: skip
+    return part.leads_to(base.leads_to(Handle(run, made, base.shape)), in_rows(part.shape))
 
 
 def upcast_product(q: Handle, k: Handle) -> Handle:

@@ -100,7 +100,6 @@ def whole_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> 
 
 
 MIXERS: Mapping[str, Writer] = {
-    "LatentAttentionSpec": Writer("attention.own_ways.latent", "latent_attention"),
     "CompressedAttentionSpec": Writer("attention.own_ways.compressed", "compressed_attention"),
     "SharedKeysSpec": Writer("attention.shared_keys", "shared_keys_attention"),
     "CountedSpec": Writer("counted", "counted_part", LayerBlock.MIXER),

@@ -311,27 +311,13 @@ def run_layers(t: Tape, stack: StackSpec, x: Tensor, context: StackContext) -> T
         from memplan.graph.stages import edge_runs  # only for pipelines
 
         runs = edge_runs(runs, t.options.stage)
-    runs = _last_choice_apart(runs)
     for run in runs:
         x = run_layer(t, stack, run, x, context)
     if stack.crossed is not None:
         from memplan.graph.written.crossed_streams import cross_streams  # only for LXMERT
 
         return cross_streams(t, stack, stack.crossed, x, context)
-    if context.chosen is not None and t.segment.repeat == 1:
-        t.segment.handed_in -= {context.chosen.storage}
     return x
-
-
-def _last_choice_apart(runs: list[TrainedRun]) -> list[TrainedRun]:
-    """The last layer by itself, where checkpoints keep the tokens that a layer chose as an argument of
-    the next one (GLM-5): its own choice is none's."""
-    last = runs[-1] if runs else None
-    if last is None or not last.checkpointed or last.count == 1:
-        return runs
-    if not getattr(last.layer.attention, "hands_on", False):
-        return runs
-    return [*runs[:-1], replace(last, count=last.count - 1), replace(last, count=1)]
 
 
 def run_layer(
