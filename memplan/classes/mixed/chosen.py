@@ -22,7 +22,7 @@ from memplan.graph.modules.basic import LayerNorm, Linear
 from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import made_from, masked_fill
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import causal_mask, position_ids
+from memplan.graph.modules.masks import causal_mask, causal_pattern, position_ids
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate, rotate_half
 from memplan.graph.modules.unread import NoGradient
@@ -209,6 +209,10 @@ class DeepseekV32Model(DeepseekV3Model):
         return typed_sparse(config, number, first=first)
 
     def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
+        if self.run.kernels.attention.is_package:
+            return {
+                None: causal_pattern(self.run, length)
+            }  # which tokens are chosen is said by a mask alone
         return {None: causal_mask(self.run, batch, length, written=True)}
 
 
