@@ -5,6 +5,7 @@ the program holds at each spot. What a program holds does not depend on how larg
 are, so one ``Outline`` of a run serves every batch.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from weakref import ref
 
@@ -60,7 +61,7 @@ class Tally(Ledger):
         self._most_held: Held = ()
         self.place = -1
         """The segment that is run."""
-        self._exchanged: dict[_Exchanged, int] = {}
+        self._exchanged: list[_Exchanged] = []
         self._steady = False
         """The first step is over."""
         self._number = self._next = -1
@@ -157,12 +158,15 @@ class Tally(Ledger):
 
     def free(self, block: Block) -> None:
         """Give a block back."""
-        if self._total > self._most:
-            self._most, self._most_held = self._total, self._now()
+        held, total = self._held, self._total
+        if total > self._most:
+            snapshot = self._snapshot
+            self._most = total
+            self._most_held = tuple(held) if snapshot is None else snapshot
         line = block & _ROUND
         size = block - line
-        self._held[line] -= size
-        self._total -= size
+        held[line] -= size
+        self._total = total - size
         self._snapshot = None
 
     def free_all(self, blocks: Iterable[Block]) -> None:
@@ -195,14 +199,14 @@ class Tally(Ledger):
         """Note it with the segment that is run."""
         if not num_bytes or not self._steady:
             return
-        found = self.place, kind, num_bytes, ranks, hiding
-        self._exchanged[found] = self._exchanged.get(found, 0) + 1
+        self._exchanged.append((self.place, kind, num_bytes, ranks, hiding))
 
     def _end_exchanges(self) -> None:
         if self._steady:
-            found = tuple((Exchange(*each), count) for each, count in self._exchanged.items())
+            counted = Counter(self._exchanged)
+            found = tuple((Exchange(*each), count) for each, count in counted.items())
             self.outline.visits.append(Visit(self._part.value, found, self._number))
-        self._exchanged = {}
+        self._exchanged = []
         self._number, self._next = self._next, -1
         self.place = -1
 
@@ -251,7 +255,18 @@ class Tally(Ledger):
         held, total = self._snapshot, self._total
         if held is None:
             held = self._snapshot = tuple(self._held)
-        self._add(peak, repetition, total, held)
+        points = self._points.get(peak)
+        if points is None:
+            self._points[peak] = [(repetition, total, held)]
+        elif (
+            len(points) > 1
+            and points[-1][1] == total == points[-2][1]
+            and points[-2][0]
+            and points[-1][0] != repetition
+        ):
+            points[-1] = repetition, total, held
+        else:
+            _keep(points, (repetition, total, held))
         if self._most > total:
             self._add(self._spot, self._repetition, self._most, self._most_held)
         self._spot, self._repetition = end, repetition
@@ -260,34 +275,10 @@ class Tally(Ledger):
     def _add(self, spot: Spot, repetition: int, total: int, held: Held) -> None:
         """Keep a point if, for some slope of the model's own bytes, none of its spot is higher."""
         points = self._points.get(spot)
-        point = (repetition, total, held)
         if points is None:
-            self._points[spot] = [point]
-            return
-        middle, between, _ = points[-1]
-        if middle == repetition:
-            # Another act at the same spot.
-            if total <= between:
-                return
-            points.pop()
-            if not points:
-                points.append(point)
-                return
-            middle, between, _ = points[-1]
-        while len(points) > 1:
-            start, first, _ = points[-2]
-            if first == between == total and start:
-                # On one line with those two, as mostly: no earlier one is nearer to it than it was.
-                points[-1] = point
-                return
-            # The first repetition may begin lower than the line of all others.
-            if not start or (between - first) * (repetition - start) > (total - first) * (
-                middle - start
-            ):
-                break
-            points.pop()
-            middle, between, _ = points[-1]
-        points.append(point)
+            self._points[spot] = [(repetition, total, held)]
+        else:
+            _keep(points, (repetition, total, held))
 
     def _close_visit(self) -> None:
         """Take what a micro-batch, or a part of one, has shown into account."""
@@ -325,6 +316,35 @@ class Tally(Ledger):
             for each in visits:
                 each.close()
         return self.outline
+
+
+def _keep(points: list[Point], point: Point) -> None:
+    """Add a spot's next point, and leave out those that are then never the highest."""
+    repetition, total, _ = point
+    middle, between, _ = points[-1]
+    if middle == repetition:
+        # Another act at the same spot.
+        if total <= between:
+            return
+        points.pop()
+        if not points:
+            points.append(point)
+            return
+        middle, between, _ = points[-1]
+    while len(points) > 1:
+        start, first, _ = points[-2]
+        if first == between == total and start:
+            # On one line with those two, as mostly: no earlier one is nearer to it than it was.
+            points[-1] = point
+            return
+        # The first repetition may begin lower than the line of all others.
+        if not start or (between - first) * (repetition - start) > (total - first) * (
+            middle - start
+        ):
+            break
+        points.pop()
+        middle, between, _ = points[-1]
+    points.append(point)
 
 
 def _note(visits: list[Visits], group: int, points: dict[Spot, list[Point]]) -> None:

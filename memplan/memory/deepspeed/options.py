@@ -7,6 +7,7 @@ that the whole model is not gathered for saving.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError, did_you_mean
@@ -229,8 +230,9 @@ OPTION_NAMES: tuple[str, ...] = (*MODELLED, *sorted(WITHOUT_EFFECT), *UNMODELLED
 """Every name that ``engine_options`` takes with DeepSpeed."""
 
 
+@lru_cache(maxsize=64)
 def read_options(setup: TrainingSetup, *, hidden_size: int) -> DeepSpeedOptions:
-    """The engine's settings for a resolved setup.
+    """The engine's settings for a resolved setup; remembered, since its ranks and cards share them.
 
     ``hidden_size`` is what ``"auto"`` is filled in from. Raises ``SetupError`` for names that the
     engine does not have and for values that it refuses.

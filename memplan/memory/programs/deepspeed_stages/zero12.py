@@ -154,11 +154,11 @@ class ShardedStatesProgram(DeepSpeedProgram):
         if not self.while_backward or not (self.stage2 or self.last):
             super().gradient_ready(weight, block)
             return
-        earlier = self.gradients.pop(weight, None)
+        earlier = self.gradients.pop(weight, None) if self.gradients else None
         if earlier is not None:
             self.ledger.free(block)
             block = earlier
-        self._add(self.number(weight), block)
+        self._add(self.job.weights.number(*weight), block)
 
     def _add(self, index: int, block: Block) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""
