@@ -706,7 +706,7 @@ typedef struct {
     Block *blocks;
 } Snapshot;
 
-enum { SNAPSHOTS = 16, FEW_SNAPSHOTS = 4, MANY_EVENTS = 200000 };
+enum { SNAPSHOTS = 8, FEW_SNAPSHOTS = 4, MANY_EVENTS = 200000 };
 
 typedef struct {
     Run run;

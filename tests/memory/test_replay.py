@@ -9,6 +9,7 @@ import pytest
 from memplan import TrainingSetup, load_gpu, load_model
 from memplan.estimator import estimate
 from memplan.memory.replaying import replay as replays
+from memplan.memory.replaying.in_python import PythonRun
 from memplan.memory.replaying.ledger import Cycle, Ledger, cycle_of
 from memplan.memory.replaying.replay import (
     AllocatorPeaks,
@@ -16,8 +17,8 @@ from memplan.memory.replaying.replay import (
     floor_bytes,
     is_enough,
     islands,
+    peaks_in_python,
     replay,
-    replayed,
 )
 from memplan.units import KIB, MIB
 from tests.memory.test_repeated_steps import again
@@ -79,10 +80,8 @@ def drawn(chance: random.Random, *, num_events: int) -> Ledger:
 
 
 def in_python(ledger: Ledger, capacity_bytes: int | None, *, expandable: bool) -> AllocatorPeaks:
-    return replayed(
-        ledger.events, ledger.streams, ledger.cycle,
-        capacity_bytes=capacity_bytes, expandable=expandable,
-    )  # fmt: skip
+    run = PythonRun(ledger.events, ledger.streams, ledger.cycle, expandable=expandable)
+    return peaks_in_python(run, capacity_bytes)
 
 
 @pytest.fixture(params=["compiled", "Python"])
@@ -118,6 +117,25 @@ def test_compiled_code_finds_what_python_does(*, expandable: bool) -> None:
     assert recurring > 20
     assert flushed > 50
     assert died > 50
+
+
+def test_who_is_asked_again_goes_on_to_what_the_whole_run_comes_to() -> None:
+    chance = random.Random(17)
+    died = lasted = 0
+    for number in range(150):
+        ledger = drawn(chance, num_events=chance.randrange(3, 120))
+        run = PythonRun(ledger.events, ledger.streams, ledger.cycle)
+        most = in_python(ledger, None, expandable=False).reserved_bytes + MIB
+        for _ in range(12):
+            capacity = chance.choice([None, *(chance.randrange(MIB, most) for _ in range(4))])
+            steps = chance.choice([1, 3, replays.MAX_CYCLES])
+            whole = PythonRun(ledger.events, ledger.streams, ledger.cycle)
+            alone = peaks_in_python(whole, capacity, steps)
+            assert peaks_in_python(run, capacity, steps) == alone, (number, capacity, steps)
+            died += alone.died_at is not None
+            lasted += alone.num_cycles > 1
+    assert died > 100
+    assert lasted > 5
 
 
 @COMPILED

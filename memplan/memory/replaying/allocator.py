@@ -11,6 +11,9 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.units import MIB, ceil_div
@@ -36,11 +39,15 @@ _ADDRESS_BITS = 96
 """Bits of an address in a pool's keys, which sort by size and then by address. No address is used twice,
 and a run may be one that no computer holds."""
 _ADDRESSES = (1 << _ADDRESS_BITS) - 1
+ROOM = _ADDRESSES
+"""The capacity of a card with room for everything [units]."""
 
 BlockInUse = tuple[int, int, int, list[int]]
 """A block's address, its size and the request it serves, and its pool's free blocks."""
 Blocks = dict[int, BlockInUse]
 """Blocks handed out, by the event that asked for them."""
+Picture = Callable[[Callable[[int], int]], object]
+"""Draws all that later decisions depend on; what it is given tells blocks in use apart by their events."""
 _Asked = tuple[int, int, int, list[int]]
 """What is asked for in units, the least key that serves it, a rest that is not split off, and its pool."""
 
@@ -58,7 +65,7 @@ class CachingAllocator:
     )  # fmt: skip
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity = _ADDRESSES if capacity_bytes is None else capacity_bytes // _UNIT
+        self.capacity = ROOM if capacity_bytes is None else capacity_bytes // _UNIT
         self._pools: dict[int, list[int]] = {}
         """Free blocks of each pool and stream as sorted ``size << bits | address``."""
         self._at: dict[int, int] = {}
@@ -71,7 +78,7 @@ class CachingAllocator:
         self._reserved = self._allocated = self._requested = 0
         self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.num_mallocs = self.num_flushes = 0
-        self.lacked = _ADDRESSES
+        self.lacked = ROOM
         """The least capacity with which something else would have happened."""
         self.pressed = 0
         """The most that was reserved with what the cache was given back for."""
@@ -173,19 +180,36 @@ class CachingAllocator:
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
         return {}
 
-    def picture(self, blocks: "Blocks", name: Callable[[int], int]) -> object:
-        """All that later decisions depend on: each pool's blocks in the order of their addresses.
+    def saved(self) -> object:
+        """The state, but for the card's capacity, for another one to ``resume``."""
+        pools = [(key, free, free[:]) for key, free in self._pools.items()]
+        return (
+            pools,
+            *(dict(each) for each in (self._at, self._before, self._segments)),
+            _counts(self),
+        )
 
-        ``name`` tells blocks in use apart. Where one does not begin where the one before it ends,
-        another segment begins.
-        """
-        places = {id(free): [_place(key) for key in free] for free in self._pools.values()}
-        for number, (address, size, _, free) in blocks.items():
-            places[id(free)].append((address, size, name(number)))
-        return [
-            [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
-            for found in places.values()
-        ]
+    def resume(self, saved: Any, blocks: "Blocks") -> "Blocks":
+        """Be in a state that was saved; return the blocks that were handed out then."""
+        pools, at, before, segments, counts = saved
+        self._pools = {key: kept[:] for key, _, kept in pools}
+        self._at, self._before, self._segments = dict(at), dict(before), dict(segments)
+        for name, value in zip(_COUNTS, counts, strict=True):
+            setattr(self, name, value)
+        own = {id(free): self._pools[key] for key, free, _ in pools}
+        return {
+            number: (address, size, request, own[id(free)])
+            for number, (address, size, request, free) in blocks.items()
+        }
+
+    def look(self) -> object:
+        """What pictures that are alike have in common, and others seldom do."""
+        return self._reserved, self._allocated, self._requested, len(self._at)
+
+    def taken_down(self, blocks: "Blocks") -> Picture:
+        """What a picture of this moment is drawn from, at any later one."""
+        pools = [(id(free), free[:]) for free in self._pools.values()]
+        return partial(_picture, pools, dict(blocks))
 
     def _lacks(self, size: int) -> bool:
         """Whether so much more is more than there is; if so, with which capacity it would not be."""
@@ -224,6 +248,12 @@ class CachingAllocator:
             free[:] = kept
 
 
+_COUNTS = (
+    "_next", "_reserved", "_allocated", "_requested", "peak_requested", "peak_allocated", "peak_reserved",
+    "num_mallocs", "num_flushes", "lacked", "pressed",
+)  # fmt: skip
+_counts = attrgetter(*_COUNTS)
+
 FREE = -1
 """Stands for the name of a free block in a picture."""
 _PlacedBlock = tuple[int, int, int]
@@ -240,6 +270,23 @@ def _ends(blocks: list[_PlacedBlock]) -> Iterator[tuple[bool, _PlacedBlock]]:
     for block in blocks:
         yield block[0] == end, block
         end = block[0] + block[1]
+
+
+def _picture(
+    pools: list[tuple[int, list[int]]], blocks: Blocks, name: Callable[[int], int]
+) -> object:
+    """All that later decisions depend on: each pool's blocks in the order of their addresses.
+
+    ``name`` tells blocks in use apart. Where one does not begin where the one before it ends,
+    another segment begins.
+    """
+    places = {pool: [_place(key) for key in free] for pool, free in pools}
+    for number, (address, size, _, free) in blocks.items():
+        places[id(free)].append((address, size, name(number)))
+    return [
+        [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
+        for found in places.values()
+    ]
 
 
 def _segment_size(request: int) -> int:

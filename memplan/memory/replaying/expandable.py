@@ -8,6 +8,7 @@ c10/cuda/CUDACachingAllocator.cpp (torch 2.13; ``find_expandable_block``, ``map_
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.replaying.allocator import (
@@ -16,6 +17,7 @@ from memplan.memory.replaying.allocator import (
     MEDIUM_SEGMENT_BYTES,
     SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
+    Picture,
 )
 
 _UNIT = ALLOCATION_ROUNDING
@@ -104,6 +106,19 @@ def _growth(block: Block) -> int:
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
+def _picture(
+    ranges: list[list[tuple[int, bool, int | None]]], name: Callable[[int], int]
+) -> object:
+    """All that later decisions depend on: each range's blocks; ``name`` tells those in use apart."""
+    return [
+        [
+            (size, mapped, FREE if number is None else name(number))
+            for size, mapped, number in blocks
+        ]
+        for blocks in ranges
+    ]
+
+
 class ExpandableAllocator:
     """The allocator's state with expandable segments; sizes in units of ``ALLOCATION_ROUNDING``."""
 
@@ -162,15 +177,18 @@ class ExpandableAllocator:
                 blocks[number] = found, block
         return None
 
-    def picture(
-        self, blocks: Mapping[int, tuple[Range, Block]], name: Callable[[int], int]
-    ) -> object:
-        """All that later decisions depend on: each range's blocks; ``name`` tells those in use apart."""
-        names = {id(block): name(number) for number, (_, block) in blocks.items()}
-        return [
-            [(block.size, block.mapped, names.get(id(block), FREE)) for block in pool.blocks()]
+    def look(self) -> object:
+        """What pictures that are alike have in common, and others seldom do."""
+        return self.reserved, self.allocated
+
+    def taken_down(self, blocks: Mapping[int, tuple[Range, Block]]) -> Picture:
+        """What a picture of this moment is drawn from, at any later one."""
+        names = {id(block): number for number, (_, block) in blocks.items()}
+        found = [
+            [(block.size, block.mapped, names.get(id(block))) for block in pool.blocks()]
             for pool in self.ranges.values()
         ]
+        return partial(_picture, found)
 
     def blocks_in_use(self) -> dict[int, tuple[Range, Block]]:
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""

@@ -9,21 +9,21 @@ holds for every capacity at which these questions are answered alike.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
-from memplan.memory.replaying.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator
-from memplan.memory.replaying.expandable import ExpandableAllocator
+from memplan.memory.replaying.allocator import SEGMENT_ROUNDING_BYTES
 from memplan.memory.replaying.ledger import Cycle, with_sizes
+
+if TYPE_CHECKING:
+    from memplan.memory.replaying.in_python import PythonRun
 
 _UNIT = ALLOCATION_ROUNDING
 MAX_CYCLES = 64
 """Further steps after which a run is not followed any more."""
 FEW_CYCLES = 3
 """Further steps on capacities that are looked at on the way down to the least one: in 50 random runs 8 found no other."""
-LASTING = -2
-"""Stands for the name of a block that is in use from before the step that recurs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ _ENDLESS = (1 << 63) // 8
 class Replayer:
     """One run, asked what becomes of it on cards of several capacities."""
 
-    __slots__ = ("_cycle", "_events", "_expandable", "_num_events", "_run", "_streams")
+    __slots__ = ("_cycle", "_expandable", "_in_python", "_num_events", "_run", "_streams")
 
     def __init__(
         self,
@@ -155,9 +155,10 @@ class Replayer:
         self._run: object = None
         if COMPILED is not None:
             self._run = self._prepared(COMPILED, events, [*sizes])
-        self._events: list[int] = []
+        self._in_python: PythonRun | None = None
         if self._run is None:
-            self._events = with_sizes(events, sizes) if sizes else events
+            played = with_sizes(events, sizes) if sizes else events
+            self._in_python = _in_python(played, self._streams, cycle, expandable=expandable)
 
     def _prepared(self, code: _Compiled, events: list[int], sizes: list[int]) -> object:
         """As the compiled code takes it; None: blocks are larger than it counts."""
@@ -182,10 +183,8 @@ class Replayer:
         """What is reached with so much room for segments; None: with as much as it wants."""
         if COMPILED is not None and self._run is not None:
             return self._compiled(COMPILED, capacity_bytes, max_cycles)
-        return replayed(
-            self._events, self._streams, self._cycle, capacity_bytes=capacity_bytes,
-            max_cycles=max_cycles, expandable=self._expandable,
-        )  # fmt: skip
+        assert self._in_python is not None, "a run that is not compiled is replayed in Python"
+        return peaks_in_python(self._in_python, capacity_bytes, max_cycles)
 
     def _compiled(
         self, code: _Compiled, capacity_bytes: int | None, max_cycles: int
@@ -207,6 +206,14 @@ class Replayer:
             lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
             pressed_bytes=pressed * _UNIT,
         )
+
+
+def _in_python(
+    events: list[int], streams: dict[int, int], cycle: Cycle | None, *, expandable: bool
+) -> "PythonRun":
+    from memplan.memory.replaying.in_python import PythonRun  # only where nothing is compiled
+
+    return PythonRun(events, streams, cycle, expandable=expandable)
 
 
 def known_on(
@@ -234,19 +241,11 @@ def replay(
     return Replayer(events, streams, cycle, expandable=expandable).on_card(capacity_bytes)
 
 
-def replayed(
-    events: Sequence[int],
-    streams: dict[int, int],
-    cycle: Cycle | None,
-    *,
-    capacity_bytes: int | None,
-    expandable: bool,
-    max_cycles: int = MAX_CYCLES,
+def peaks_in_python(
+    run: "PythonRun", capacity_bytes: int | None, max_cycles: int = MAX_CYCLES
 ) -> AllocatorPeaks:
-    """The same in Python."""
-    allocator: Any = (ExpandableAllocator if expandable else CachingAllocator)(capacity_bytes)
-    recurring = _Recurring(allocator, events, streams, cycle, max_cycles)
-    died_at = recurring.run()
+    """What a run reaches, told without compiled code."""
+    allocator, followed = run.follow(capacity_bytes, max_cycles=max_cycles)
     lacked = allocator.lacked
     return AllocatorPeaks(
         requested_bytes=allocator.peak_requested * _UNIT,
@@ -254,73 +253,13 @@ def replayed(
         reserved_bytes=allocator.peak_reserved * _UNIT,
         num_mallocs=allocator.num_mallocs,
         num_flushes=allocator.num_flushes,
-        died_at=died_at,
-        num_cycles=recurring.num_cycles,
-        flushes_recur=recurring.flushes,
-        is_settled=recurring.is_settled,
+        died_at=followed.died_at,
+        num_cycles=followed.num_cycles,
+        flushes_recur=followed.flushes,
+        is_settled=followed.is_settled or run.cycle is None,
         lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
         pressed_bytes=allocator.pressed * _UNIT,
     )
-
-
-class _Recurring:
-    """A run followed, and its last step again and again, until the allocator is as it was before."""
-
-    def __init__(
-        self,
-        allocator: Any,
-        events: Sequence[int],
-        streams: dict[int, int],
-        cycle: Cycle | None,
-        max_cycles: int,
-    ) -> None:
-        self.allocator = allocator
-        self.max_cycles = max_cycles
-        self.events = events
-        self.streams = streams
-        self.cycle = cycle
-        self.num_cycles = 0
-        self.flushes = False
-        self.is_settled = cycle is None
-
-    def run(self) -> int | None:
-        """Return the event at which memory ran out; None: it lasts."""
-        blocks = self.allocator.blocks_in_use()
-        died_at = self._follow(self.events, 0, blocks)
-        cycle = self.cycle
-        if died_at is not None or cycle is None:
-            return died_at
-        body, until = self.events[cycle.start :], 1
-        kept = self._picture(blocks, cycle)
-        while self.num_cycles < self.max_cycles:
-            for number in [each for each in blocks if each >= cycle.start]:
-                blocks[number - cycle.start + cycle.before] = blocks.pop(number)
-            before = self.allocator.num_flushes
-            died_at = self._follow(body, cycle.start, blocks)
-            self.num_cycles += 1
-            self.flushes = self.allocator.num_flushes > before
-            if died_at is not None:
-                return died_at
-            now = self._picture(blocks, cycle)
-            if now == kept:
-                self.is_settled = True
-                return None
-            # States may come back after several steps (Brent's way to find a cycle).
-            if self.num_cycles == until:
-                kept = now
-                until *= 2
-        return None
-
-    def _follow(self, events: Sequence[int], start: int, blocks: dict[int, Any]) -> int | None:
-        found: int | None = self.allocator.follow(events, start, self.streams, blocks)
-        return found
-
-    def _picture(self, blocks: dict[int, Any], cycle: Cycle) -> object:
-        start = cycle.start
-        drawn: object = self.allocator.picture(
-            blocks, lambda number: number - start if number >= start else LASTING
-        )
-        return drawn
 
 
 class OnCard(Protocol):
