@@ -135,7 +135,7 @@ def ledger_of(record: dict[str, Any]) -> Ledger | None:
     if engine_of(settings) == "fsdp2":
         program.load = partial(load_empty, program)  # type: ignore[method-assign]
     if engine_of(settings) == "deepspeed":
-        program.load_weights = partial(_cast_weights, program)  # type: ignore[method-assign]
+        program.load_model = partial(_cast_model, program)  # type: ignore[method-assign]
     program.run(num_steps=_num_steps(settings))
     return ledger
 
@@ -151,7 +151,7 @@ def load_empty(program: Program) -> None:
     program.load_buffers()
 
 
-def _cast_weights(program: Program) -> dict[Weight, Block]:
+def _cast_model(program: Program) -> dict[Weight, Block]:
     """These records make the model in fp32 on the GPU, and cast it weight by weight."""
     ledger = program.ledger
     whole = {each: ledger.allocate(4 * each[0].numel) for each in program.weights}
@@ -159,6 +159,7 @@ def _cast_weights(program: Program) -> dict[Weight, Block]:
     for each in program.weights:
         made[each] = ledger.allocate(each[0].storage.num_bytes)
         ledger.free(whole[each])
+    program.load_buffers()
     return made
 
 

@@ -252,7 +252,7 @@ FORMS: dict[str, Form] = {
     "big_bird": Form(
         body=_big_bird,
         head=_big_bird_head,
-        pooler_tasks=frozenset({Task.MULTIPLE_CHOICE}),
+        pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
         tasks=(*_UNPOOLED, Task.MULTIPLE_CHOICE, Task.PRETRAINING),
         in_class=(
             Task.MASKED_LM,
@@ -266,7 +266,7 @@ FORMS: dict[str, Form] = {
         positions_from_ids=True,
         body=_longformer,
         head=_dense_head,
-        pooler_tasks=frozenset({Task.MULTIPLE_CHOICE}),
+        pooler_tasks=frozenset({Task.BASE, Task.MULTIPLE_CHOICE}),
         in_class=(Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION),
     ),
     "funnel": Form(
