@@ -222,6 +222,11 @@ def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         absent = absent_targets(model, adapter, adapter_dtype(resolved))
         if absent:
             said += f"; {model.name} has no module {', '.join(absent)}"
+    group = resolved.split_over
+    if group is not None and group.splits_adapters:
+        said += "; both factors split as NeMo AutoModel splits them"
+    if resolved.experts_spread is not None and resolved.chosen_engine is Engine.FSDP:
+        said += "; experts that are spread have none"
     return (said,)
 
 

@@ -32,7 +32,9 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
 
         check_denoiser(model, options)
     if options.adapter is not None and options.adaptation is None:
-        overlay = _overlay(model, options.adapter, options.adapter_dtype)
+        overlay = _overlay(
+            model, options.adapter, options.adapter_dtype, stacks=_stacks_experts(options)
+        )
         seq_len = options.seq_len + overlay.num_prompts
         options = replace(options, adaptation=overlay, seq_len=seq_len)
     if options.quantization is not None and options.quantizer is None:
@@ -90,8 +92,17 @@ def _mark_transposed(tape: Tape) -> None:
             weight.in_conv1d = len(weight.matrix_shape) == 2 and not weight.of_adapter
 
 
+def _stacks_experts(options: TapeOptions) -> bool:
+    """Whether names of experts' matrices mean stacks of them: peft's rule, not that of a stack whose ranks spread
+    experts or split both factors (NeMo AutoModel 0.7, components/_peft/lora.py, ``apply_lora_to_linear_modules``)."""
+    group = options.tensor_parallel
+    return options.expert_parallel is None and (group is None or not group.splits_adapters)
+
+
 @lru_cache(maxsize=64)
-def _overlay(model: ModelSpec, adapter: "Adapter", dtype: DType) -> "Overlay":
+def _overlay(
+    model: ModelSpec, adapter: "Adapter", dtype: DType, *, stacks: bool = True
+) -> "Overlay":
     """The adapter laid over the model; remembered, since every batch has the same."""
     from memplan.training.adapters import PromptTuning
 
@@ -101,7 +112,7 @@ def _overlay(model: ModelSpec, adapter: "Adapter", dtype: DType) -> "Overlay":
         return prompts_of(model, adapter)
     from memplan.graph.replacing.adaptation import adapt  # only for adapters
 
-    return adapt(model, record_model(model, TapeOptions()), adapter, dtype)
+    return adapt(model, record_model(model, TapeOptions()), adapter, dtype, stacks=stacks)
 
 
 def absent_targets(model: ModelSpec, adapter: "Adapter", dtype: DType) -> tuple[str, ...]:

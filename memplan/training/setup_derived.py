@@ -145,6 +145,7 @@ class DerivedSetup(SetupFields):
             sequence=self.sequence_parallel,
             loss=self.loss_parallel,
             kind=_KINDS_OF_SPLIT.get(self.chosen_engine, TensorParallelKind.DTENSOR),
+            splits_adapters=self.adapter is not None and self.chosen_engine is Engine.FSDP,
         )
 
     @property

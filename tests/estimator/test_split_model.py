@@ -141,9 +141,9 @@ def test_ranks_that_split_layers_hold_the_same() -> None:
                 "tensor_parallel": 2,
                 "num_gpus": 4,
                 "engine": "fsdp",
-                "adapter": memplan.Lora(rank=8, targets=("q_proj",)),
+                "adapter": memplan.Lora(rank=8, targets=("q_proj",), dora=True),
             },
-            "plain LoRA on layers of columns",
+            "plain LoRA is, under fsdp",
         ),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "compile": "layer"}, "compile: is not modelled"),
         ({**SPLIT, "num_gpus": 4, "engine": "ddp", "optimizer": "adafactor"}, "adafactor"),
@@ -153,3 +153,74 @@ def test_ranks_that_split_layers_hold_the_same() -> None:
 def test_what_does_not_go_with_it_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SetupError, match=words):
         memplan.estimate(memplan.load_model(LLAMA), TrainingSetup(**fields))
+
+
+def _lora_of(targets: tuple[str, ...], rank: int = 12) -> dict[str, Any]:
+    return {"adapter": memplan.Lora(rank=rank, targets=targets, dtype="bf16"), "precision": "bf16"}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_both_factors_of_an_adapter_are_split_beside_fsdp(degree: int) -> None:
+    """``r·(in + out)`` of each layer are trained, of which a rank has its share: of columns A's rows and B's, of rows the
+    columns of both (NeMo AutoModel 0.7, ``ColwiseParallelLora``, ``RowwiseParallelLora``)."""
+    model = memplan.load_model("llama-3.1-8b")
+    both = _lora_of(("q_proj", "k_proj", "o_proj", "gate_proj", "down_proj"))
+    found = memplan.estimate(
+        model, TrainingSetup(num_gpus=8, engine="fsdp", tensor_parallel=degree, **both)
+    )
+    a_layer = 2 * (4096 + 4096) + (4096 + 1024) + 2 * (4096 + 14336)
+    assert found.trainable_params == 32 * 12 * a_layer
+    assert any("split as NeMo AutoModel splits them" in each for each in found.assumptions)
+
+
+@pytest.mark.parametrize(("degree", "rows"), [(4, 2), (8, 2)])
+def test_states_of_split_factors_are_a_ranks_share(degree: int, rows: int) -> None:
+    """Two moments in bf16 and a counter's block of each factor. Of A's 12 rows 4 ranks have 3 each, which FSDP2 shards into
+    2 and 1; 8 ranks have 2, the last ones none."""
+    setup = TrainingSetup(
+        num_gpus=8, engine="fsdp", tensor_parallel=degree, **_lora_of(("q_proj",))
+    )
+    found = memplan.estimate("llama-3.1-8b", setup)
+    moments = (rows * 4096 + 4096 // 8 * 12) * 2 * 2
+    assert found.phases["step"].components["optimizer_states"] == 32 * (moments + 2 * 512)
+
+
+def test_an_output_matrix_that_is_tied_has_one_adapter() -> None:
+    """A of the tied table is a share too, counted once."""
+    whole, split = (
+        memplan.estimate(
+            "qwen2.5-0.5b",
+            TrainingSetup(
+                num_gpus=4,
+                engine="fsdp",
+                tensor_parallel=degree,
+                adapter=memplan.Lora(rank=8, targets="every-linear"),
+            ),
+        )
+        for degree in (1, 2)
+    )
+    assert split.trainable_params == whole.trainable_params
+
+
+def test_exchanges_of_adapters_are_narrow() -> None:
+    """What A gives is gathered beside columns, and scattered beside rows: both of the rank's width."""
+    from memplan.graph.core.operation_kinds import OperationKind
+    from memplan.graph.core.options import TapeOptions
+    from memplan.graph.model import record_model
+    from memplan.training.splitting.parallelism import TensorParallel
+
+    model = memplan.load_model({**LLAMA, "num_hidden_layers": 1})
+    group = TensorParallel(degree=2, splits_adapters=True)
+    adapter = memplan.Lora(rank=8, targets=("q_proj", "o_proj"))
+    options = TapeOptions(batch_size=2, seq_len=16, tensor_parallel=group, adapter=adapter)
+    tape = record_model(model, options)
+    layer = next(each for each in tape.segments if each.is_layer)
+    gathered = [each for each in layer.operations if each.kind is OperationKind.ALL_GATHER]
+    scattered = [each for each in layer.operations if each.kind is OperationKind.REDUCE_SCATTER]
+    assert [each.outputs[0].numel for each in gathered] == [2 * 16 * 8]
+    assert [each.outputs[0].numel for each in scattered] == [2 * 16 * 8 // 2]
+    factors = {each.name: each.shape for each in layer.parameters if each.of_adapter}
+    hidden = model.hidden_size
+    assert factors["self_attn.q_proj.lora_A.default.weight"] == (4, hidden)
+    assert factors["self_attn.o_proj.lora_A.default.weight"] == (8, hidden // 2)
+    assert factors["self_attn.o_proj.lora_B.default.weight"] == (hidden, 4)

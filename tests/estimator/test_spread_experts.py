@@ -58,6 +58,13 @@ def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
             "mixtral-8x7b", {"expert_parallel": 1, "expert_imbalance": 2}, "give it too", id="alone"
         ),
         pytest.param("mixtral-8x7b", {"precision": "fp32"}, "precision: fp32", id="fp32"),
+        pytest.param(
+            "mixtral-8x7b",
+            {"adapter": memplan.Lora(rank=8, parameters=("gate_up_proj",))},
+            "adapter: parameters: is not modelled",
+            id="adapters of experts",
+        ),
+        pytest.param("mixtral-8x7b", {"adapter": memplan.Ia3()}, "adapter: IA3", id="IA3"),
     ],
 )
 def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
@@ -117,3 +124,39 @@ def test_a_plan_expects_no_more_than_an_estimate(beside: dict[str, Any]) -> None
     handed_on = activations_floor(answer.setup, sizes)
     assert states_floor(answer.setup, sizes) <= answer.peak_bytes
     assert resident_floor(answer.setup, sizes) + handed_on <= answer.peak_bytes
+
+
+@pytest.mark.parametrize("degree", [1, 8])
+def test_adapters_outside_of_experts_are_held_as_any_weight(degree: int) -> None:
+    """``r·(in + out)`` of each linear layer; experts that are spread are frozen, and none of them has a gradient."""
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+    setup = TrainingSetup(
+        num_gpus=8,
+        engine="fsdp",
+        precision="bf16",
+        expert_parallel=degree,
+        adapter=memplan.Lora(rank=16, targets=targets, dtype="bf16"),  # type: ignore[arg-type]
+    )
+    found = memplan.estimate("mixtral-8x7b", setup)
+    trained = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    assert found.trainable_params == trained
+    step = found.phases["step"].components
+    assert step["gradients"] == pytest.approx(trained * 2 / 8, rel=0.01)
+    assert step["optimizer_states"] == pytest.approx(2 * trained * 2 / 8, rel=0.02)
+    assert step["parameters"] == pytest.approx((46_702_792_704 + trained) * 2 / 8, rel=1e-3)
+
+
+def test_names_of_experts_matrices_mean_modules_where_they_are_spread() -> None:
+    """peft makes one adapter of all experts of such names; what spreads experts adapts linear layers alone (NeMo
+    AutoModel 0.7, components/_peft/lora.py), as Qwen3's attention."""
+    setup = TrainingSetup(
+        num_gpus=8,
+        engine="fsdp",
+        precision="bf16",
+        expert_parallel=8,
+        adapter=memplan.Lora(rank=8, targets=".*_proj"),
+    )
+    found = memplan.estimate("qwen3-30b-a3b", setup)
+    attention = (2048 + 4096) * 2 + (2048 + 512) * 2
+    assert found.trainable_params == 48 * 8 * attention
+    assert any("experts that are spread have none" in each for each in found.assumptions)

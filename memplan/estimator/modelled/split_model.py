@@ -58,16 +58,24 @@ def _check_engine(setup: TrainingSetup) -> None:
         raise SetupError(msg)
 
 
-def _is_lora_of_columns(setup: TrainingSetup) -> bool:
-    """Whether an adapter is one that peft itself splits: LoRA on a group that is the whole job."""
+def _is_split_lora(setup: TrainingSetup) -> bool:
+    """Whether an adapter is one that peft splits, LoRA on a group that is the whole job, or one that is split
+    beside its layers under FSDP2 (``memplan.graph.replacing.split_adapters``)."""
     from memplan.training.adapters import Lora  # only where it is split
 
     adapter = setup.adapter
     if adapter is None:
         return True
-    lora = isinstance(adapter, Lora) and not adapter.dora and not adapter.modules_to_save
-    alone = setup.chosen_engine is Engine.DDP and not setup.sequence_parallel
-    return lora and alone and not getattr(adapter, "parameters", ())
+    if (
+        not isinstance(adapter, Lora)
+        or adapter.dora
+        or adapter.modules_to_save
+        or adapter.parameters
+    ):
+        return False
+    if setup.chosen_engine is Engine.FSDP:
+        return not adapter.lora_bias
+    return setup.chosen_engine is Engine.DDP and not setup.sequence_parallel
 
 
 def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
@@ -76,7 +84,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
     other_loss = setup.loss_parallel and setup.chosen_kernels.loss is not LossKernel.EAGER
     plain, shares = "leave it out", setup.sequence_parallel
     return (
-        ("adapter", not _is_lora_of_columns(setup), "plain LoRA on layers of columns is, under ddp"),
+        ("adapter", not _is_split_lora(setup), "plain LoRA is, under fsdp, or under ddp on layers of columns"),
         ("job", setup.job != PLAIN, plain),
         ("ema", setup.ema is not None, plain),
         ("lengths", setup.lengths is not None and shares, "leave it out, or sequence_parallel"),

@@ -63,11 +63,24 @@ def _check_groups(setup: TrainingSetup) -> None:
         raise SetupError(msg)
 
 
+def _odd_adapter(setup: TrainingSetup) -> str:
+    """What of an adapter is more than LoRA on linear layers, which ranks hold as any other weight; none is left of one
+    on experts, which NeMo AutoModel gives to its own classes of them (components/_peft/lora_experts.py)."""
+    from memplan.training.adapters import Lora  # only then
+
+    adapter = setup.adapter
+    if adapter is None:
+        return ""
+    if not isinstance(adapter, Lora):
+        return str(adapter)
+    return next((name for name in ("modules_to_save", "parameters") if getattr(adapter, name)), "")
+
+
 def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
     """Fields, and whether they say what does not go with experts that are spread."""
     compute = PRECISIONS[setup.chosen_precision].compute
     return (
-        ("adapter", setup.adapter is not None),
+        ("adapter: " + _odd_adapter(setup), bool(_odd_adapter(setup))),
         ("job", setup.job != PLAIN),
         ("quantize", setup.chosen_quantization is not None),
         ("fp8", setup.fp8 is not Fp8Recipe.NONE),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from memplan.graph.core.splits import Split
     from memplan.graph.core.tensors import Parameter, Tensor
     from memplan.training.splitting.parallelism import TensorParallel
 
@@ -83,7 +84,7 @@ class Overlay(Protocol):
     ) -> "Tensor":
         """Record on tape ``t`` what an adapted linear layer does with its result."""
 
-    def beside_columns(
+    def beside_share(
         self,
         t: Any,
         group: "TensorParallel",
@@ -91,8 +92,10 @@ class Overlay(Protocol):
         out: "Tensor",
         weight: "Parameter",
         module: str,
+        *,
+        split: "Split",
     ) -> "Tensor":
-        """Record the same where ranks share the layer's columns."""
+        """Record the same of a rank's share of a layer."""
 
     def before_linear(self, t: Any, x: "Tensor", width: int, module: str) -> "Tensor":
         """Record what an adapted linear layer does with its input."""

@@ -19,7 +19,7 @@ from memplan.graph.operations.elementwise import (
 )
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
-from memplan.graph.operations.products import linear, matmul_weight
+from memplan.graph.operations.products import base_product, linear, matmul_weight
 from memplan.graph.splitting.tensor_parallel import (
     add_up,
     note_parts_of_sums,
@@ -114,8 +114,15 @@ class Linear(Module):
         if group is None or self.split is Split.WHOLE:
             return matmul_weight(run, x.laid(), table, addend, module=self.within)
 
+        adapts = group.splits_adapters and self.within in run.adapted
+
         def product(given: Tensor, _: int) -> Tensor:
-            return matmul_weight(run, given, table, addend, module=self.within)
+            if not adapts or run.adaptation is None:
+                return matmul_weight(run, given, table, addend, module=self.within)
+            made = base_product(run, given, table, addend)
+            return run.adaptation.beside_share(
+                run, group, given, made, table, self.within, split=self.split
+            )
 
         return split_product(run, group, x.laid(), self.split, self.out_features, product)
 

@@ -70,13 +70,13 @@ def _own_part(
 
         return autotp_product(t, group, x, split, out_features, product, add_bias)
     if t.adaptation is not None and name in t.adapted:
-        return _adapted_columns(t, x, name, in_features, out_features, bias, split, role)
+        return _adapted_part(t, x, name, in_features, out_features, bias, split, role)
     from memplan.graph.splitting.tensor_parallel import split_product  # only then
 
     return split_product(t, group, x, split, out_features, product)
 
 
-def _adapted_columns(
+def _adapted_part(
     t: Tape,
     x: Tensor,
     name: str,
@@ -86,11 +86,11 @@ def _adapted_columns(
     split: Split,
     role: WeightRole,
 ) -> Tensor:
-    """A layer whose columns ranks share, and the adapter beside what each rank has of its result."""
+    """A layer of which ranks have shares, and the adapter beside what each rank has of its result."""
     group, adaptation = t.options.tensor_parallel, t.adaptation
     assert group is not None
     assert adaptation is not None
-    if split is not Split.COLUMN:
+    if split is not Split.COLUMN and not group.splits_adapters:
         msg = (
             f"adapter: peft 0.21.2 does not run on {name} beside transformers' tp_plan, only on layers "
             "whose columns are split; leave it out of the targets, or tensor_parallel"
@@ -98,15 +98,21 @@ def _adapted_columns(
         raise SetupError(msg)
     from memplan.graph.splitting.tensor_parallel import split_product  # only then
 
+    own = in_features // group.degree if split is Split.ROW_CUT else in_features
     weights: list[Parameter] = []
 
     def product(given: Tensor, width: int) -> Tensor:
-        weight = t.matrix(f"{name}.weight", width, in_features, role=role)
+        weight = t.matrix(f"{name}.weight", width, own, role=role)
         weights.append(weight)
-        return base_product(t, given, weight, t.bias(f"{name}.bias", weight) if bias else None)
+        made = base_product(t, given, weight, t.bias(f"{name}.bias", weight) if bias else None)
+        if not group.splits_adapters:
+            return made
+        return adaptation.beside_share(t, group, given, made, weight, name, split=split)
 
     out = split_product(t, group, x, split, out_features, product)
-    return adaptation.beside_columns(t, group, x, out, weights[0], name)
+    if group.splits_adapters:
+        return out
+    return adaptation.beside_share(t, group, x, out, weights[0], name, split=split)
 
 
 def matmul_weight(

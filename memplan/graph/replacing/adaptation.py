@@ -12,6 +12,7 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError, nearest
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.overlay import Ranks, adapter_module, bare_module, weight_key
+from memplan.graph.core.splits import Split
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.module_names import ModuleKind, NamedModule, named_modules, named_weights
@@ -110,20 +111,34 @@ class Adaptation:
             return beside_linear_dora(t, adapter, x, out, weight, bias, down, up)
         return beside_linear(t, adapter, x, out, down, up)
 
-    def beside_columns(
-        self, t: Tape, group: TensorParallel, x: Tensor, out: Tensor, weight: Parameter, module: str
+    def beside_share(
+        self,
+        t: Tape,
+        group: TensorParallel,
+        x: Tensor,
+        out: Tensor,
+        weight: Parameter,
+        module: str,
+        *,
+        split: Split,
     ) -> Tensor:
-        """Record what an adapted layer does with its result where ranks share its columns.
+        """Record what an adapted layer does with its result where ranks have shares of it.
 
-        Every rank has A whole and B's rows of its own (peft 0.21.2, ``add_lora_tp_hooks_dtensor``).
+        Beside columns peft gives every rank A whole and B's rows of its own (peft 0.21.2,
+        ``add_lora_tp_hooks_dtensor``).
         """
-        adapter = self.adapter
+        adapter, rank = self.adapter, t.adapted[module]
         if not isinstance(adapter, Lora) or adapter.dora:
             msg = "adapter: beside tensor_parallel only plain LoRA is modelled; leave tensor_parallel out"
             raise SetupError(msg)
-        from memplan.graph.splitting.tensor_parallel import copied_to_ranks  # only then
+        from memplan.graph.replacing.split_adapters import beside_split  # only then
+        from memplan.graph.splitting.tensor_parallel import copied_to_ranks
 
-        down, up = low_rank(t, adapter, self.dtype, module, weight, t.adapted[module])
+        if group.splits_adapters:
+            return beside_split(
+                t, group, adapter, self.dtype, x, out, weight, module, rank=rank, split=split
+            )
+        down, up = low_rank(t, adapter, self.dtype, module, weight, rank)
         for each in up:
             each.ranks, each.is_distributed = group.degree, True
         return beside_linear(
@@ -190,14 +205,19 @@ class Adaptation:
         }
 
 
-def adapt(model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType) -> Adaptation:
+def adapt(
+    model: ModelSpec, plain: Tape, adapter: ModuleAdapter, dtype: DType, *, stacks: bool = True
+) -> Adaptation:
     """Lay an adapter over a model; ``plain`` is its tape without one.
+
+    ``stacks`` is whether names of experts' matrices mean the stacked weights, as peft takes them.
 
     Raises ``SetupError`` for modules that the model does not have, or that cannot be adapted.
     """
     modules = named_modules(model, plain)
     weights: list[NamedModule] = []
-    if isinstance(adapter, Lora) and (adapter.parameters or model.family in EXPERT_NAMES):
+    named_experts = stacks and model.family in EXPERT_NAMES
+    if isinstance(adapter, Lora) and (adapter.parameters or named_experts):
         named = named_weights(model, plain)
         asked, adapter = adapter, as_stacked(model.family, adapter, modules, named)
         weights = _chosen_weights(model, asked, adapter, named)

@@ -17,9 +17,16 @@ DICTIONARIES = ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector")
 
 
 def low_rank(
-    t: Tape, lora: Lora, dtype: DType, module: str, weight: Parameter, rank: int
+    t: Tape,
+    lora: Lora,
+    dtype: DType,
+    module: str,
+    weight: Parameter,
+    rank: int,
+    *,
+    up_rank: int | None = None,
 ) -> tuple[Parameter, tuple[Parameter, ...]]:
-    """A, and B with the bias it may have."""
+    """A, and B with the bias it may have; ``up_rank`` is B's where ranks have other shares of the two."""
     out_features, in_features = weight.matrix_shape[-2:]
     down = t.parameter(
         f"{module}.lora_A.default.weight", rank, in_features, dtype=dtype, of_adapter=True
@@ -27,7 +34,9 @@ def low_rank(
     name = f"{module}.lora_B.default"
     # Dictionaries of modules are not called.
     t.segment.unmade |= {f"{module}.{each}" for each in DICTIONARIES}
-    up = [t.parameter(f"{name}.weight", out_features, rank, dtype=dtype, of_adapter=True)]
+    up = [
+        t.parameter(f"{name}.weight", out_features, up_rank or rank, dtype=dtype, of_adapter=True)
+    ]
     if lora.lora_bias:
         up.append(t.parameter(f"{name}.bias", out_features, dtype=dtype, of_adapter=True))
     return down, tuple(up)

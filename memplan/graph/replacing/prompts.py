@@ -6,6 +6,7 @@ from memplan.errors import SetupError
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.overlay import Ranks
+from memplan.graph.core.splits import Split
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.operations.lookups import embedding_lookup
@@ -98,7 +99,7 @@ class Prompts:
         """Its result, as it is."""
         return out
 
-    def beside_columns(
+    def beside_share(
         self,
         t: Any,  # noqa: ARG002
         group: TensorParallel,  # noqa: ARG002
@@ -106,6 +107,8 @@ class Prompts:
         out: Tensor,
         weight: Parameter,  # noqa: ARG002
         module: str,  # noqa: ARG002
+        *,
+        split: Split,  # noqa: ARG002
     ) -> Tensor:
         """Its result, as it is."""
         return out

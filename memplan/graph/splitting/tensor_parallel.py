@@ -48,7 +48,8 @@ def split_product(
         # A row's bias is the same on all: it is added once.
         weight.ranks = 1 if by_row and len(weight.shape) == 1 else group.degree
         weight.is_distributed = True
-        if num_outputs * group.degree != whole and split is Split.VOCABULARY:
+        is_uneven = num_outputs * group.degree != whole and split is Split.VOCABULARY
+        if is_uneven and weight.shape[0] == num_outputs:
             weight.whole_numel = weight.numel // num_outputs * whole
     if split is Split.ROW_PARTIAL:
         return out

@@ -32,6 +32,9 @@ class TensorParallel:
     """The logits stay split over the vocabulary (``loss_parallel``)."""
     kind: TensorParallelKind = TensorParallelKind.DTENSOR
     """Whose it is."""
+    splits_adapters: bool = False
+    """Both factors of an adapter are split beside their layer, as NeMo AutoModel does it; else as peft does,
+    the second one of layers of columns alone."""
 
     @property
     def words(self) -> str:
