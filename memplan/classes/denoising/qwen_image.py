@@ -23,15 +23,13 @@ from memplan.classes.denoising.parts import (
 )
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.pruning import prune
-from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, Linear
 from memplan.graph.modules.functional import made_from
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.modules.run import Run
+from memplan.graph.modules.unread import unread_graph
 from memplan.model.config import ConfigReader
 from memplan.model.denoisers import LatentGrid
 from memplan.model.networks import Activation
@@ -208,20 +206,9 @@ class QwenImageModel(Denoiser):
             hidden_states, encoder_hidden_states = block(
                 hidden_states, encoder_hidden_states, temb, image_rotary_emb
             )
-        graph = graph_of_prompt(self.run)  # its name stays to the end
+        graph = unread_graph(self.run)  # the prompt's name stays to the end
         self.begin_head(hidden_states)
         hidden_states = self.norm_out(hidden_states, temb)
         output = unpatched(self.proj_out(hidden_states))
         del graph
         return output
-
-
-def graph_of_prompt(run: Run) -> list[Handle]:
-    """What the graph keeps of what the last layer made of the prompt, which nothing reads."""
-    segment = run.segment
-    kept = prune(segment)
-    segment.further_outputs = ()
-    if segment.checkpointed:
-        return []
-    own = (each for each in kept if each.segment == segment.index and not each.weight_cast)
-    return [Handle(run, Tensor(1, DType.BF16, each), (1,)) for each in own]

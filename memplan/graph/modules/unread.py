@@ -1,9 +1,12 @@
 """Graphs of results that no loss reaches: they keep what they keep until the result's last name goes."""
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.dtypes import DType
+from memplan.graph.core.pruning import prune
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.run import Run
 
@@ -33,11 +36,25 @@ class UnreadGraph:
         segment = self._run.segment
         for operation in segment.operations[self._start :]:
             if not segment.checkpointed:
-                own = [each for each in operation.saved if each.segment == segment.index]
-                for storage in own:
-                    dtype = operation.outputs[0].dtype
-                    self._held.append(Handle(self._run, Tensor(0, dtype, storage), ()))
+                self._held += _names_of(self._run, operation.saved)
             operation.forget()
+
+
+def unread_graph(run: Run) -> list[Handle]:
+    """What the last layer's graph keeps of streams beside the hidden states, which nothing reads behind it.
+
+    It lives as long as the list has a name.
+    """
+    segment = run.segment
+    kept = prune(segment)
+    segment.further_outputs = ()
+    return [] if segment.checkpointed else _names_of(run, kept)
+
+
+def _names_of(run: Run, storages: Iterable[Storage]) -> list[Handle]:
+    """A name for each of them that the open segment has made."""
+    own = (each for each in storages if each.segment == run.segment.index and not each.weight_cast)
+    return [Handle(run, Tensor(1, DType.BF16, each), (1,)) for each in own]
 
 
 class NoGradient:
