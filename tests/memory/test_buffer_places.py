@@ -62,3 +62,41 @@ def test_fsdp2_leaves_buffers_in_fp32_and_casts_what_the_first_layer_is_handed()
     assert embedded[-1] == ("to", 2 * numel)
     whole = asked_for(engine="ddp", num_gpus=1, precision="bf16")
     assert ("index_select", 2 * numel) in [(label.name, size) for size, label in whole]
+
+
+CONFORMER = {
+    "model_type": "wav2vec2-conformer", "architectures": ["Wav2Vec2ConformerForCTC"], "hidden_size": 1024,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "mask_time_prob": 0.0, "vocab_size": 32,
+    "position_embeddings_type": "relative", "feat_proj_dropout": 0.1,
+}  # fmt: skip
+
+
+def conformer_blocks() -> list[tuple[int, int, Label]]:
+    """When each block of a step in 16 bits is made and when it is freed, with what it is for."""
+    setup = TrainingSetup(micro_batch_size=2, precision="bf16", num_gpus=1, engine="ddp")
+    run = named_run(estimate(load_model(CONFORMER), setup, None, rank=0))
+    freed = {~each: n for n, each in enumerate(run.ledger.events) if each < 0}
+    return [(block, freed.get(block, -1), label) for block, label in sorted(run.labels.items())]
+
+
+def test_positions_of_a_conformer_come_before_its_convolution() -> None:
+    """``embed_positions`` is its encoder's first module (transformers 5.23, ``Wav2Vec2ConformerEncoder``)."""
+    loaded = [label for _, _, label in conformer_blocks() if label.part is Part.LOAD]
+    place = next(n for n, each in enumerate(loaded) if "tables" in each.name)
+    assert loaded[place + 1].name.startswith("pos_conv_embed")
+
+
+def test_what_enters_a_conformer_is_its_models_variable() -> None:
+    """``hidden_states`` in ``Wav2Vec2ConformerModel.forward`` names something else once the encoder returned."""
+    blocks = [
+        each for each in conformer_blocks() if each[2].part is Part.FORWARD and not each[2].step
+    ]
+    # The mask of the dropout before it lives until backward.
+    entered = min(
+        freed
+        for _, freed, label in blocks
+        if label.place == "model.feature_projection" and label.name == "dropout"
+    )
+    last = max(made for made, _, label in blocks if label.place == "model.encoder.layers.1")
+    head = min(made for made, _, label in blocks if label.place == "head")
+    assert last < entered < head

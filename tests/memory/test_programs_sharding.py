@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from memplan.estimator import estimate
+from memplan.estimator.named_run import named_run
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
+from memplan.memory.account import ComponentKind
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
-from memplan.memory.replaying.ledger import Ledger
+from memplan.memory.replaying.ledger import Ledger, Part
 from memplan.memory.replaying.replay import AllocatorPeaks
 from memplan.memory.runtime import workspace_bytes
 from memplan.sources.about_models.registry import builtin_config
@@ -107,3 +110,24 @@ def test_as_the_record(run: dict[str, Any]) -> None:
     assert peaks.reserved_bytes == pytest.approx(run["reserved_peak"], rel=2e-4)
     least = bisected(in_steps(ledger, NUM_STEPS))
     assert least == pytest.approx(run["least_capacity"], rel=5e-4)
+
+
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp"])
+def test_states_that_an_optimizer_is_made_with_are_there_when_it_is_loaded(engine: str) -> None:
+    """Adagrad's constructor fills its sums, a sharded engine's of the shards (torch 2.13, adagrad.py)."""
+    setup = TrainingSetup(
+        engine=engine,  # type: ignore[arg-type]
+        num_gpus=2,
+        optimizer="adagrad",
+        precision="bf16-mixed",
+        seq_len=128,
+    )
+    run = named_run(estimate(load_model("gpt2"), setup, None, rank=0))
+    states = [
+        (run.ledger.events[block], label.part)
+        for block, label in run.labels.items()
+        if label.kind is ComponentKind.OPTIMIZER_STATES
+    ]
+    assert {part for _, part in states} == {Part.LOAD}
+    # One fp32 number for each weight of this rank's half.
+    assert sum(size for size, _ in states) == pytest.approx(124_439_808 * 4 / 2, rel=0.01)

@@ -224,8 +224,8 @@ class Buffer:
     num_bytes: int
     words: str = BUFFER_WORDS
     before: str = ""
-    """The module of the segment whose weights it comes before: those of its own module's children do, and
-    the whole model's children."""
+    """The module whose weights it comes before, of the segment or, where that has none of the name, of the
+    model: those of its own module's children do, and the whole model's children."""
     behind: bool = False
     """Its module stands behind all others of the model, wherever it runs."""
 

@@ -93,16 +93,18 @@ def layer_norm(
     bias: bool = True,
     strided: bool = False,
     between: bool = False,
+    turned: bool = False,
 ) -> Tensor:
     """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row.
 
-    ``between`` convolutions its gradient lies channel by channel, as its input does, and is copied too.
+    ``between`` convolutions its gradient lies channel by channel, as its input does, and is copied too;
+    what is ``turned`` behind it has such a gradient alone.
     """
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
         inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
-    return native_layer_norm(t, x, width, inputs, strided=strided, between=between)
+    return native_layer_norm(t, x, width, inputs, strided=strided, between=between, turned=turned)
 
 
 def native_layer_norm(
@@ -113,13 +115,16 @@ def native_layer_norm(
     *,
     strided: bool = False,
     between: bool = False,
+    turned: bool = False,
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``: in fp32 under autocast.
 
     What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = layer_norm_kernel(t, full, width, weights, strided=strided, between=between)
+    out = layer_norm_kernel(
+        t, full, width, weights, strided=strided, between=between, turned=turned
+    )
     t.touch(x)
     return out
 
@@ -132,6 +137,7 @@ def layer_norm_kernel(
     *,
     strided: bool = False,
     between: bool = False,
+    turned: bool = False,
 ) -> Tensor:
     """The kernel itself, in the format of ``x``: it keeps its input and two numbers a row."""
     rows = x.numel // width
@@ -139,9 +145,9 @@ def layer_norm_kernel(
     size = allocated_bytes(x.numel, x.dtype)
     scratch: tuple[int, ...] = (size, RESULT) if copied else ()
     backward = scratch
-    if copied and between:
+    if (copied and between) or (turned and not t.decomposed):
         results = sum(each.requires_grad for each in (x, *weights))
-        backward = (size, *(RESULT,) * results, size)
+        backward = (*scratch[:1], *(RESULT,) * results, size)
     backward = beside_partial_sums(t, backward, x, weights)
     out = t.tensor(x.numel, x.dtype)
     out.is_flat = x.is_flat

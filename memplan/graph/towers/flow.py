@@ -72,6 +72,8 @@ def record_flow(
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
             ending, flow.returned = [*ending, *flow.returned], []
+        if flow.entered is not None and blocks[index - 1].part is ModelPart.LAYERS:
+            ending, flow.entered = [*ending, flow.entered], None
         if isinstance(block.body, NormedLevelsBody):
             # The backbone returns before the model that reads its levels does.
             ending, held = held, []

@@ -70,6 +70,8 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
+    entered: Tensor | None = None
+    """What an encoder was called with, a variable of its caller's until it has returned."""
     past: Tensor | None = None
     """What goes past several blocks and is added behind them."""
     tapped: Tensor | None = None

@@ -33,6 +33,7 @@ from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
 SHARD_STREAM, GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3, 4
 _PARAMETERS, _GATHERED = ComponentKind.PARAMETERS, ComponentKind.GATHERED_PARAMETERS
+_SHARDS = "the shards"
 _BUFFERS, _GRADIENTS = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GRADIENTS
 _FLAT = "flat shards"
 _JOINED = "parameters being joined and sharded"
@@ -491,18 +492,27 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
 
     # -- the update ------------------------------------------------------------------------------
 
+    def make_optimizer(self) -> None:
+        """It is made of the shards, as some have their states from the beginning."""
+        if not self.formats.offloaded:
+            self.optimizer.construct(self._stepped_shards(), of=_SHARDS)
+
     def optimizer_step(self, *, first: bool) -> None:
-        """States of what this rank holds: flat shards, or its pieces of the original parameters."""
-        adapters = [use.unit.parameters[0] for uses in self.beside.values() for use in uses[:1]]
-        states = self.formats.states_of(adapters[0]) if adapters else self.formats.states
-        shards = [Stepped((numel,), states) for numel in self._stepped()]
+        """States of what this rank holds, and what the update makes."""
+        shards = self._stepped_shards()
         if self.formats.offloaded:
             moved = self.optimizer.moved_bytes(shards)
             self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
         else:
             if self.optimizer.asks(shards, first=first):
                 self._take_back()
-            self.optimizer.step(shards, of="the shards", first=first)
+            self.optimizer.step(shards, of=_SHARDS, first=first)
+
+    def _stepped_shards(self) -> list[Stepped]:
+        """Flat shards, or this rank's pieces of the original parameters."""
+        adapters = [use.unit.parameters[0] for uses in self.beside.values() for use in uses[:1]]
+        states = self.formats.states_of(adapters[0]) if adapters else self.formats.states
+        return [Stepped((numel,), states) for numel in self._stepped()]
 
     def _stepped(self) -> list[int]:
         """Elements of each tensor that the optimizer is handed."""

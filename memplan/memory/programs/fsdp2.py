@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 GATHER_STREAM, REDUCE_STREAM, REPLICA_STREAM = 1, 2, 3
 _TAIL_HOOK = (0, 0)
 _TIED = "the tied output matrix's own, until it is tied again"
+_SHARDS = "the shards"
 _SWAPPED = "the token table's own, until the tied output matrix's takes its place"
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
@@ -244,8 +245,22 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         self.reduces = last or self.options.sync_each_batch
         super().micro_batch(step, first=first, last=last)
 
+    def make_optimizer(self) -> None:
+        """It is made of the shards, as some have their states from the beginning (``fully_shard`` is before it)."""
+        if not self.offloaded:
+            self.optimizer.construct(self._stepped_shards(), of=_SHARDS)
+
     def optimizer_step(self, *, first: bool) -> None:
-        """States of this rank's own chunks, without what shards are padded with."""
+        """States of this rank's own chunks, and what the update makes."""
+        shards = self._stepped_shards()
+        if self.offloaded:
+            moved = self.optimizer.moved_bytes(shards)
+            self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
+            return
+        self.optimizer.step(shards, of=_SHARDS, first=first)
+
+    def _stepped_shards(self) -> "list[Stepped]":
+        """This rank's own chunks, without what shards are padded with."""
         formats = self.formats
         known: dict[Parameter, Stepped] = {}
         for parameter, _ in self.weights:
@@ -253,12 +268,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 place = formats.place_of(parameter, self.place)
                 shape = own_shape(parameter, formats.degree_of(parameter), place)
                 known[parameter] = stepped(parameter, shape, formats.states_of(parameter))
-        shards = [known[parameter] for parameter, _ in self.weights if parameter in known]
-        if self.offloaded:
-            moved = self.optimizer.moved_bytes(shards)
-            self.ledger.exchange(ExchangeKind.HOST_UPDATE, moved)
-            return
-        self.optimizer.step(shards, of="the shards", first=first)
+        return [known[parameter] for parameter, _ in self.weights if parameter in known]
 
     def zero_grad(self) -> None:
         """A unit's shards are views of one tensor, which goes with the last of them."""

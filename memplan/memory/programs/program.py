@@ -623,8 +623,13 @@ def _next_weight(
     if buffer.behind:
         return None
     if buffer.before:
-        own = declared[segment]
-        return next(each for each in own if each.name.startswith(f"{buffer.before}.")), copy
+        named = (
+            each
+            for parameters in (declared[segment], *declared.values())
+            for each in parameters
+            if each.name.startswith(f"{buffer.before}.")
+        )
+        return next(named), copy
     if position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:

@@ -103,9 +103,6 @@ class ShardedProgram(Program, Generic[UseT]):
         self.reduces = True
         """This micro-batch reduces its gradients."""
 
-    def make_optimizer(self) -> None:
-        """States come with the first step."""
-
     def load_whole(self, weight: Weight, num_bytes: int, *, packs: bool) -> Block:
         """A weight as it lies on the GPU before it is sharded.
 

@@ -35,6 +35,8 @@ class DistanceTablesBody:
     dropout: float = 0.0
     chunked: bool = False
     """A mask of chunks is made, be there one chunk alone."""
+    before: str = ""
+    """The module behind theirs, where that is not the next one that runs (``embed_positions``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,6 +95,7 @@ def _conformer(
     tables = DistanceTablesBody(
         size=size, head_dim=size // body.num_heads, distances=body.distances,
         positions=reader.integer("max_source_positions"), dropout=body.dropout,
+        before="pos_conv_embed",
     )  # fmt: skip
     with table.block(f"{name}.encoder.embed", body=tables):
         declare_positions(table, reader, kind, size)

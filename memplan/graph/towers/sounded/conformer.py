@@ -58,7 +58,12 @@ def write_conformer(t: Tape, x: Tensor, body: ConformerBody, flow: Flow) -> Tens
 
 
 def _tables(t: Tape, x: Tensor, body: DistanceTablesBody, flow: Flow) -> Tensor:
-    """Sines are a buffer that the class makes anew, and keeps, in the dtype that its input has."""
+    """Sines are a buffer that the class makes anew, and keeps, in the dtype that its input has.
+
+    What comes in is a variable of the model's, which holds it until the encoder has returned.
+    """
+    t.hold(x)
+    flow.entered = x
     out = dropout(t, x, body.dropout)
     flow.tables = flow.mask = None
     if body.chunked:
@@ -67,7 +72,7 @@ def _tables(t: Tape, x: Tensor, body: DistanceTablesBody, flow: Flow) -> Tensor:
         flow.share(t, flow.mask)
     if body.distances is Distances.SINES:
         rows = 2 * max(body.positions, flow.length) - 1
-        buffer = t.buffer(rows * body.size, out.dtype)
+        buffer = t.buffer(rows * body.size, out.dtype, before=body.before)
         table = t.view(buffer, (2 * flow.length - 1) * body.size)
         flow.tables = table, table
     if body.distances is Distances.ROTARY:
@@ -258,16 +263,22 @@ def _looked_up(t: Tape, query: Tensor, shape: Shape) -> tuple[Tensor, tuple[Tens
 
 
 def _convolutions(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tensor:
-    """``ConvolutionModule``: each frame alone, a gate, each channel along time, each frame again."""
+    """``ConvolutionModule``: each frame alone, a gate, each channel along time, each frame again.
+
+    Frames come and go one after the other, and are convolved channel by channel: what comes is copied,
+    and the gradient of what goes.
+    """
     size, rows = body.size, flow.items * flow.length
-    out = layer_norm(t, x, "conv_module.layer_norm", size)
-    out = convolution(t, out, "conv_module.pointwise_conv1", rows, bias=False)
+    out = layer_norm(t, x, "conv_module.layer_norm", size, turned=True)
+    out = convolution(t, out, "conv_module.pointwise_conv1", rows, bias=False, reads_rows=True)
     out = gated_linear_unit(t, out)
     if body.causal:
         padded = t.tensor(out.numel + flow.items * (body.kernel - 1) * size, out.dtype)
         t.record(OperationKind.PAD, (out,), (padded,), gradients=(Gradient.FRESH,))
         out = padded
-    out = convolution(t, out, "conv_module.depthwise_conv", rows, bias=False)
+    out = convolution(
+        t, out, "conv_module.depthwise_conv", rows, bias=False, gives_rows=body.causal
+    )
     if body.causal:
         out = layer_norm(t, out, "conv_module.depthwise_layer_norm", size)
     else:
@@ -275,7 +286,10 @@ def _convolutions(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> T
     given = out
     out = activation(t, given, body.activation)
     t.touch(given)
-    out = convolution(t, out, "conv_module.pointwise_conv2", rows, bias=False)
+    out = convolution(
+        t, out, "conv_module.pointwise_conv2", rows, bias=False,
+        reads_rows=body.causal, gives_rows=not body.convolution_dropout,
+    )  # fmt: skip
     return dropout(t, out, body.convolution_dropout)
 
 
