@@ -108,9 +108,11 @@ class Run(Tape):
 
     def finish(self, x: Tensor, *, further: Sequence[Tensor] = ()) -> None:
         """End the open segment with what it hands on."""
-        views = [each for each in self.layouts.settle() if not _is_added_behind(self.segment, each)]
-        if self.seen_as:
-            views += [each for each in self.seen_as if not _is_added_to(self.segment, each)]
+        views = self.layouts.settle()
+        if views or self.seen_as:
+            uses = _Uses(self.segment)
+            views = [each for each in views if not uses.is_added_behind(each)]
+            views += [each for each in self.seen_as if not uses.is_added_to(each)]
             self.seen_as.clear()
         seen = forget(self.segment, views)
         self.end(seen.get(x, x), [seen.get(each, each) for each in further])
@@ -132,31 +134,44 @@ class Run(Tape):
         self.parameters.clear()
 
 
-def _is_added_to(segment: Segment, view: Operation) -> bool:
-    """Whether gradients are added up at a view, at what it shows, or at a part of the sum that this is.
+class _Uses:
+    """Who makes and who reads each tensor of a segment."""
 
-    The engine adds nothing in place to a gradient that is a view (``can_accumulate_inplace``).
-    """
-    (given,), (made,) = view.inputs, view.outputs
-    maker = next((each for each in segment.operations if given in each.outputs), None)
-    readers = [each for each in segment.operations if each is not maker]
-    if sum(made in each.inputs for each in readers) > 1:
-        return True
-    if any(given in each.inputs for each in readers if each is not view):
-        return True
-    if maker is None or maker.kind is not OperationKind.ADD:
-        return False
-    return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
+    def __init__(self, segment: Segment) -> None:
+        self._makers: dict[Tensor, Operation] = {}
+        self._readers: dict[Tensor, list[Operation]] = {}
+        for each in segment.operations:
+            for tensor in each.outputs:
+                self._makers.setdefault(tensor, each)
+            for tensor in dict.fromkeys(each.inputs):
+                self._readers.setdefault(tensor, []).append(each)
 
+    def is_added_to(self, view: Operation) -> bool:
+        """Whether gradients are added up at a view, at what it shows, or at a part of the sum that this is.
 
-def _is_added_behind(segment: Segment, view: Operation) -> bool:
-    """Whether gradients are added up at what was copied for a view, as ``reshape`` copies, or at a part of a sum."""
-    (given,) = view.inputs
-    maker = next((each for each in segment.operations if given in each.outputs), None)
-    if maker is None or maker.kind not in _PASSING_ON:
-        return False
-    readers = [each for each in segment.operations if each is not maker]
-    return any(tensor in each.inputs for tensor in maker.inputs for each in readers)
+        The engine adds nothing in place to a gradient that is a view (``can_accumulate_inplace``).
+        """
+        (given,), (made,) = view.inputs, view.outputs
+        maker = self._makers.get(given)
+        if len(self._read(made, but=maker)) > 1:
+            return True
+        if any(each is not view for each in self._read(given, but=maker)):
+            return True
+        return maker is not None and maker.kind is OperationKind.ADD and self._shares(maker)
+
+    def is_added_behind(self, view: Operation) -> bool:
+        """Whether gradients are added up at what was copied for a view, as ``reshape`` copies, or at a part of a sum."""
+        (given,) = view.inputs
+        maker = self._makers.get(given)
+        return maker is not None and maker.kind in _PASSING_ON and self._shares(maker)
+
+    def _shares(self, maker: Operation) -> bool:
+        """Whether others read what it reads."""
+        return any(self._read(tensor, but=maker) for tensor in maker.inputs)
+
+    def _read(self, tensor: Tensor, *, but: Operation | None) -> list[Operation]:
+        """Who reads it beside one."""
+        return [each for each in self._readers.get(tensor, ()) if each is not but]
 
 
 def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:
