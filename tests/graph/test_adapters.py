@@ -276,3 +276,13 @@ def test_a_pass_without_gradients_has_the_same_weights(layers: tuple[int, ...]) 
     (evaluation,) = given.beside.models
     weights, evaluated = (model_weights(each) for each in (given.tape, evaluation.tape))
     assert evaluated.numels == weights.numels
+
+
+def test_every_linear_layer_of_a_mixture_is_no_stack_of_experts() -> None:
+    """NeMo's ``match_all_linear``: attention's four and the output matrix, and no experts, which are one weight each.
+
+    The router is a parameter of its own in transformers' class."""
+    setup = TrainingSetup(num_gpus=8, engine="fsdp", adapter=Lora(rank=8, targets="every-linear"))
+    found = estimate(load_model("qwen3-30b-a3b"), setup, None)
+    attention = (2048 + 4096) * 2 + (2048 + 512) * 2
+    assert found.trainable_params == 8 * (48 * attention + 2048 + 151_936)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
 from memplan.graph.module_names import ModuleKind, NamedModule
-from memplan.training.adapters import ALL_LINEAR, LINEAR_NAMES, Lora
+from memplan.training.adapters import ALL_LINEAR, EVERY_LINEAR, LINEAR_NAMES, Lora
 
 _MIXTRAL: Mapping[str, str] = {
     "gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj",
@@ -37,10 +37,11 @@ def as_stacked(
 ) -> Lora:
     """An adapter whose targets name the stacked weights.
 
+    Every linear layer, the output matrix too, is nothing that peft has a word for: they are linear layers alone.
     Raises ``SetupError`` where only one of the matrices fused in a weight is named.
     """
     names = EXPERT_NAMES.get(family)
-    if names is None or lora.targets is None:
+    if names is None or lora.targets is None or lora.targets == EVERY_LINEAR:
         return lora
     left: list[str] = []
     found: dict[str, set[str]] = {}
