@@ -68,7 +68,7 @@ def _stack(base: Decoder, width: int) -> StackSpec:
         runs=tuple(_runs(base)),
         embedding=_embedding(base, width),
         projected_out=base.hidden_size not in (0, width),
-        final_norm=_norm(base.children[base.last]) if base.last in base.children else None,
+        final_norm=None if base.last_norm is None else _norm(base.last_norm),
     )
 
 
@@ -77,7 +77,9 @@ def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
     rows = positions.weight.shape[0] if isinstance(positions, Embedding) else 0
     dropouts = (each for each in base.children.values() if isinstance(each, Dropout))
     dropped = next((each.probability for each in dropouts), base.embedding_dropout)
-    return EmbeddingSpec(embedding_size=width, num_positions=rows, dropout=dropped)
+    return EmbeddingSpec(
+        embedding_size=width, num_positions=rows, dropout=dropped, own_module=base.embeds_more
+    )
 
 
 def _runs(base: Decoder) -> Iterator[LayerRun]:

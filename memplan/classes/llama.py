@@ -334,6 +334,8 @@ class Decoder(Base):
     """What it calls the norm behind its layers."""
     listed = "layers"
     """What it calls its layers."""
+    embeds_more = False
+    """Its embedding is more than a table of tokens."""
     positions = ""
     """What it calls its table of positions, if it has one."""
     embedding_dropout = 0.0
@@ -380,6 +382,11 @@ class Decoder(Base):
         found = self.children[self.listed]
         assert isinstance(found, LayerList)
         return found
+
+    @property
+    def last_norm(self) -> Module | None:
+        """The norm behind its layers, if it has one."""
+        return self.children.get(self.last)
 
     def embedded(self, batch: int, length: int) -> Handle:
         table = self.children[self.table]

@@ -33,6 +33,7 @@ CLASSES = {
     "cohere": "cohere.CohereModel",
     "cohere2": "cohere.Cohere2Model",
     "convbert": "encoders.convbert.ConvBertModel",
+    "cpmant": "older.cpmant.CpmAntModel",
     "dbrx": "mixed.dbrx.DbrxModel",
     "deberta": "encoders.deberta.DebertaModel",
     "deberta-v2": "encoders.deberta.DebertaV2Model",

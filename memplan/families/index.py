@@ -180,7 +180,7 @@ FAMILY_MODULES: dict[str, str] = {
     "dbrx": "written_once",
     "bitnet": "written_once",
     "doge": "written_once",
-    "cpmant": "decoders.cpmant",
+    "cpmant": "written_once",
     "deepseek_v4": "decoders.deepseek_v4",
     "glm_moe_dsa": "written_once",
     "kimi_k2": "written_once",

@@ -36,7 +36,7 @@ def check_stages(model: ModelSpec) -> None:
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.streams is not None:
         _refuse(model, "its residual stream is several")
-    if spec is None or spec.own_module or spec.prompts or spec.patch_features or spec.layer_vectors:
+    if spec is None or spec.own_module or spec.patch_features or spec.layer_vectors:
         _refuse(model, "its embedding is more than a table of tokens")
     if model.head.router_loss:
         _refuse(model, "its loss is of the routers of all layers together")

@@ -62,8 +62,6 @@ class AttentionForm(Enum):
     """As its class says (``memplan.classes``)."""
     PLAIN_SCORES = "plain_scores"
     """Divided, then masked; the softmax in their own dtype (VisualBERT)."""
-    SEGMENTS = "segments"
-    """A bias of segments is added, and masks applied before and after the softmax (CPM-Ant)."""
 
 
 class QueryScaling(Enum):

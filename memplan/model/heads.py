@@ -107,8 +107,6 @@ class HeadSpec:
     """The hidden states are scaled before, or the logits after, the output matrix."""
     upcast: bool = False
     """The class casts hidden states to the matrix's format, and the logits to fp32 (Mamba)."""
-    plain_loss: bool = False
-    """The decoder's loss takes the logits as they are, in their own dtype (CPM-Ant)."""
     attended_loss: bool = False
     """The decoder's loss takes the logits of attended tokens, picked by index, in their own dtype (Qwen2-Audio)."""
     unnamed_loss: bool = False

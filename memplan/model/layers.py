@@ -103,18 +103,6 @@ class LayerRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptSpec:
-    """CPM-Ant's prompts, and the bias of segments and positions that comes with them."""
-
-    num_types: int
-    length: int
-    """Tokens of a prompt; those of all kinds are rows of the token table."""
-    num_segments: int
-    num_buckets: int
-    """Rows of the bias for distances; pairs of segments have more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerVectorsSpec:
     """A second token table, with a vector for every layer; the embeddings, projected, are added."""
 
@@ -168,8 +156,6 @@ class EmbeddingSpec:
     """Rows of a learned position table, offset included; 0 for none."""
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
-    prompts: PromptSpec | None = None
-    """Trained prompts stand before the tokens (CPM-Ant)."""
     num_token_types: int = 0
     trajectory: TrajectorySpec | None = None
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""

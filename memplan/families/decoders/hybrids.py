@@ -12,13 +12,13 @@ from memplan.families.request import ReadRequest, reject_task
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
-from memplan.model.layers import EmbeddingSpec, LayerSpec, PromptSpec, StackSpec
+from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
 from memplan.model.mixers import (
     CountedSpec,
 )
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
-from memplan.model.spec import ModelSpec, Task
+from memplan.model.spec import ModelSpec
 
 NORM = NormSpec(kind=NormKind.RMS)
 
@@ -36,8 +36,6 @@ class Hybrid:
     """The layer for one of those words."""
     left_out: str = ""
     """Whose activations are left out, in words."""
-    never_tied: bool = False
-    """The class ties no matrices whatever the config says."""
     embedding_scaled: bool = False
     chunked_mask: bool = False
     """Windows are chunks, whose mask is made for every sequence."""
@@ -56,10 +54,6 @@ class Hybrid:
     """Layers with a window have rotary tables of their own."""
     extra_rows: Callable[[ConfigReader], int] = lambda _: 0
     """Rows of the token table beside the vocabulary's."""
-    prompts: Callable[[ConfigReader], PromptSpec] | None = None
-    """Trained prompts before the tokens."""
-    tasks: tuple[Task, ...] = DECODER_TASKS
-    """What there are classes for, the usual one first."""
 
 
 def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> ModelSpec:
@@ -80,7 +74,6 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
             norm_in_table=kind.embedding_norm is not None,
             scaled=kind.embedding_scaled,
             extra_rows=kind.extra_rows(reader),
-            prompts=kind.prompts(reader) if kind.prompts is not None else None,
         ),
         final_norm=kind.final_norm,
         chunked_mask=kind.chunked_mask,
@@ -93,11 +86,10 @@ def read_hybrid(reader: ConfigReader, request: ReadRequest, kind: Hybrid) -> Mod
         softcap=bool(kind.softcap_key) and reader.number(kind.softcap_key, maximum=MAX_SOFTCAP) > 0,
         capped_at_once=bool(kind.softcap_key),
     )
-    request = replace(request, task=reject_task(reader, request, *kind.tasks))
+    request = replace(request, task=reject_task(reader, request, *DECODER_TASKS))
     model = decoder_model(reader, request, stack, hidden_size=hidden_size, head=head)
     return replace(
         model,
-        head=replace(model.head, tied=model.head.tied and not kind.never_tied),
         activations_left_out=f"activations of {kind.left_out}" if kind.left_out else "",
     )
 

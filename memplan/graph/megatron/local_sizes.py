@@ -4,7 +4,7 @@ from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.splitting.local_model import divided
-from memplan.model.attention import AttentionForm, AttentionSpec, OutputGate
+from memplan.model.attention import AttentionSpec, OutputGate
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.mixtures import MixtureSpec
@@ -124,7 +124,7 @@ def _check_attention(model: ModelSpec, spec: object, options: TapeOptions) -> No
     norm = spec.query_key_norm
     odd = (
         spec.value_head_dim not in (None, spec.head_dim), spec.sinks, spec.softcap,
-        spec.output_gate is not OutputGate.NONE, spec.form is AttentionForm.SEGMENTS,
+        spec.output_gate is not OutputGate.NONE,
         norm is not None and not spec.query_key_norm_per_head,
     )  # fmt: skip
     if any(odd):

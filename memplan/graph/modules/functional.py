@@ -11,7 +11,7 @@ from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.experts.in_turn import add_rows as rows_added
 from memplan.graph.experts.routing import divided, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
-from memplan.graph.modules.layouts import always, in_rows
+from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape, is_contiguous
 from memplan.graph.operations.activations import activation
@@ -28,6 +28,14 @@ def linear(x: Handle, module: Module, weight: Weight, bias: Weight | None = None
     addend = None if bias is None else module.parameter(bias)
     made = matmul_weight(x.run, x.laid(), matrix, addend)
     return Handle(x.run, made, (*x.shape[:-1], weight.shape[0]), flat=True)
+
+
+def in_rows_again(x: Handle) -> Handle:
+    """The sequences that a linear layer made of rows: where their gradient lies otherwise it is copied here,
+    and not at the views behind (torch 2.13, aten/src/ATen/native/Linear.cpp, ``_unsafe_view``)."""
+    run, made = x.run, Handle(x.run, x.run.view(x.record, x.numel), x.shape)
+    run.record(OperationKind.VIEW, (x.record,), (made.record,), gradients=(Gradient.SEEN,))
+    return x.leads_to(made, unchanged, Settled(run.segment.operations[-1], Gradient.SEEN))
 
 
 def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False) -> Handle:

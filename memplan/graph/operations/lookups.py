@@ -36,8 +36,9 @@ def embedding_lookup(
     own = Gradient.FRESH if weight.ranks == 1 else Gradient.WHOLE
     gradients: tuple[int, ...] = (own, Gradient.NONE)[: len(inputs)]
     scratch = embedding_backward_scratch(
-        t, num_ids, weight.num_weights, weight.shape[-1], weight.dtype
-    )
+        t, num_ids, weight.num_weights, weight.shape[-1], weight.dtype,
+        DType.INT64 if ids is None else ids.dtype,
+    )  # fmt: skip
     if turned and not t.decomposed:
         scratch = behind_copy(out.storage.num_bytes, scratch)
     t.record(
@@ -70,7 +71,7 @@ LEAST_PIECES = 3
 
 
 def embedding_backward_scratch(
-    t: Tape, num_ids: int, num_weights: int, width: int, dtype: DType
+    t: Tape, num_ids: int, num_weights: int, width: int, dtype: DType, id_dtype: DType = DType.INT64
 ) -> tuple[int, ...]:
     """What the gradient of a table of rows of ``width`` takes on its way.
 
@@ -89,12 +90,12 @@ def embedding_backward_scratch(
     num_rows = num_weights // width
     used = min(num_ids, num_rows)
     pieces = num_ids // ROWS_PER_THREAD + used
-    numbers = allocated_bytes(pieces, DType.INT64)
+    numbers = allocated_bytes(pieces, id_dtype)
     sums = [allocated_bytes(pieces * width, DType.FP32)]
     if num_ids // ROWS_PER_THREAD > LEAST_PIECES * used and t.has_few_rows(num_rows):
         whole = allocated_bytes(num_weights, DType.FP32)
         sums = [numbers] if dtype is DType.FP32 else [numbers, whole]
-    ids, marks = allocated_bytes(num_ids, DType.INT64), allocated_bytes(used, DType.INT64)
+    ids, marks = allocated_bytes(num_ids, id_dtype), allocated_bytes(used, id_dtype)
     sorting = t.sort_scratch_bytes(num_ids, largest_key=num_rows)
     small = ALLOCATION_ROUNDING
     return (

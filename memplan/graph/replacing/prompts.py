@@ -24,7 +24,7 @@ def prompts_of(model: ModelSpec, adapter: PromptTuning) -> "Prompts":
     Raises ``SetupError`` for one whose embeddings are more than a table of tokens.
     """
     embedding = model.stacks[0].embedding if len(model.stacks) == 1 else None
-    if embedding is None or embedding.own_module or embedding.prompts is not None:
+    if embedding is None or embedding.own_module:
         msg = (
             f"adapter: prompt: {model.name} is no decoder with plain token embeddings, and prompts are "
             "modelled for those alone: take lora"

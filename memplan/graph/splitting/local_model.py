@@ -110,7 +110,7 @@ def _check_autotp(model: ModelSpec, group: TensorParallel) -> None:
 
 
 def _is_plain(spec: EmbeddingSpec) -> bool:
-    odd = (spec.own_module, spec.prompts, spec.patch_features, spec.extra_rows)
+    odd = (spec.own_module, spec.patch_features, spec.extra_rows)
     return not any(odd)
 
 

@@ -47,10 +47,6 @@ def mix_tokens(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> T
 def _mixer(t: Tape, x: Tensor, spec: TokenMixer, context: StackContext) -> Tensor:
     if not isinstance(spec, AttentionSpec):
         return _written(MIXERS, t, x, spec, context)
-    if spec.form is AttentionForm.SEGMENTS:
-        from memplan.graph.cpmant import segment_attention  # only for CPM-Ant
-
-        return segment_attention(t, x, spec, context)
     if spec.form is not AttentionForm.INTERFACE:
         from memplan.graph.attention.own_ways.older_classes import (
             own_attention,  # only for older classes

@@ -13,7 +13,6 @@ from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.batch import ids_bytes, input_bytes
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding, embedding_lookup
-from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import complex_tables, rotary_tables
@@ -168,8 +167,6 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
 
         return trajectory_embeddings(t, model, spec, spec.trajectory)
     rows = model.vocab_size + spec.extra_rows
-    if spec.prompts is not None:
-        rows += spec.prompts.num_types * spec.prompts.length
     group = t.options.tensor_parallel
     if group is None or t.options.split_plan.table is Sharing.WHOLE:
         table = t.parameter(
@@ -179,10 +176,6 @@ def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Paramete
         from memplan.graph.splitting.tensor_parallel import token_table  # only then
 
         table = token_table(t, group, rows, spec.embedding_size, tied=model.head.tied)
-    if spec.prompts is not None:
-        from memplan.graph.cpmant import prompted_embeddings  # only for CPM-Ant
-
-        return prompted_embeddings(t, model, table, spec.prompts)
     if spec.patch_features:
         shape = model.hidden_size, spec.patch_features
         t.parameter("vision_embed_tokens.weight", *shape).unused = True
@@ -246,13 +239,6 @@ def _frequencies(t: Tape, rotary: RotarySpec) -> None:
 
 def share_tensors(t: Tape, model: ModelSpec, stack: StackSpec, context: StackContext) -> None:
     """Position tables and masks, made once and read by every layer."""
-    prompts = stack.embedding.prompts if stack.embedding is not None else None
-    if prompts is not None:
-        from memplan.graph.cpmant import add_segment_bias  # only for CPM-Ant
-
-        context.seq_len += prompts.length
-        add_segment_bias(t, stack, prompts, context)
-        return
     _make_masks(t, model, stack, context)
     rotary = _first_rotary(stack)
     if rotary is not None:
@@ -397,10 +383,6 @@ def head(
     if model.task is not Task.BASE:
         t.leave(BASE_MODEL)
     embedded = model.stacks[0].embedding
-    if embedded is not None and embedded.prompts is not None:
-        from memplan.graph.cpmant import cut_prompts  # only for CPM-Ant
-
-        x = cut_prompts(t, x, model.hidden_size)
     if embedded is not None and embedded.trajectory is not None:
         from memplan.graph.written.trajectories import predicted_actions  # only then
 
@@ -452,8 +434,6 @@ def causal_lm(t: Tape, model: ModelSpec, x: Tensor, table: Parameter) -> Tensor:
         )
 
         router_loss(t, model.stacks[0])
-    if model.head.plain_loss:
-        return cross_entropy(t, output_matrix(t, model, model.head, x, table))
     if model.head.attended_loss:
         from memplan.graph.attended_loss import attended_loss  # only for Qwen2-Audio
 
