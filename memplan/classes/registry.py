@@ -19,6 +19,7 @@ CLASSES = {
     "albert": "encoders.albert.AlbertModel",
     "apertus": "llama_kin.ApertusModel",
     "arcee": "llama_kin.ArceeModel",
+    "aria_text": "mixed.aria.AriaTextModel",
     "bamba": "recurrent.hybrids.BambaModel",
     "bart": "translating.bart.BartModel",
     "bert": "encoders.bert.BertModel",

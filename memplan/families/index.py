@@ -269,7 +269,7 @@ FAMILY_MODULES: dict[str, str] = {
     "llama4_text": "decoders.text_decoders",
     "mllama_text_model": "decoders.text_decoders",
     "muse_glimmer_text": "decoders.text_decoders",
-    "aria_text": "decoders.text_decoders",
+    "aria_text": "written_once",
     "kosmos_2_5_text_model": "decoders.text_decoders",
     "colpali": "joined.composites",
     "qwen2_5_omni": "joined.composites",

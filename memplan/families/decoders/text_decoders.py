@@ -1,6 +1,6 @@
 """Text models of one multimodal type each.
 
-Llama 4, Llama 3.2 Vision, Muse Glimmer, Aria and Kosmos-2.5: decoders whose attention or experts work as
+Llama 4, Llama 3.2 Vision, Muse Glimmer and Kosmos-2.5: decoders whose attention or experts work as
 no other family's do. Kosmos-2.5's layers are counted, all others written down (``modeling_*.py`` of each
 type, transformers 5.23).
 """
@@ -17,8 +17,8 @@ from memplan.model.attention import OutputGate, QueryScaling, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.layers import LayerSpec, NormPlacement
 from memplan.model.mixers import MemoryAttentionSpec
-from memplan.model.mixtures import EveryTokenSpec, MixtureSpec, RouterScore, RouterSpec
-from memplan.model.networks import Activation, FeedForwardSpec
+from memplan.model.mixtures import EveryTokenSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterBlock, ParameterTable
 from memplan.model.spec import ModelSpec
@@ -208,30 +208,6 @@ def _muse_layer(reader: ConfigReader, kind: str) -> LayerSpec:
     )
 
 
-# -- Aria ----------------------------------------------------------------------------------------
-
-
-def _aria_layer(reader: ConfigReader, _: str) -> LayerSpec:
-    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
-    experts = reader.integer("moe_num_experts")
-    shared = FeedForwardSpec(
-        intermediate_size=reader.integer("moe_num_shared_experts") * inner,
-        activation=read_activation(reader, "hidden_act"),
-        gated=True,
-        bias=reader.flag("mlp_bias"),
-    )
-    mixture = MixtureSpec(
-        num_experts=experts,
-        num_experts_per_token=per_token(reader, "moe_topk", experts),
-        expert=FeedForwardSpec(intermediate_size=inner, activation=Activation.SILU, gated=True),
-        router=RouterSpec(score=RouterScore.SOFTMAX_SELECTED, fp32_logits=False),
-        shared=shared,
-    )
-    return LayerSpec(
-        attention=read_attention(reader, Variation(), size), feed_forward=mixture, norm=RMS
-    )
-
-
 # -- Kosmos-2.5 ----------------------------------------------------------------------------------
 
 
@@ -282,7 +258,6 @@ DECODERS: dict[str, Hybrid] = {
         final_norm=NormSpec(kind=NormKind.RMS_POWER),
         mixed_masks=True,
     ),
-    "aria_text": Hybrid(kinds=_alike, layer=_aria_layer),
     "kosmos_2_5_text_model": Hybrid(
         kinds=_alike,
         layer=_kosmos_layer,
