@@ -41,8 +41,6 @@ class RouterSpec:
     """What sends each token to its experts."""
 
     score: RouterScore = RouterScore.SOFTMAX
-    fp32_logits: bool = True
-    """The logits are cast to fp32 before they are scored."""
     correction: bool = False
     """A bias is added to the scores, for choosing only; it is a buffer."""
     table_rows: int = 0

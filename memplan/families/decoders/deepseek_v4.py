@@ -169,7 +169,6 @@ def _mixture(reader: ConfigReader, *, hashed: bool) -> MixtureSpec:
         expert=expert,
         router=RouterSpec(
             score=scores[reader.choice("scoring_func", scoring, scores)],
-            fp32_logits=False,
             correction=not hashed,
             table_rows=reader.integer("vocab_size") if hashed else 0,
             normalization=Normalization.COPY,

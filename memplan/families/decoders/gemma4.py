@@ -136,7 +136,6 @@ def _beside_dense(reader: ConfigReader, dense: FeedForwardSpec) -> BesideDenseSp
         ),
         router=RouterSpec(
             normalization=Normalization.IN_PLACE,
-            fp32_logits=False,
             input_norm=replace(NORM, weight=False),
             expert_scales=True,
         ),

@@ -23,13 +23,10 @@ from memplan.training.choices_of_kernels.kernels import ExpertKernel
 
 
 def mixture(t: Tape, x: Tensor, spec: MixtureSpec, context: StackContext) -> Tensor:
-    """Router, routed experts and, where there is one, the shared expert."""
+    """Router, routed experts and the shared expert."""
     hidden_size = context.hidden_size
     weights, chosen, logits = route(t, x, spec, hidden_size)
     routed = run_experts(t, x, weights, chosen, spec, hidden_size)
-    if spec.shared is None:
-        t.touch(x, logits, weights, chosen)
-        return routed
     shared = _shared(t, x, spec, hidden_size)
     out = t.cast(t.add(routed, shared), x.dtype)
     t.touch(x, routed, shared, logits, weights, chosen)
@@ -131,11 +128,9 @@ def expert_products(
     Also returns what the caller's frame still holds: weights with their adapters.
     """
     inner = spec.expert.intermediate_size
-    gated = spec.expert.gated
-    name = "mlp.experts.gate_up_proj" if gated else "mlp.experts.up_proj"
-    width = 2 * inner if gated else inner
-    experts = ExpertShare(spec.num_experts, spec.num_experts_per_token, 2 if gated else 1)
-    weight = t.parameter(name, spec.num_experts, width, hidden_size, experts=experts)
+    name = "mlp.experts.gate_up_proj"
+    experts = ExpertShare(spec.num_experts, spec.num_experts_per_token, 2)
+    weight = t.parameter(name, spec.num_experts, 2 * inner, hidden_size, experts=experts)
     first_factor = trained_weight(t, weight)
     both = grouped_matmul(t, x, weight, offsets, first_factor)
     middle = _expert_activation(t, both, spec)
@@ -148,8 +143,6 @@ def expert_products(
 
 
 def _expert_activation(t: Tape, both: Tensor, spec: MixtureSpec) -> Tensor:
-    if not spec.expert.gated:
-        return activation_module(t, both, spec.expert.activation, "mlp.experts.act_fn")
     gate, up = t.split(both, both.numel // 2, both.numel // 2)
     if spec.expert.clamped:
         from memplan.graph.feed_forward import clamped_product

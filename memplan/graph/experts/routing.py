@@ -27,12 +27,7 @@ def route(t: Tape, x: Tensor, spec: MixtureSpec, hidden_size: int) -> tuple[Tens
     if router.input_norm is not None:
         x = _scaled_input(t, x, router.input_norm, hidden_size)
     logits = _router_product(t, x, spec, hidden_size)
-    scored = t.cast(logits, DType.FP32) if router.fp32_logits else logits
-    if router.score is RouterScore.SOFTMAX_SELECTED:
-        best, chosen = top_k(t, scored, count)
-        weights = softmax(t, best)
-    else:
-        weights, chosen = _scored(t, scored, spec, tokens)
+    weights, chosen = _scored(t, logits, spec, tokens)
     weights = _normalize(t, weights, tokens, router.normalization)
     if router.scaled:
         weights = t.scale(weights)

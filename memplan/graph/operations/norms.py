@@ -55,8 +55,6 @@ def _norm(
         return rms_norm_fused(t, x, weight)
     if kind is NormKind.RMS:
         return rms_norm(t, x, weight)
-    if kind is NormKind.RMS_T5:
-        return rms_norm_t5(t, x, weight)
     if kind is NormKind.RMS_GEMMA:
         return rms_norm_gemma(t, x, weight)
     if kind is NormKind.RMS_POWER:
@@ -237,17 +235,6 @@ def rms_norm_power(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     """Gemma 4's: all of it in fp32, the root as a power, times the weight's copy, then cast back."""
     normalized, _ = _normalized(t, x, weight.numel, NormKind.RMS_POWER)
     return t.cast(t.mul(normalized, t.cast(weight, DType.FP32)), x.dtype)
-
-
-def rms_norm_t5(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
-    """T5's: the variance of an fp32 copy; x itself is scaled, then cast to a 16-bit weight's dtype."""
-    variance = t.mean(t.square(t.cast(x, DType.FP32)), weight.numel)
-    normalized = t.mul(x, _reciprocal_root(t, variance))
-    if weight.dtype.is_half:
-        normalized = t.cast(normalized, weight.dtype)
-    out = t.mul(weight, normalized)
-    t.touch(normalized, variance)
-    return out
 
 
 def rms_norm_gemma(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
