@@ -33,8 +33,6 @@ class StackContext:
     """Which of it each token sees, where it is pictures."""
     memory_rows: Tensor | None = None
     """Whether each token sees any of it."""
-    bias: Tensor | None = None
-    """What all layers add to their scores (CPM-Ant), or its table of positions (XLNet)."""
     handed_on: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Keys and values that later layers read, of layers with and without a window (Gemma 4)."""
     residual: Tensor | None = None

@@ -126,8 +126,6 @@ class AttentionSpec:
     projection_clamped: bool = False
     """Queries, keys and values are clamped in place (OLMo's ``clip_qkv``)."""
     output_gate: OutputGate = OutputGate.NONE
-    key_scaled: bool = False
-    """Keys are multiplied by a constant as soon as they are projected (Falcon-H1)."""
     inner_norm: NormSpec | None = None
     """A norm on the heads' output, before the output projection (BitNet)."""
     own_eager: bool = False

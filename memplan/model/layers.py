@@ -78,8 +78,6 @@ class LayerSpec:
 
     dropout_modules: bool = False
     """Its dropouts are modules, on which ZeRO-3 hangs hooks, not calls of a function."""
-    residual_scaled: bool = False
-    """What is added to the residual stream is multiplied by a constant (Granite, MiniCPM)."""
     dropout_inside: bool = False
     """Dropout belongs to each sublayer's own module, which holds its input until then (GPT-2)."""
     streams: StreamsSpec | None = None

@@ -28,8 +28,6 @@ WEIGHTLESS = NormSpec(kind=NormKind.RMS, weight=False)
 LAYER_NORM = NormSpec(kind=NormKind.LAYER, bias=True)
 FULL, SLIDING = "full_attention", "sliding_attention"
 CROSS, DENSE, SPARSE = "cross", "dense", "sparse"
-REUSING = " reusing"
-"""Said of a Gemma 4 layer that takes keys and values from an earlier one."""
 
 MLLAMA_CROSS_LAYERS = (3, 8, 13, 18, 23, 28, 33, 38)
 """Where ``MllamaTextConfig`` has cross attention unless told otherwise."""

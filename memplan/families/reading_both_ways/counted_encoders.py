@@ -245,7 +245,6 @@ def _funnel_head(table: ParameterTable, reader: ConfigReader, sizes: Sizes, task
 
 
 _NO_POOLER: frozenset[Task] = frozenset()
-_POOLED_CLASSES = frozenset({Task.BASE, Task.SEQUENCE_CLASSIFICATION, Task.MULTIPLE_CHOICE})
 _UNPOOLED = (Task.MASKED_LM, Task.BASE, *CLASSIFIED)
 
 FORMS: dict[str, Form] = {

@@ -71,19 +71,6 @@ def as_heads(t: Tape, x: Tensor, num_heads: int, *, in_columns: bool = False) ->
     return out
 
 
-def keys_as_heads(t: Tape, x: Tensor, batch: int) -> Tensor:
-    """Keys that are multiplied as they were projected, seen as heads.
-
-    The product's gradient lies dimension by dimension in each head. So seen, heads are rows again by a
-    view, which only the projection's own rows, more than one sequence's, copy: it is recorded right
-    behind the projection (torch 2.13, ``bmm`` of a transposed factor in derivatives.yaml).
-    """
-    out = t.view(x, x.numel)
-    gradient = Gradient.ALIAS if batch == 1 else Gradient.FRESH
-    t.record(OperationKind.VIEW, (x,), (out,), gradients=(gradient,))
-    return out
-
-
 def expand_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """``repeat_kv``: a copy of keys or values for every query head; of a single head, a view."""
     if shape.groups == 1:

@@ -4,7 +4,6 @@ from memplan.graph.attention.head_layout import Shape, as_heads
 from memplan.graph.attention.rotary import turned_in_place, turns_heads
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
-from memplan.graph.counted import idle_linear
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
@@ -34,7 +33,6 @@ def project(
         key = _column(t, x, "k_proj", hidden, kv_size, bias=spec.key_bias, role=role)
         if split and not apart and columns_copied(spec, shape):
             key = as_heads(t, key, spec.num_kv_heads)
-        key = t.scale(key) if spec.key_scaled else key
         seen = turned and apart
         key = _heads(t, key, spec, "k", spec.num_kv_heads, viewed=seen, in_columns=columns)
         width = spec.num_kv_heads * (spec.value_head_dim or spec.head_dim)
@@ -141,9 +139,3 @@ def _split_per_head(
     # The view's gradient is joined head by head, then copied back into rows.
     query, key, value = t.split(t.slice(fused, fused.numel), third, third, third)
     return query, key, value
-
-
-def idle_projection(t: Tape, name: str, size: int) -> None:
-    """A square linear layer with a bias that this batch leaves unused."""
-    idle_linear(t, t.parameter(f"{name}.weight", size, size))
-    t.parameter(f"{name}.bias", size).unused = True

@@ -37,7 +37,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = attention_dropout(t, attended, layer, context)
-    middle = add_residual(t, x, attended, layer)
+    middle = t.add(x, attended)
     t.touch(*context.attention_frame)
     context.attention_frame = ()
     if layer.names_attended:
@@ -51,7 +51,7 @@ def pre_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     fed = feed_forward_dropout(t, fed, layer)
     if layer.dropout_inside:
         t.touch(normed)
-    out = add_residual(t, middle, fed, layer)
+    out = t.add(middle, fed)
     if activated is not None:
         t.touch(activated)
     t.touch(middle)
@@ -76,15 +76,6 @@ def feed_forward_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
     is_module = layer.dropout_modules and not layer.attention_dropout_only
     module = "mlp.dropout" if is_module else ""
     return dropout(t, x, layer.feed_forward_output_dropout, module=module)
-
-
-def add_residual(t: Tape, x: Tensor, added: Tensor, layer: LayerSpec) -> Tensor:
-    """The residual sum; Granite and MiniCPM multiply what is added by a constant."""
-    if not layer.residual_scaled:
-        return t.add(x, added)
-    out = t.add(x, t.scale(added))
-    t.touch(added)
-    return out
 
 
 def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
@@ -135,12 +126,12 @@ def sandwich_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) 
     normed = norm(t, x, layer.norm, "input_layernorm", hidden)
     attended = mix_tokens(t, normed, layer.attention, context)
     attended = norm(t, attended, layer.norm, "post_attention_layernorm", hidden)
-    middle = add_residual(t, x, attended, layer)
+    middle = t.add(x, attended)
     normed = norm(t, middle, layer.norm, "pre_feedforward_layernorm", hidden)
     context.residual = middle
     fed = feed_forward_of(t, normed, layer, context)
     fed = norm(t, fed, layer.norm, "post_feedforward_layernorm", hidden)
-    out = add_residual(t, middle, fed, layer)
+    out = t.add(middle, fed)
     if layer.own_vector is not None and vector is not None:
         from memplan.graph.written.layer_vectors import add_own_vector  # only for Gemma 4
 
