@@ -26,9 +26,8 @@ def feed_forward(
     """Up, activation (times the gate), down; ``sharing`` says how ranks share what is no layer's own."""
     inner = spec.intermediate_size
     sharing = sharing or t.options.split_plan.network
-    halves = x
     if spec.gated:
-        middle, halves = _gated(t, x, spec, hidden_size, name, sharing)
+        middle = _gated(t, x, spec, hidden_size, name, sharing)
     else:
         columns = sharing.columns
         up = linear(t, x, f"{name}.up_proj", hidden_size, inner, bias=spec.bias, split=columns)
@@ -43,8 +42,6 @@ def feed_forward(
     out = linear(
         t, middle, f"{name}.down_proj", inner, hidden_size, bias=spec.bias, split=sharing.rows
     )
-    if spec.fused_gate_up:
-        t.touch(halves)
     if spec.scaled:
         t.touch(middle)
         out = t.scale(out)
@@ -59,8 +56,8 @@ def _activated(t: Tape, x: Tensor, kind: Activation, name: str) -> Tensor:
 
 def _gated(
     t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int, name: str, sharing: Sharing
-) -> tuple[Tensor, Tensor]:
-    """The gated product, and the gate."""
+) -> Tensor:
+    """The gated product."""
     inner = spec.intermediate_size
 
     def column(part: str, width: int) -> Tensor:
@@ -68,25 +65,17 @@ def _gated(
             t, x, f"{name}.{part}", hidden_size, width, bias=spec.bias, split=sharing.columns
         )
 
-    if spec.fused_gate_up:
-        both = column("gate_up_proj", 2 * inner)
-        gate, up = t.split(both, both.numel // 2, both.numel // 2)
-    else:
-        up = None
-        gate = x if spec.scaled else column("gate_proj", inner)
+    gate = x if spec.scaled else column("gate_proj", inner)
     if t.kernels.feed_forward is FeedForwardKernel.FUSED:
-        up = up or column("up_proj", inner)
-        return fused_gate(t, gate, up), gate
+        return fused_gate(t, gate, column("up_proj", inner))
     if spec.clamped:
-        return clamped_product(t, gate, column, spec, name), gate
-    given = gate
+        return clamped_product(t, gate, column, spec, name)
+    given, up = gate, None
     if spec.scaled:
         up = column("up_proj", inner)
         given = t.scale(column("gate_proj", inner))
     active = activation_module(t, given, spec.activation, f"{name}.act_fn")
-    up = up or column("up_proj", inner)
-    # Classes whose gate and up lie in one tensor (Phi-3, GLM) write the product the other way round.
-    return (t.mul(up, active) if spec.fused_gate_up else t.mul(active, up)), gate
+    return t.mul(active, up or column("up_proj", inner))
 
 
 def clamped_product(

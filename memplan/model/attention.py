@@ -38,8 +38,6 @@ class RotarySpec:
     """Queries and keys are rotated in fp32 and cast back (ESM, Cohere)."""
     expanded_tables: bool = False
     """Every layer repeats each number of the tables for itself (GLM, Helium)."""
-    paired: bool = False
-    """Neighbouring numbers are turned by half of the tables' columns (DeepSeek-V3)."""
     sections: bool = False
     """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     repeated: bool = False

@@ -53,8 +53,6 @@ class ClassifierSpec:
     """Of a sequence classifier; the others look at every token."""
     dense: Activation | None = None
     """The activation behind a dense layer of the hidden size; None for no such layer."""
-    first_dropout: float = 0.0
-    """Probability before the dense layer."""
     dropout: float = 0.0
     """Probability before the last linear layer, for sequences."""
     upcast_tokens: bool = False

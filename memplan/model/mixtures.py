@@ -83,7 +83,6 @@ class MixtureSpec:
     latent: int = 0
     """Width of the routed experts' inputs and outputs, behind and before projections of their own
     (Nemotron-H's ``moe_latent_size``); 0: the hidden size."""
-    latent_bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -225,10 +225,9 @@ class CpmAntSegmentPositionEmbedding(Module):
         relative_buckets = relative_buckets.apart(KINDS.MUL_SCALAR)
         relative_position = relative_position.apart(KINDS.ABS)
         is_small = relative_position.apart(KINDS.LT, dtype=DType.BOOL)
-        large = relative_position.apart(KINDS.TO, dtype=DType.FP32).apart(KINDS.DIV)
-        large = large.apart(KINDS.LOG)
-        large = large.apart(KINDS.DIV)
-        large = large.apart(KINDS.MUL_SCALAR)
+        large = relative_position.apart(KINDS.TO, dtype=DType.FP32)
+        for kind in (KINDS.DIV, KINDS.LOG, KINDS.DIV, KINDS.MUL_SCALAR):
+            large = large.apart(kind)
         large = large.apart(KINDS.TO, dtype=DType.INT32)
         relative_position_if_large = large.apart(KINDS.ADD_SCALAR)
         del large

@@ -91,8 +91,7 @@ class NemotronHMoE(MixtureBlock):
         return hidden_states
 
     def facts(self) -> MixtureSpec:
-        biased = bool(self.latent) and "bias" in self.fc1_latent_proj.weights
-        return replace(super().facts(), latent=self.latent, latent_bias=biased)
+        return replace(super().facts(), latent=self.latent)
 
 
 PARTS = {

@@ -105,14 +105,10 @@ def _heads(
     viewed: bool,
     in_columns: bool = False,
 ) -> Tensor:
-    """A projection as heads, normed at once where the class does so: each head, or all before."""
+    """A projection as heads, each normed at once where the class does so."""
     kind = spec.query_key_norm if spec.query_key_norm_at_once else None
-    each = spec.query_key_norm_per_head
-    module, width = f"self_attn.{name}_norm", num_heads * spec.head_dim
-    if kind is not None and not each:
-        x = norm(t, x, kind, module, width)
     x = as_heads(t, x, num_heads, in_columns=in_columns) if viewed else x
-    return norm(t, x, kind, module, spec.head_dim) if kind is not None and each else x
+    return x if kind is None else norm(t, x, kind, f"self_attn.{name}_norm", spec.head_dim)
 
 
 def _fused_projection(

@@ -98,16 +98,9 @@ def _normalized(t: Tape, query: Tensor, key: Tensor, spec: AttentionSpec) -> tup
     kind = spec.query_key_norm
     if kind is None:
         return query, key
-    query_width, key_width = _norm_widths(spec)
     # Of every head's columns in one projection a third is taken: no rows, unless autocast copies them.
     strided = spec.projection is Projection.FUSED_SELECTED and t.autocast is None
-    query = norm(t, query, kind, "self_attn.q_norm", query_width, strided=strided)
+    query = norm(t, query, kind, "self_attn.q_norm", spec.head_dim, strided=strided)
     if spec.query_scaling is QueryScaling.NORMED:
         query = t.scale(query)
-    return query, norm(t, key, kind, "self_attn.k_norm", key_width, strided=strided)
-
-
-def _norm_widths(spec: AttentionSpec) -> tuple[int, int]:
-    if spec.query_key_norm_per_head:
-        return spec.head_dim, spec.head_dim
-    return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    return query, norm(t, key, kind, "self_attn.k_norm", spec.head_dim, strided=strided)

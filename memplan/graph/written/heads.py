@@ -161,7 +161,6 @@ def _dense(t: Tape, model: ModelSpec, spec: ClassifierSpec, x: Tensor) -> Tensor
     """The dense layer before the classes, where there is one, and its activation."""
     hidden = model.hidden_size
     if spec.dense is not None:
-        x = dropout(t, x, spec.first_dropout)
         x = linear(t, x, "classifier.dense", hidden, hidden, bias=True)
         x = activation(t, x, spec.dense)
     return x

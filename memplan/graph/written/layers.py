@@ -73,9 +73,7 @@ def attention_dropout(t: Tape, x: Tensor, layer: LayerSpec, context: StackContex
 
 def feed_forward_dropout(t: Tape, x: Tensor, layer: LayerSpec) -> Tensor:
     """Dropout on what the feed-forward network returns."""
-    is_module = layer.dropout_modules and not layer.attention_dropout_only
-    module = "mlp.dropout" if is_module else ""
-    return dropout(t, x, layer.feed_forward_output_dropout, module=module)
+    return dropout(t, x, layer.dropout, module="mlp.dropout" if layer.dropout_modules else "")
 
 
 def post_norm_layer(t: Tape, x: Tensor, layer: LayerSpec, context: StackContext) -> Tensor:
