@@ -28,7 +28,7 @@ from memplan.memory.fsdp2.units import (
     shard_numel,
     tied_table,
 )
-from memplan.memory.programs.program import Program, Weight, buffers_before, is_trained
+from memplan.memory.programs.program import Program, Weight, is_trained
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
 from memplan.memory.rank import RankInput
@@ -128,17 +128,12 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         (A shard's parameter stays the same object, and ``swap_tensors`` gives it what was made last.)
         """
         tied = self._table
-        earlier = None
-        places = buffers_before(self.given.tape)
-        for weight in (*self.weights, None):
-            for size, words in places.get(weight, ()):
-                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
-            if weight is not None:
-                block = self.load_shard(weight, name=_SWAPPED if weight == tied else None)
-                earlier = block if weight == tied else earlier
+        loaded = self.load_in_order(
+            lambda weight: self.load_shard(weight, name=_SWAPPED if weight == tied else None)
+        )
         if tied is not None:
             self.load_shard(tied)
-            self._free_shard(earlier)
+            self._free_shard(loaded.get(tied))
 
     def _load_whole(self) -> None:
         """Each tensor whole, then its shard; accelerate's state dict has a tied one under both names."""
@@ -197,16 +192,13 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
                 ledger.free(block)
 
     def _load_at_once(self) -> dict[Weight, Block]:
-        """The model whole, each buffer where its module stands (``Module.to``)."""
-        found: dict[Weight, Block] = {}
-        places = buffers_before(self.given.tape)
-        for weight in (*self.weights, None):
-            for size, words in places.get(weight, ()):
-                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
-            if weight is not None:
-                size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
-                found[weight] = self.load_whole(weight, size, packs=True)
-        return found
+        """The model whole, before anything is cut."""
+
+        def whole(weight: Weight) -> Block:
+            size = allocated_bytes(weight[0].numel, self.formats.kept_of(weight[0]))
+            return self.load_whole(weight, size, packs=True)
+
+        return self.load_in_order(whole)
 
     def _whole(self, use: UnitUse) -> list[Block]:
         return [

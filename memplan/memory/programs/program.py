@@ -4,9 +4,9 @@
 of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from memplan.graph.core.segments import Buffer, Segment
 from memplan.graph.core.tape import Tape
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
+LoadedT = TypeVar("LoadedT")
 
 
 MAX_MICRO_BATCHES = 4
@@ -330,14 +331,23 @@ class Program:
         if not places:
             self.blocks = self.load_weights()
             return []
+        self.blocks = self.load_in_order(
+            lambda weight: self.ledger.allocate(
+                weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
+            )
+        )
+        return []
+
+    def load_in_order(self, load: Callable[[Weight], LoadedT]) -> dict[Weight, LoadedT]:
+        """Each weight as ``load`` brings it, and each buffer where its module stands among them (``Module.to``)."""
+        places = buffers_before(self.given.tape)
+        found: dict[Weight, LoadedT] = {}
         for weight in (*self.weights, None):
             for size, words in places.get(weight, ()):
                 self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
             if weight is not None:
-                size = weight[0].storage.num_bytes
-                block = self.ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-                self.blocks[weight] = block
-        return []
+                found[weight] = load(weight)
+        return found
 
     @property
     def loads_by_device_map(self) -> bool:
