@@ -3,8 +3,6 @@
 (diffusers 0.42: models/transformers/cogvideox_transformer_3d.py, models/embeddings.py, ``CogVideoXPatchEmbed``)
 """
 
-from dataclasses import replace
-
 from memplan.classes.denoising.attention import Attention, Tables, attended, turned
 from memplan.classes.denoising.base import (
     SCALE,
@@ -25,6 +23,7 @@ from memplan.classes.denoising.parts import (
 )
 from memplan.classes.denoising.positions import made_in_fp64
 from memplan.dtypes import DType
+from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.denoisers.sizes import latent_size
 from memplan.graph.modules.basic import Dropout, LayerNorm, Linear
