@@ -170,21 +170,8 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     """How the tape has to be written for a setup with every default filled in."""
     formats = PRECISIONS[setup.chosen_precision]
-    sequences = setup.micro_batch_size * setup.job.sequences_per_example
-    rows, seq_len = sequences, (setup.seq_len or 1) // setup.context_parallel
-    if setup.packing is Packing.PADDING_FREE:
-        rows, seq_len = 1, rows * seq_len
-    options = TapeOptions(
-        batch_size=rows,
-        seq_len=seq_len,
-        packing=setup.packing,
-        num_sequences=sequences,
-        target_seq_len=(setup.target_seq_len or 0) // setup.context_parallel or seq_len,
-        images_per_sample=setup.images_per_sample,
-        image_size=setup.image_size,
-        image_width=setup.image_width,
-        num_frames=setup.num_frames,
-        audio_seconds=setup.audio_seconds,
+    options = replace(
+        _with_ways(_inputs(setup), setup),
         weights=formats.weights,
         compute=formats.compute,
         autocast=formats.autocast or engine_autocast(setup),
@@ -196,11 +183,45 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         threads_per_multiprocessor=threads_per_multiprocessor(gpu),
         sort_tile=_sort_tile(gpu),
         is_ampere=is_ampere(gpu),
-        checkpointed_layers=_checkpointed_layers(setup),
-        selective=setup.checkpointing is Recomputation.SELECTIVE,
         module_hooks=has_module_hooks(setup),
         casts_inputs=casts_inputs(setup),
         python_linear=has_python_linear(setup),
+        fp8=setup.fp8,
+        fp8_transposes=needs_transposes(setup.fp8, gpu),
+        gathers_codes=gathers_codes(setup),
+        casts_weights_again=casts_weights_again(setup),
+        adapter=setup.adapter,
+        adapter_dtype=adapter_dtype(setup),
+        adapter_input=_adapter_input(setup),
+    )
+    how = setup.chosen_quantization
+    return options if how is None else _quantized(options, how)
+
+
+def _inputs(setup: TrainingSetup) -> TapeOptions:
+    """What a micro-batch holds."""
+    sequences = setup.micro_batch_size * setup.job.sequences_per_example
+    rows, seq_len = sequences, (setup.seq_len or 1) // setup.context_parallel
+    if setup.packing is Packing.PADDING_FREE:
+        rows, seq_len = 1, rows * seq_len
+    return TapeOptions(
+        batch_size=rows,
+        seq_len=seq_len,
+        packing=setup.packing,
+        num_sequences=sequences,
+        target_seq_len=(setup.target_seq_len or 0) // setup.context_parallel or seq_len,
+        images_per_sample=setup.images_per_sample,
+        image_size=setup.image_size,
+        image_width=setup.image_width,
+        num_frames=setup.num_frames,
+        audio_seconds=setup.audio_seconds,
+    )
+
+
+def _with_ways(options: TapeOptions, setup: TrainingSetup) -> TapeOptions:
+    """The same, and how a step goes through the model: what is split, recomputed, sent away, looked for."""
+    return replace(
+        options,
         outputs_held=setup.outputs_held,
         upcast_outputs=setup.upcast_outputs,
         tensor_parallel=setup.split_over,
@@ -210,22 +231,15 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         expert_ranks=setup.expert_parallel if setup.chosen_engine is Engine.MEGATRON else 1,
         context_parallel=setup.sequences_shared,
         expert_parallel=setup.experts_spread,
+        checkpointed_layers=_checkpointed_layers(setup),
+        selective=setup.checkpointing is Recomputation.SELECTIVE,
         freeze=setup.freeze,
         compile=setup.compile,
         input_gradients=_input_gradients(setup),
-        fp8=setup.fp8,
-        fp8_transposes=needs_transposes(setup.fp8, gpu),
-        gathers_codes=gathers_codes(setup),
-        casts_weights_again=casts_weights_again(setup),
-        adapter=setup.adapter,
-        adapter_dtype=adapter_dtype(setup),
         objective=setup.job.objective,
         log_probabilities=_log_probabilities(setup),
         kept_logits=_kept_logits(setup) if setup.job.generates else None,
-        adapter_input=_adapter_input(setup),
     )
-    how = setup.chosen_quantization
-    return options if how is None else _quantized(options, how)
 
 
 def _megatron_layers(setup: TrainingSetup) -> "MegatronLayers | None":

@@ -49,16 +49,7 @@ def read_model(
     """
     model_type = family or deduce_model_type(config, source=source, known=FAMILY_MODULES)
     module = _module_of(model_type, config, source=source, is_named=family is not None)
-    row = defaults.get(model_type, {})
-    reader = ConfigReader(
-        config,
-        source=source,
-        model_type=model_type,
-        defaults=_mapping(row.get("defaults")),
-        renamed={key: str(value) for key, value in _mapping(row.get("renamed")).items()},
-        log=log,
-        all_defaults=defaults,
-    )
+    reader = _reader(config, model_type, defaults, source=source, log=log)
     request = ReadRequest(
         name=name,
         model_type=model_type,
@@ -79,6 +70,27 @@ def read_model(
         without_sdpa=model_type in WITHOUT_SDPA,
         declares_fp32=model_type in DECLARING_FP32,
         without_autocast=model_type in WITHOUT_AUTOCAST,
+    )
+
+
+def _reader(
+    config: Mapping[str, object],
+    model_type: str,
+    defaults: Mapping[str, Mapping[str, object]],
+    *,
+    source: str,
+    log: ReadLog | None,
+) -> ConfigReader:
+    """A config, read as its type's transformers class would."""
+    row = defaults.get(model_type, {})
+    return ConfigReader(
+        config,
+        source=source,
+        model_type=model_type,
+        defaults=_mapping(row.get("defaults")),
+        renamed={key: str(value) for key, value in _mapping(row.get("renamed")).items()},
+        log=log,
+        all_defaults=defaults,
     )
 
 

@@ -51,19 +51,7 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
     ``model_type`` says, or lets that decide. Raises ``ConfigError`` for a part that is no object.
     """
     found = reader.mapping(spec.key)
-    fixed = _fixed_type(request, spec.key)
-    own = found.get("model_type") if found is not None else None
-    if own is not None and not isinstance(own, str):
-        error = reader.fail(f"{spec.key}.model_type", f"expected a name, got {own!r:.60}")
-        raise error
-    own = FORMER_NAMES.get(str(own), own)
-    model_type = fixed or own or spec.model_type
-    if own and own not in {model_type, request.model_type}:
-        path = f"{reader.path}{spec.key}."
-        reader.log.retyped.append(Retyped(path=path, given=own, model_type=model_type))
-    if not model_type:
-        error = reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")
-        raise error
+    model_type = _type_of_part(reader, request, spec, found)
     defaults, renamed = class_row(request, model_type)
     config = found
     if config is None:
@@ -90,6 +78,28 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
         absent_part=spec.key if found is None and not is_flat else reader.absent_part,
     )
     return Part(model_type=model_type, reader=nested)
+
+
+def _type_of_part(
+    reader: ConfigReader,
+    request: ReadRequest,
+    spec: PartSpec,
+    found: Mapping[str, object] | None,
+) -> str:
+    """The ``model_type`` by which a nested config is read, whatever it says itself."""
+    own = found.get("model_type") if found is not None else None
+    if own is not None and not isinstance(own, str):
+        error = reader.fail(f"{spec.key}.model_type", f"expected a name, got {own!r:.60}")
+        raise error
+    own = FORMER_NAMES.get(str(own), own)
+    model_type = _fixed_type(request, spec.key) or own or spec.model_type
+    if own and own not in {model_type, request.model_type}:
+        path = f"{reader.path}{spec.key}."
+        reader.log.retyped.append(Retyped(path=path, given=own, model_type=model_type))
+    if not model_type:
+        error = reader.fail(f"{spec.key}.model_type", "is missing, so its kind is unknown")
+        raise error
+    return model_type
 
 
 def class_row(

@@ -4,6 +4,7 @@ Plans look for the same of every setup that they try; here everything else is gi
 """
 
 from collections.abc import Callable
+from functools import cache
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
@@ -47,12 +48,10 @@ def largest(
         return _largest_divisor(model, setup, gpu, global_batch_size)
     step = shared_by(setup) if quantity is Quantity.SEQ_LEN else 1
     asked = _asking(model, setup, gpu, quantity)
-    answers: dict[int, Estimate] = {}
 
+    @cache
     def ask(size: int) -> Estimate:
-        if size not in answers:
-            answers[size] = asked(size * step)
-        return answers[size]
+        return asked(size * step)
 
     search = SizeSearch(
         ask,
@@ -61,8 +60,8 @@ def largest(
         grows_activations=quantity in (Quantity.MICRO_BATCH, Quantity.SEQ_LEN),
     )
     limit = most(model, quantity) // step
-    likely = max(1, _likely(model, setup, quantity) // step)
-    best = search.run(first=min(likely, limit), limit=limit)
+    likely = _likely(model, setup, quantity) // step
+    best = search.run(first=min(max(1, likely), limit), limit=limit)
     return ask(best) if best else None
 
 

@@ -33,6 +33,13 @@ class SweepResult:
         return self.estimates[0].setup
 
 
+def _check_one_card(grid: Grid, gpus: tuple[GpuSpec, ...]) -> None:
+    """Refuse to look for the largest that fits several cards."""
+    if grid.looked_for is not None and len(gpus) != 1:
+        msg = f"{grid.looked_for.value}: max is the largest that fits one GPU: name one"
+        raise SetupError(msg)
+
+
 class Sweep(Displayed):
     """The results of a grid, or of a part of one; estimates are made while it is iterated over.
 
@@ -63,9 +70,7 @@ class Sweep(Displayed):
         """Processes that estimate; 1: this one."""
         self.grid = grid
         self.gpus = tuple(gpus)
-        if grid.looked_for is not None and len(self.gpus) != 1:
-            msg = f"{grid.looked_for.value}: max is the largest that fits one GPU: name one"
-            raise SetupError(msg)
+        _check_one_card(grid, self.gpus)
         self.executor = executor
         """Who does the work, in place of processes of its own; None: these."""
         whole = range(grid.num_combinations)

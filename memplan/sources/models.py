@@ -68,11 +68,7 @@ def load_model(
         allow_unknown_keys=allow_unknown_keys,
     )
     found = find_config(model, revision=revision, token=token)
-    traced = _traced(found)
-    if traced is not None:
-        _check_complete("a traced module", **changes)
-        return traced
-    return _read_or_guess(found, asked, allow_guess=allow_guess)
+    return _traced(found, changes) or _read_or_guess(found, asked, allow_guess=allow_guess)
 
 
 def _checked(num_labels: int | None) -> int | None:
@@ -106,14 +102,15 @@ def _read_or_guess(found: FoundConfig, asked: "_Asked", *, allow_guess: bool) ->
     return replace(spec, assumptions=(guess.confession, *spec.assumptions))
 
 
-def _traced(found: FoundConfig) -> ModelSpec | None:
-    """A user's own module, where that is what was read."""
+def _traced(found: FoundConfig, changes: Mapping[str, object]) -> ModelSpec | None:
+    """A user's own module, where that is what was read; nothing can change it."""
     if found.config.get("format") is None or "model_type" in found.config:
         return None
     from memplan.sources.about_models.tape_file import is_tape, read_tape
 
     if not is_tape(found.config):
         return None
+    _check_complete("a traced module", **changes)
     return read_tape(found.config, name=found.name, source=found.source)
 
 

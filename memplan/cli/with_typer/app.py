@@ -175,41 +175,47 @@ def _show_completion(shell: str | None) -> None:
         raise typer.Exit
 
 
+_Version = Annotated[
+    bool, typer.Option("--version", help="Show the version; with --verbose what a report needs.")
+]
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
+]
+_Legend = Annotated[
+    bool,
+    typer.Option(
+        "--legend", callback=_legend, is_eager=True, help="Explain every word of the answers."
+    ),
+]
+_InstallCompletion = Annotated[
+    str | None,
+    typer.Option(
+        "--install-completion",
+        metavar="[SHELL]",
+        callback=_install_completion,
+        is_eager=True,
+        help="Have this shell complete memplan: options, models, GPUs.",
+    ),
+]
+_ShowCompletion = Annotated[
+    str | None,
+    typer.Option(
+        "--show-completion",
+        metavar="[SHELL]",
+        callback=_show_completion,
+        is_eager=True,
+        help="Show what that would add to the shell.",
+    ),
+]
+
+
 def top(
     ctx: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version; with --verbose what a report needs."),
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
-    ] = False,
-    legend: Annotated[
-        bool,
-        typer.Option(
-            "--legend", callback=_legend, is_eager=True, help="Explain every word of the answers."
-        ),
-    ] = False,
-    install_completion: Annotated[
-        str | None,
-        typer.Option(
-            "--install-completion",
-            metavar="[SHELL]",
-            callback=_install_completion,
-            is_eager=True,
-            help="Have this shell complete memplan: options, models, GPUs.",
-        ),
-    ] = None,
-    show_completion: Annotated[
-        str | None,
-        typer.Option(
-            "--show-completion",
-            metavar="[SHELL]",
-            callback=_show_completion,
-            is_eager=True,
-            help="Show what that would add to the shell.",
-        ),
-    ] = None,
+    version: _Version = False,
+    verbose: _Verbose = False,
+    legend: _Legend = False,
+    install_completion: _InstallCompletion = None,
+    show_completion: _ShowCompletion = None,
 ) -> None:
     """Will this training run fit, where do the bytes go, and what should change?"""
     if verbose and not version:

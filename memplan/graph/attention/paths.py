@@ -123,6 +123,31 @@ def sdpa(
     return _through(t, t.sdpa_kernel(call), query, key, value, shape, mask, spread=spread)
 
 
+def _by_kernel(
+    t: Tape,
+    kernel: ScoreKernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shape: Shape,
+    mask: Tensor | None,
+    *,
+    spread: bool,
+) -> Tensor:
+    group = t.options.context_parallel
+    if group is not None and group.kind is ContextParallelKind.RING:
+        from memplan.graph.attention.ring import ring_attention  # only then
+
+        return ring_attention(t, group, kernel, query, key, value, shape)
+    if kernel is ScoreKernel.FLASH:
+        return flash(t, query, key, value, shape)
+    if kernel is ScoreKernel.CUDNN:
+        return cudnn(t, query, key, value, shape, mask)
+    if kernel is ScoreKernel.EFFICIENT:
+        return efficient(t, query, key, value, shape, mask)
+    return t.contiguous(math(t, query, key, value, shape, mask, spread=spread))
+
+
 def _through(
     t: Tape,
     kernel: ScoreKernel,
@@ -141,19 +166,7 @@ def _through(
         if mask is not None and mask.dtype is not DType.BOOL:
             mask = t.cast(mask, t.autocast)
         value, key, query = cast = tuple(t.cast(x, t.autocast) for x in reversed(held))
-    group = t.options.context_parallel
-    if group is not None and group.kind is ContextParallelKind.RING:
-        from memplan.graph.attention.ring import ring_attention  # only then
-
-        out = ring_attention(t, group, kernel, query, key, value, shape)
-    elif kernel is ScoreKernel.FLASH:
-        out = flash(t, query, key, value, shape)
-    elif kernel is ScoreKernel.CUDNN:
-        out = cudnn(t, query, key, value, shape, mask)
-    elif kernel is ScoreKernel.EFFICIENT:
-        out = efficient(t, query, key, value, shape, mask)
-    else:
-        out = t.contiguous(math(t, query, key, value, shape, mask, spread=spread))
+    out = _by_kernel(t, kernel, query, key, value, shape, mask, spread=spread)
     # Autocast's copies go when the function returns, before what it found is copied into rows.
     t.touch(*reversed(cast))
     if out.by_head:

@@ -32,8 +32,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     shape = Shape(context.batch, context.seq_len, context.seq_len, spec)
     if splits_heads(t, spec):
         shape = replace(shape, heads_split=spec.output_gate is not OutputGate.QUERIES)
-    beside = spec.output_gate is OutputGate.QUERIES
-    if beside:
+    if spec.output_gate is OutputGate.QUERIES:
         query, key, value, gate = gated_projections(t, x, spec, context.hidden_size)
     else:
         query, key, value = project(t, x, spec, context, shape)
@@ -43,18 +42,7 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
             columns = keys_in_columns(spec, shape)
             key = as_heads(t, key, spec.num_kv_heads, in_columns=columns)
         value = as_heads(t, value, spec.num_kv_heads) if shape.heads_split else value
-    if not spec.query_key_norm_last and not spec.query_key_norm_at_once and not beside:
-        query, key = _normalized(t, query, key, spec)
-    if spec.rotary is not None:
-        cos, sin = context.tables(spec)
-        if t.options.casts_inputs:
-            cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
-        query, key = rotate(t, query, key, spec, cos, sin, frame)
-    if spec.query_key_norm_last:
-        query, key = _normalized(t, query, key, spec)
-    if spec.query_scaled_by_position:
-        full = spec.position_factors_upcast
-        query = scaled_by_position(t, query, context, DType.FP32 if full else None)
+    query, key = _placed(t, query, key, spec, context, frame)
     if spec.fills_cache and not t.options.checkpointed_layers:
         key, value = _cached(t, key, key.dtype), _cached(t, value, key.dtype)
     out = attend(t, query, key, value, shape, mask)
@@ -81,6 +69,31 @@ def self_attention(t: Tape, x: Tensor, spec: AttentionSpec, context: StackContex
     if gate is not None:
         t.touch(gate)
     return out
+
+
+def _placed(
+    t: Tape,
+    query: Tensor,
+    key: Tensor,
+    spec: AttentionSpec,
+    context: StackContext,
+    frame: list[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys normalized, and turned or scaled by their positions."""
+    is_normalized = spec.query_key_norm_at_once or spec.output_gate is OutputGate.QUERIES
+    if not spec.query_key_norm_last and not is_normalized:
+        query, key = _normalized(t, query, key, spec)
+    if spec.rotary is not None:
+        cos, sin = context.tables(spec)
+        if t.options.casts_inputs:
+            cos, sin = t.cast_argument(cos, t.compute), t.cast_argument(sin, t.compute)
+        query, key = rotate(t, query, key, spec, cos, sin, frame)
+    if spec.query_key_norm_last:
+        query, key = _normalized(t, query, key, spec)
+    if spec.query_scaled_by_position:
+        full = spec.position_factors_upcast
+        query = scaled_by_position(t, query, context, DType.FP32 if full else None)
+    return query, key
 
 
 def _cached(t: Tape, x: Tensor, dtype: DType) -> Tensor:

@@ -39,12 +39,9 @@ class Weights(Lifetimes):
         copied = False
         if self.adaptation is not None and not of_adapter:
             copied = self.adaptation.saves(self.segment.name, self._repetition, module)
-            trainable &= name.endswith(".bias") and self.adaptation.trains_bias(
-                module, self.adapted
-            )
-            wrapper = ORIGINAL if copied else BASE_LAYER if module in self.adapted else ""
-            wrapper += BASE_LAYER * len(adapted_weights(self.adapted, module))
-            name, module = f"{module}{wrapper}{name.removeprefix(module)}", module + wrapper
+            is_bias = name.endswith(".bias")
+            trainable &= is_bias and self.adaptation.trains_bias(module, self.adapted)
+            name, module = self._wrapped(name, module, ORIGINAL if copied else "")
         made = Parameter(
             name,
             shape,
@@ -58,6 +55,12 @@ class Weights(Lifetimes):
         )
         self._declare(made, is_trained=trainable)
         return self._trained_copy(made) if copied else made
+
+    def _wrapped(self, name: str, module: str, copy: str) -> tuple[str, str]:
+        """A weight's name and its module's beside an adapter, which puts a wrapper around both."""
+        wrapper = copy or (BASE_LAYER if module in self.adapted else "")
+        wrapper += BASE_LAYER * len(adapted_weights(self.adapted, module))
+        return f"{module}{wrapper}{name.removeprefix(module)}", module + wrapper
 
     def _declared(self, name: str, *, of_adapter: bool) -> Parameter | None:
         """A weight that is there already: of a segment that runs again, or of a module that is called twice."""

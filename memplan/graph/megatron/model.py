@@ -61,20 +61,7 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
     degree = 1 if group is None else group.degree
     check_model(model, options, degree=degree, sequence=group is not None and group.sequence)
     t = Tape(options, source=model.source)
-    shared = options.context_parallel
-    c = MegatronContext(
-        tape=t,
-        settings=settings,
-        degree=degree,
-        sequence=group is not None and group.sequence,
-        hidden_size=model.hidden_size,
-        context=1 if shared is None else shared.degree,
-        is_ring=shared is not None and shared.kind is ContextParallelKind.RING,
-        experts=options.expert_ranks,
-        expert_degree=settings.expert_ranks(degree),
-        batch=options.batch_size,
-        seq_len=options.seq_len,
-    )
+    c = _context(t, model, settings)
     stage = options.stage or StagePlace(is_first=True, is_last=True)
     t.inputs_bytes = _input_bytes(c)
     stack = model.stacks[0]
@@ -92,6 +79,25 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
         hand_on(t)
     t.buffers_in_use = tuple(c.buffer_bytes)
     return t
+
+
+def _context(t: Tape, model: ModelSpec, settings: MegatronLayers) -> MegatronContext:
+    """What the tape's options say of a rank's share."""
+    group, shared = t.options.tensor_parallel, t.options.context_parallel
+    degree = 1 if group is None else group.degree
+    return MegatronContext(
+        tape=t,
+        settings=settings,
+        degree=degree,
+        sequence=group is not None and group.sequence,
+        hidden_size=model.hidden_size,
+        context=1 if shared is None else shared.degree,
+        is_ring=shared is not None and shared.kind is ContextParallelKind.RING,
+        experts=t.options.expert_ranks,
+        expert_degree=settings.expert_ranks(degree),
+        batch=t.options.batch_size,
+        seq_len=t.options.seq_len,
+    )
 
 
 def _input_bytes(c: MegatronContext) -> int:

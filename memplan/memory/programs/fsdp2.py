@@ -536,13 +536,16 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
     def _post_backward(self, use: UnitUse) -> None:
         """Reshard, then reduce the unit's gradients, or keep them for the last micro-batch."""
         use.done = True
-        unit, ledger = use.unit, self.ledger
         self._accumulate_whole(use)
         if self.reduces:
             self._match_shares(use)
         self._reshard(use)
-        if not self.reduces:
-            return
+        if self.reduces:
+            self._reduce(use)
+
+    def _reduce(self, use: UnitUse) -> None:
+        """Lay the unit's gradients side by side and reduce them over its ranks."""
+        unit, ledger = use.unit, self.ledger
         if id(unit) not in self.grouped or unit in self.units.beside.values():
             # Once for each module, by the group that is done first.
             while len(self.reduce_inputs) >= self.options.reduce_scatter_max_input_buffers:

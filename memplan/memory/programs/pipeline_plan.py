@@ -179,6 +179,51 @@ def plan_of(shape: Shape) -> Plan:
     return _Follower(shape).follow()
 
 
+class _Told:
+    """Which passes of a step are told from one, and which have to be played."""
+
+    def __init__(self, passes: tuple[Pass, ...], stages: tuple[int, ...]) -> None:
+        self.last = {each.stage: number for number, each in enumerate(passes)}
+        """By stage, the number of its last pass."""
+        self.played = set(self.last.values())
+        self.groups: list[int] = []
+        self.behind: dict[int, int] = {}
+        self.spots: set[tuple[tuple[PassKind, int], bool, int]] = set()
+        self._order = {stage: position for position, stage in enumerate(stages)}
+        self._num_kinds = len({(each.kind, each.stage) for each in passes}) * ALWAYS_PLAYED
+        self._seen: dict[tuple[PassKind, int], int] = {}
+        self._num_done = 0
+        self._alone: frozenset[int] = frozenset()
+        """Stages whose last backward pass was one for weights alone."""
+        self._copied: frozenset[int] = frozenset()
+        self._gathered: frozenset[int] = frozenset()
+
+    def key(self, number: int, each: Pass, gathered: frozenset[int] | None) -> object:
+        """What makes a pass like another; ``gathered``: the stages whose weights are there, where that is said."""
+        if gathered is not None:
+            self._gathered = gathered
+            self._copied &= gathered
+        is_last = number == self.last[each.stage]
+        stood = self._num_done, self._gathered, self._copied, self._alone
+        return each.kind, each.stage, *stood, is_last
+
+    def add(self, number: int, each: Pass, group: int) -> None:
+        """The pass has run, and is told from a group."""
+        kind, stage, _ = each
+        self.groups.append(group)
+        spot = kind, self._order[stage]
+        self.spots.add((spot, self._num_done >= self._num_kinds, group))
+        count = self._seen[kind, stage] = self._seen.get((kind, stage), 0) + 1
+        if count <= ALWAYS_PLAYED:
+            self.played.add(number)
+            self._num_done += 1
+        self._copied |= {stage}
+        if kind is PassKind.WEIGHT:
+            self._alone |= {stage}
+        elif kind is not PassKind.FORWARD:
+            self._alone -= {stage}
+
+
 class _Follower:
     """Follows a step by counts alone."""
 
@@ -226,45 +271,19 @@ class _Follower:
             self.offload.begin()
         begun = self._group("begun")
         self.runtime.begin_step()
-        last = {each.stage: number for number, each in enumerate(self.passes)}
-        played = set(last.values())
-        order = {stage: position for position, stage in enumerate(self.stages)}
-        num_kinds = len({(each.kind, each.stage) for each in self.passes}) * ALWAYS_PLAYED
-        seen: dict[tuple[PassKind, int], int] = {}
-        num_done = 0
-        alone: frozenset[int] = frozenset()
-        """Stages whose last backward pass was one for weights alone."""
-        copied: frozenset[int] = frozenset()
-        gathered: frozenset[int] = frozenset()
-        groups: list[int] = []
-        spots: set[tuple[tuple[PassKind, int], bool, int]] = set()
-        behind: dict[int, int] = {}
+        told = _Told(self.passes, self.stages)
         for number, each in enumerate(self.passes):
-            kind, stage, _ = each
-            if self.wanted:
-                gathered = frozenset(self.wanted[number])
-                copied &= gathered
+            gathered = frozenset(self.wanted[number]) if self.wanted else None
             if self.offload is not None:
                 self.offload.before(each)
             self._begin(each)
-            is_last = number == last[stage]
-            key = (kind, stage, num_done, gathered, copied, alone, is_last)
+            key = told.key(number, each, gathered)
             if key not in self.by_key:
-                played.add(number)
-            groups.append(self._group(key))
-            spots.add(((kind, order[stage]), num_done >= num_kinds, groups[-1]))
-            count = seen[kind, stage] = seen.get((kind, stage), 0) + 1
-            if count <= ALWAYS_PLAYED:
-                played.add(number)
-                num_done += 1
-            copied |= {stage}
-            if kind is PassKind.WEIGHT:
-                alone |= {stage}
-            elif kind is not PassKind.FORWARD:
-                alone -= {stage}
+                told.played.add(number)
+            told.add(number, each, self._group(key))
             self._end(each)
-            if is_last:
-                behind[number] = self._group(("behind", number))
+            if number == told.last[each.stage]:
+                told.behind[number] = self._group(("behind", number))
             if self.offload is not None:
                 self.offload.after(each)
         returned = self._return()
@@ -272,9 +291,9 @@ class _Follower:
         return Plan(
             passes=self.passes,
             wanted=self.wanted,
-            groups=tuple(groups),
-            behind=behind,
-            played=frozenset(played),
+            groups=tuple(told.groups),
+            behind=told.behind,
+            played=frozenset(told.played),
             crowds=tuple(
                 uncovered(self._crowd(total, lines) for total, lines in each.items())
                 for each in self.sums
@@ -282,7 +301,7 @@ class _Follower:
             begun=begun,
             returned=returned,
             rest=rest,
-            spots=frozenset(spots),
+            spots=frozenset(told.spots),
         )
 
     def _group(self, key: object) -> int:

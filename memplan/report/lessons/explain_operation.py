@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
-from memplan.report.lessons.teaching import USUAL, Lesson, Sizes, Taught, teach
+from memplan.report.lessons.teaching import USUAL, Lesson, SavedStep, Sizes, Taught, teach
 from memplan.report.terminal.narrow import print_table
 from memplan.units import size_text
 
@@ -115,6 +115,23 @@ def _row(
     }
 
 
+def _cells(step: SavedStep) -> tuple[str, str, str, str]:
+    """An operation's row: its name, what it makes, what it keeps, and what that is."""
+    kept = sum(num_bytes for _, num_bytes in step.saves)
+    what = [
+        text if num_bytes > ALLOCATION_ROUNDING else f"{text} (a number)"
+        for text, num_bytes in step.saves
+    ]
+    if step.again_bytes:
+        what.append(f"{size_text(step.again_bytes)} kept before: counted once")
+    return (
+        step.operation,
+        size_text(step.made_bytes) if step.made_bytes else "-",
+        size_text(kept) if kept else "-",
+        ", ".join(dict.fromkeys(what)),
+    )
+
+
 def _table(taught: Taught, title: str | None) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -128,17 +145,7 @@ def _table(taught: Taught, title: str | None) -> "Table":
     table.add_column("keeps", justify="right", no_wrap=True)
     table.add_column("what", overflow="fold")
     for step in taught.steps:
-        kept = sum(num_bytes for _, num_bytes in step.saves)
-        what = [
-            text if num_bytes > ALLOCATION_ROUNDING else f"{text} (a number)"
-            for text, num_bytes in step.saves
-        ]
-        if step.again_bytes:
-            what.append(f"{size_text(step.again_bytes)} kept before: counted once")
-        table.add_row(
-            step.operation, size_text(step.made_bytes) if step.made_bytes else "-",
-            size_text(kept) if kept else "-", ", ".join(dict.fromkeys(what)),
-        )  # fmt: skip
+        table.add_row(*_cells(step))
     table.add_section()
     notes = [
         f"{size_text(beside)} beside {what}"

@@ -176,6 +176,16 @@ def _best(
     weighted = t.mul(positive, weights)
     total = t.tensor(rows * count, weighted.dtype)
     t.record(OperationKind.SUM, (weighted,), (total,), gradients=(Gradient.ALIAS,))
+    chosen = _largest(t, total, rows, indexer, context)
+    t.touch(weights)
+    return chosen
+
+
+def _largest(
+    t: Tape, total: Tensor, rows: int, indexer: IndexerSpec, context: StackContext
+) -> Tensor:
+    """The places of each row's largest scores among windows that are not later."""
+    count = total.numel // rows
     later = t.tensor(context.seq_len * count, DType.BOOL)
     t.record(OperationKind.GE, (), (later,))
     masked = t.tensor(total.numel, total.dtype)
@@ -192,7 +202,7 @@ def _best(
     t.record(OperationKind.GE, (places,), (invalid,))
     scratch = chosen.storage.num_bytes
     t.record(OperationKind.WHERE, (invalid, places), (chosen,), forward_scratch_bytes=scratch)
-    t.touch(weights, masked, later, places, invalid)
+    t.touch(masked, later, places, invalid)
     return chosen
 
 

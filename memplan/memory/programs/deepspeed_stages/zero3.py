@@ -49,10 +49,8 @@ class ShardedParametersProgram(DeepSpeedProgram):
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job, ledger, workspace_bytes=workspace_bytes)
-        self.plan = shard_plan(job)
-        self.settings = scatter_settings(job)
-        self.numels = job.weights.numels
-        self.shards = self.plan.shards
+        self.plan, self.settings = shard_plan(job), scatter_settings(job)
+        self.numels, self.shards = job.weights.numels, self.plan.shards
         self.reduce_stream = REDUCE_STREAM if job.options.overlap_comm else 0
         self.order = sorted(self.weights, key=self.number)
         """Weights as the model declares them."""
