@@ -32,7 +32,7 @@ from memplan.memory.programs import (
     program_of,
     stops_of,
 )
-from memplan.memory.programs.program import RankProgram
+from memplan.memory.programs.contracts import RankProgram
 from memplan.memory.rank import RankInput, check_rank
 from memplan.memory.replaying.ledger import Part
 from memplan.memory.spots import Spots, height_entries

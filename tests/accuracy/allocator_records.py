@@ -12,7 +12,8 @@ from memplan.memory.accounts import rank_account
 from memplan.memory.fsdp2.units import is_tied
 from memplan.memory.programs import program_of
 from memplan.memory.programs.fsdp2 import Fsdp2Program
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.required import PlayedRun

@@ -11,7 +11,8 @@ from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.deepspeed.job import rounded
 from memplan.memory.programs.deepspeed import deepspeed_program
 from memplan.memory.programs.deepspeed_stages.zero12 import REDUCE_STREAM, ShardedStatesProgram
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import EMPTY_CACHE, Block, Ledger
 from memplan.memory.runtime import workspace_bytes

@@ -10,7 +10,8 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.memory.deepspeed.modules import Act, find_stops
 from memplan.memory.deepspeed.partition import model_weights
-from memplan.memory.programs.program import Program, buffers_before, weights_of
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import buffers_before, weights_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.snapshots.named import NamedLedger, block_labels

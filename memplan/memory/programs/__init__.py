@@ -6,7 +6,8 @@ from typing import NamedTuple
 from memplan.graph.core.tape import Tape
 from memplan.memory.beside import ALONE, SideModel
 from memplan.memory.engine_options import has_module_hooks
-from memplan.memory.programs.program import Program, RankProgram
+from memplan.memory.programs.contracts import RankProgram
+from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.spots import StopsBySegment

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions, compressed_format
-from memplan.memory.programs.program import Program, Weight, is_trained
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight, is_trained
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks

@@ -7,8 +7,8 @@ accelerate 1.15 (``_gpu_gather``), held against runs of PyTorch's CUDA build.
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideModel, When
+from memplan.memory.programs.contracts import RankProgram
 from memplan.memory.programs.other_program import OtherProgram
-from memplan.memory.programs.program import RankProgram
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.evaluation import Evaluation
 

@@ -23,8 +23,8 @@ from memplan.memory.fsdp1.wrapping import wrap
 from memplan.memory.fsdp2.host import host_memory
 from memplan.memory.fsdp2.options import InitDevice, StateDictType
 from memplan.memory.fsdp2.units import ROOT, Unit
-from memplan.memory.programs.program import Weight, is_trained
 from memplan.memory.programs.sharded import FollowedUses, ShardedProgram
+from memplan.memory.programs.weights import Weight, is_trained
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.spots import repeated_uses

@@ -28,9 +28,10 @@ from memplan.memory.fsdp2.units import (
     shard_numel,
     tied_table,
 )
-from memplan.memory.programs.program import Program, Weight, is_trained
+from memplan.memory.programs.program import Program
 from memplan.memory.programs.sharded import ShardedProgram
 from memplan.memory.programs.stepping import stepped
+from memplan.memory.programs.weights import Weight, is_trained
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.stops import Acts, Stops

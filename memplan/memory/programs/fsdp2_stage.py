@@ -10,7 +10,7 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
-from memplan.memory.programs.program import is_trained
+from memplan.memory.programs.weights import is_trained
 from memplan.training.splitting.schedules import PassKind
 
 

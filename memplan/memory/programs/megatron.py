@@ -15,8 +15,9 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.megatron.buffers import groups_of, shard_ranks
 from memplan.memory.megatron.options import MegatronStates
 from memplan.memory.megatron.reducer import Reducer
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program
 from memplan.memory.programs.stepping import stepped
+from memplan.memory.programs.weights import Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.optimizers.script import Stepped

@@ -2,7 +2,8 @@
 
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideLedger, SideModel, When
-from memplan.memory.programs.program import Program, RankProgram
+from memplan.memory.programs.contracts import RankProgram
+from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.precision import Engine

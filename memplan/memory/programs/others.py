@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from memplan.fast_dataclass import replace
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import Beside, Share, SideModel, When
+from memplan.memory.programs.contracts import RankProgram
 from memplan.memory.programs.other_program import OtherProgram
-from memplan.memory.programs.program import Program, RankProgram
+from memplan.memory.programs.program import Program
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.training.choices import ZeroStage
 from memplan.training.precision import Engine

@@ -13,10 +13,12 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.beside import ALONE
 from memplan.memory.outline import NO_CROWD
 from memplan.memory.programs.chunk_offload import LEAST_BYTES, ChunkOffload, chunk_sizes
+from memplan.memory.programs.contracts import run_steps
 from memplan.memory.programs.pipeline_plan import plan_of, shape_of
 from memplan.memory.programs.pipeline_ranks import place_of
 from memplan.memory.programs.pipeline_runtime import Runtime, StageLink, runtime_of
-from memplan.memory.programs.program import Program, Weight, run_steps
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger, Part
 from memplan.memory.tally import Tally, TallyPlayback

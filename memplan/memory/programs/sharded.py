@@ -7,7 +7,8 @@ from typing import Generic, Protocol, TypeVar
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.units import Unit, Units
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 
@@ -112,7 +113,7 @@ class ShardedProgram(Program, Generic[UseT]):
         kind = ComponentKind.GATHERED_PARAMETERS
         if how is None or weight[0].packed is None or how.prequantized or not packs:
             return self.ledger.allocate(num_bytes, 0, kind, weight)
-        from memplan.memory.programs.quantized import pack  # only then
+        from memplan.memory.programs.loading.quantized import pack  # only then
 
         return pack(self.ledger, weight, how, kind)
 

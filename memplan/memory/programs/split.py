@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.program import Program, Weight, is_trained
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight, is_trained
 from memplan.training.optimizers import Optimizer
 
 GRADIENT_ARGUMENTS = {Optimizer.ADAMW_FOREACH: 2}

@@ -12,7 +12,7 @@ ZeRO keeps bf16 gradients (2Φ), to which others are added as they are; its step
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
-from memplan.memory.programs.program import Weight
+from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 
 _CAST = "all gradients, cast to be summed over the ranks"

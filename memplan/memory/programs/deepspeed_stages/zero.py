@@ -7,7 +7,8 @@ from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
-from memplan.memory.programs.program import Program, Weight
+from memplan.memory.programs.program import Program
+from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.training.optimizers.script import Stepped
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks

@@ -18,7 +18,7 @@ gradients are the optimizer's own.
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
-from memplan.memory.programs.program import Weight
+from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.exchange import ExchangeKind
 

@@ -13,7 +13,7 @@ from memplan.memory.deepspeed.reduction import (
     reduction_settings,
 )
 from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
-from memplan.memory.programs.program import Weight
+from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.model.parameters import ModelPart
 from memplan.training.choices import ZeroStage

@@ -28,7 +28,7 @@ from memplan.memory.deepspeed.shards import (
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
 from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
-from memplan.memory.programs.program import Weight
+from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
 from memplan.training.choices_of_kernels.kernels import TILED_LOSSES

@@ -6,7 +6,8 @@ from memplan.dtypes import DType
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.loading import Places, Weight, place_in_file, warm_up
+from memplan.memory.programs.loading.by_name import place_in_file, warm_up
+from memplan.memory.programs.weights import Places, Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.quantization import Quantization, QuantizedProduct, Upcast
 from memplan.units import ceil_div

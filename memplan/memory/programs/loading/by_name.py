@@ -5,18 +5,15 @@ one segment (modeling_utils.py, ``caching_allocator_warmup``, since 4.49), and t
 their names (core_model_loading.py, ``dot_natural_key``). Adapters are made when the base is there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from memplan.graph.core.overlay import BASE_LAYER
-from memplan.graph.core.tensors import Parameter, allocated_bytes
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
+from memplan.memory.programs.weights import Places, Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.model.parameters import WeightRole
 
-Weight = tuple[Parameter, int]
-"""A parameter of a segment, and which of the segment's copies it is of."""
-Places = Mapping[Weight | None, Sequence[tuple[int, str]]]
-"""The buffers that stand before each weight, their bytes and words; None: behind all of them."""
 _WARM_UP = "a block as large as the base, before it is loaded"
 _AS_THE_BASE = "an adapter's weight in the base's format"
 

@@ -1,0 +1,1 @@
+"""How a model comes onto the GPU."""

@@ -1,0 +1,67 @@
+"""A model's weights on one rank, in the order of ``named_parameters()``, and the buffers between them."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from memplan.graph.core.segments import Buffer, Segment
+from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import Parameter
+from memplan.graph.declaration import declared_parameters
+
+Weight = tuple[Parameter, int]
+"""A parameter of a segment, and which of the segment's copies it is of."""
+Places = Mapping[Weight | None, Sequence[tuple[int, str]]]
+"""The buffers that stand before each weight, their bytes and words; None: behind all of them."""
+
+
+@lru_cache(maxsize=8)
+def weights_of(tape: Tape) -> tuple[Weight, ...]:
+    """Every parameter of every copy of its segment, in the order of ``named_parameters()``."""
+    return tuple(
+        (parameter, copy)
+        for segment, parameters in declared_parameters(tape)
+        for copy in range(segment.num_copies)
+        for parameter in parameters
+    )
+
+
+def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
+    """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
+    found: dict[Weight | None, list[tuple[int, str]]] = {}
+    declared: dict[Segment, list[Parameter]] = {}
+    for segment, parameters in declared_parameters(tape):
+        declared.setdefault(segment, []).extend(parameters)
+    for each in tape.buffers:
+        for copy in range(each.segment.repeat):
+            anchor = _next_weight(tape, each, copy, declared)
+            found.setdefault(anchor, []).append((each.num_bytes, each.words))
+    return found
+
+
+def _next_weight(
+    tape: Tape, buffer: Buffer, copy: int, declared: dict[Segment, list[Parameter]]
+) -> Weight | None:
+    """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
+    segment, position = buffer.segment, buffer.position
+    if buffer.behind:
+        return None
+    if buffer.before:
+        named = (
+            each
+            for parameters in (declared[segment], *declared.values())
+            for each in parameters
+            if each.name.startswith(f"{buffer.before}.")
+        )
+        return next(named), copy
+    if position < len(segment.parameters):
+        return segment.parameters[position], copy
+    if segment.parameters and copy + 1 < segment.repeat:
+        return declared[segment][0], copy + 1
+    later = (declared[each] for each in tape.segments[segment.index + 1 :] if declared.get(each))
+    parameters = next(later, None)
+    return None if parameters is None else (parameters[0], 0)
+
+
+def is_trained(parameter: Parameter) -> bool:
+    """Whether the optimizer steps it."""
+    return parameter.requires_grad and not parameter.unused
