@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from memplan.memory.step import Height, StepPasses
+from memplan.memory.passes import Height, StepPasses
 from memplan.memory.walks.walk import Level
 
 

@@ -20,9 +20,9 @@ from memplan.graph.written.joint_losses import check_objective
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.beside import ALONE, Beside, Share, SideModel, When, raised
 from memplan.memory.engine_options import frozen_format
+from memplan.memory.passes import Height
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.replaying.ledger import Part
-from memplan.memory.step import Height
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.choices import Offload, Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe

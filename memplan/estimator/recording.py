@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Gradient
 from memplan.graph.core.sorting import sort_tile
 from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
-from memplan.graph.operations.reduction import Multiprocessors
+from memplan.graph.operations.reduction import Multiprocessors, may_be_split
 from memplan.hardware.gpu import (
     GpuSpec,
     is_ampere,
@@ -25,8 +26,9 @@ from memplan.memory.engine_options import (
     has_module_hooks,
     has_python_linear,
 )
+from memplan.memory.passes import StepPasses
 from memplan.memory.rank import RankInput
-from memplan.memory.step import StepPasses, StepWalk, splits_sums
+from memplan.memory.step import StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
@@ -158,13 +160,27 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     """
     plain = _plain(options)
     tape = record(model, options)
-    is_alike = tape.runs_alike_on(plain) and not splits_sums(tape)
+    is_alike = tape.runs_alike_on(plain) and not _splits_sums(tape)
     shared = replace(plain, sdpa=options.sdpa) if is_alike else options
     chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
     for support in (plain.sdpa, *SDPA_SUPPORT.values()):
         if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
             return replace(shared, sdpa=support)
     return shared
+
+
+def _splits_sums(tape: Tape) -> bool:
+    """Whether the multiprocessors of a GPU decide how a sum over rows in it is split.
+
+    Operations outside autograd have no gradients.
+    """
+    return any(
+        may_be_split(tensor.numel, operation.outputs[0].numel // tensor.numel)
+        for segment in tape.segments
+        for operation in segment.operations
+        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
+        if tensor.by_column and tensor.requires_grad and (kind == Gradient.SUMMED or kind > 0)
+    )
 
 
 def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:

@@ -14,8 +14,8 @@ from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.memory.account import ComponentKind
+from memplan.memory.passes import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.replaying.ledger import Block, Ledger, Part
-from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.training.evaluation import Evaluation
 from memplan.training.jobs import ROLES
 from memplan.training.setup import TrainingSetup

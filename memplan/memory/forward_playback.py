@@ -12,9 +12,10 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage, Tensor
 from memplan.memory.account import ComponentKind
+from memplan.memory.ends import kept_by, lets_go
+from memplan.memory.passes import BackwardPass, ForwardPass, StepPasses
 from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
 from memplan.memory.replaying.ledger import Block, Ledger
-from memplan.memory.step import BackwardPass, ForwardPass, StepPasses, kept_by, lets_go
 from memplan.memory.stops import Cut, Engine, forward_cuts, pieces
 from memplan.memory.walks.walk import WORKSPACE
 

@@ -10,10 +10,11 @@ from memplan.graph.core.segments import Segment, SegmentComponent
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
+from memplan.memory.ends import hand_back, kept_by, seed_of
 from memplan.memory.forward_playback import ForwardPlayback, Frame, Name, Place, Sources
+from memplan.memory.passes import BackwardPass, StepPasses
 from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
 from memplan.memory.replaying.ledger import Block, Ledger
-from memplan.memory.step import BackwardPass, StepPasses, hand_back, kept_by, seed_of
 from memplan.memory.stops import Cut, Engine, backward_cuts, pieces
 from memplan.memory.walks.walk import WORKSPACE
 

@@ -7,7 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.core.tape import Tape
 from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.beside import ALONE, Beside
-from memplan.memory.step import StepPasses
+from memplan.memory.passes import StepPasses
 from memplan.training.precision import PRECISIONS, PrecisionFormats
 from memplan.training.setup import TrainingSetup
 

@@ -4,9 +4,9 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.memory.forward_playback import ForwardPlayback
+from memplan.memory.passes import StepPasses
 from memplan.memory.playback import kept_blocks
 from memplan.memory.replaying.ledger import Block, Ledger
-from memplan.memory.step import StepPasses
 from memplan.memory.stops import Acts, Stops
 
 

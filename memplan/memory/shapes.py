@@ -9,9 +9,10 @@ from collections.abc import Hashable, Iterable
 
 from memplan.fast_dataclass import replace
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage
+from memplan.memory.ends import seed_of
+from memplan.memory.passes import BackwardPass, ForwardPass, StandIns
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import FIRST_STAND_IN
-from memplan.memory.step import BackwardPass, ForwardPass, StandIns, seed_of
 from memplan.memory.walks.backward_profile import BackwardProfile, GradientBuffer
 from memplan.memory.walks.walk import Event, ForwardProfile
 

@@ -11,7 +11,7 @@ from memplan.fast_dataclass import dataclass, field, replace
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Parameter, Storage
 from memplan.memory.account import ComponentKind, Entry
-from memplan.memory.step import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.memory.passes import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.stops import Acts, Cut, Stops, backward_cuts, forward_cuts
 from memplan.memory.walks.backward_profile import GradientBuffer, Interval
 from memplan.memory.walks.walk import WORKSPACE, Event, InTransit, Level

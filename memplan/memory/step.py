@@ -10,175 +10,28 @@ engine's business, as its program says it.
 
 from collections.abc import Collection
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from memplan.fast_dataclass import dataclass, field
-from memplan.graph.core.segments import Gradient, Operation, Segment, SegmentComponent
+from memplan.graph.core.segments import Segment, SegmentComponent
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.graph.operations.reduction import Multiprocessors, may_be_split
-from memplan.memory.walks.backward_profile import BackwardProfile, Interval, SharedGradient
+from memplan.graph.operations.reduction import Multiprocessors
+from memplan.memory.ends import (
+    behind_weights,
+    gradient_stays,
+    hand_back,
+    kept_by,
+    lets_go,
+    pinned_away_bytes,
+    seed_of,
+)
+from memplan.memory.passes import BackwardPass, ForwardPass, Height, StepPasses
+from memplan.memory.walks.backward_profile import BackwardProfile, SharedGradient
 from memplan.memory.walks.backward_walk import BackwardWalk
-from memplan.memory.walks.walk import ForwardProfile, ForwardWalk, Level
+from memplan.memory.walks.walk import ForwardWalk, Level
 from memplan.training.activation_offload import OFFLOAD_RULES
 
 WalkT = TypeVar("WalkT", bound=BackwardWalk)
-
-_Noted = TypeVar("_Noted")
-
-
-@dataclass(frozen=True, slots=True)
-class Height:
-    """Bytes alive at one moment of the step, without what is there between steps."""
-
-    activations_bytes: int = 0
-    """Kept for backward by the layers and the embedding."""
-    loss_bytes: int = 0
-    """Kept or made by the head: logits, log-probabilities, their gradients."""
-    temporaries_bytes: int = 0
-    """Alive inside an operation or between two."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.activations_bytes + self.loss_bytes + self.temporaries_bytes
-
-    def plus(self, level: Level, *, loss: bool) -> "Height":
-        """With a segment's level on top."""
-        saved, other = level.saved_bytes, level.other_bytes
-        return Height(
-            activations_bytes=self.activations_bytes + level.earlier_bytes + (0 if loss else saved),
-            loss_bytes=self.loss_bytes + (saved + other if loss else 0),
-            temporaries_bytes=self.temporaries_bytes + level.passed_bytes + (0 if loss else other),
-        )
-
-
-@dataclass(slots=True)
-class ForwardPass:
-    """The forward pass of one segment, or of some repetitions of it."""
-
-    segment: Segment
-    first: int
-    """The repetition with which it begins."""
-    repeats: int
-    """How many there are of it."""
-    start: Height
-    """What is alive before the first repetition."""
-    peak: Level
-    """The highest level of one repetition, above where it begins."""
-    first_bytes: int
-    """What the first repetition leaves alive."""
-    later_bytes: int
-    """What each further repetition leaves alive."""
-    profile: ForwardProfile
-    """One repetition, event by event."""
-
-    @property
-    def repetitions(self) -> range:
-        """Their numbers."""
-        return range(self.first, self.first + self.repeats)
-
-    @property
-    def loss(self) -> bool:
-        """Whether its bytes are the head's."""
-        return self.segment.component is SegmentComponent.LOGITS_AND_LOSS
-
-    def start_of(self, repetition: int) -> Height:
-        """What is alive before a repetition."""
-        if not repetition:
-            return self.start
-        risen = self.first_bytes + (repetition - 1) * self.later_bytes
-        earlier = repetition * self.profile.end.earlier_bytes
-        level = Level(saved_bytes=risen - earlier, earlier_bytes=earlier)
-        return self.start.plus(level, loss=self.loss)
-
-    def heights(self) -> list[Height]:
-        """The peak of the first and of the last repetition."""
-        return [
-            self.start_of(repetition).plus(self.peak, loss=self.loss)
-            for repetition in {0, self.repeats - 1}
-        ]
-
-
-@dataclass(slots=True)
-class BackwardPass:
-    """The backward pass of one segment, or of some repetitions of it."""
-
-    segment: Segment
-    repeats: int
-    start: Height
-    """What is alive before, finished gradients of parameters left out."""
-    profile: BackwardProfile
-    """One repetition."""
-    change: Level
-    """What one repetition changes, mostly downwards."""
-    released_bytes: int = 0
-    """Of earlier segments, what the last repetition lets go with what it was given."""
-
-    @property
-    def loss(self) -> bool:
-        """Whether its bytes are the head's."""
-        return self.segment.component is SegmentComponent.LOGITS_AND_LOSS
-
-    @property
-    def intervals(self) -> list[Interval]:
-        """One repetition, gradient by gradient, above where it begins."""
-        return self.profile.intervals
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Gradients that one repetition finishes."""
-        return sum(interval.gradient_bytes for interval in self.intervals)
-
-    def start_of(self, repetition: int) -> Height:
-        """What is alive before a repetition, counted from 0 in the order they run."""
-        change = self.change
-        moved = Level(
-            saved_bytes=repetition * change.saved_bytes,
-            other_bytes=repetition * change.other_bytes,
-            earlier_bytes=repetition * change.earlier_bytes,
-            passed_bytes=repetition * change.passed_bytes,
-        )
-        return self.start.plus(moved, loss=self.loss)
-
-
-class StandIns(NamedTuple):
-    """Numbers that stand for sizes which no event of a pass says (``memplan.memory.shapes``)."""
-
-    batch: int
-    seed: int
-    """The gradient that backward begins with."""
-    buffers: tuple[int, ...]
-    """Megatron's global memory buffer, as often as it grows."""
-    workspace: int
-    """cuBLAS's."""
-
-
-@dataclass(slots=True)
-class StepPasses:
-    """Forward and backward of the whole tape."""
-
-    forward: list[ForwardPass] = field(default_factory=list)
-    at_return: Height = Height()
-    """When the model returns, and its hooks run."""
-    after_forward: Height = Height()
-    """After the loss, when autocast's cache and the outputs are gone."""
-    backward: list[BackwardPass] = field(default_factory=list)
-    after_backward: Height = Height()
-    """What is left beside gradients: the loss, leaves that want gradients, and these."""
-    inputs: list[BackwardPass] = field(default_factory=list)
-    """The backward pass of a pipeline's stage for its input's gradient alone."""
-    after_inputs: Height = Height()
-    """When it is over, and what stands behind all weights is gone."""
-    weights: list[BackwardPass] = field(default_factory=list)
-    """The one for the weights' gradients, which follows, the first segment first."""
-    after_weights: Height = Height()
-    dropped: list[Storage] = field(default_factory=list)
-    """What the graph lets go behind ``inputs``."""
-    away_bytes: int = 0
-    """What lies in CPU RAM when backward begins, page-locked."""
-    stand_ins: StandIns | None = None
-    """Numbers in the place of sizes that no event of a pass says; None: who plays knows them."""
 
 
 class StepWalk:
@@ -539,95 +392,3 @@ _NOTHING: frozenset[Storage] = frozenset()
 
 def _total(storages: Collection[Storage], but: Collection[Storage]) -> int:
     return sum(each.num_bytes for each in storages if each not in but)
-
-
-def hand_back(segment: Segment, gradients: dict[Tensor, _Noted]) -> None:
-    """What one repetition leaves of its further inputs' gradients is what the one before it is given."""
-    for before, after in segment.streams:
-        if before in gradients:
-            gradients[after] = gradients.pop(before)
-
-
-def behind_weights(tape: Tape, captured: Collection[Operation]) -> list[Storage]:
-    """What only operations keep that no weight's gradient comes behind: the graph lets them go.
-
-    Of the last segment, which has weights: behind them are the loss, and on the way to it the logits.
-    """
-    last = tape.segments[-1]
-    if last.checkpointed:
-        return []
-    needed: set[Tensor] = set()
-    kept: set[Storage] = set()
-    found: dict[Storage, None] = {}
-    for operation in reversed(last.operations):
-        if operation in captured or not needed.isdisjoint(operation.outputs):
-            needed.update(operation.inputs)
-            kept.update(operation.held)
-            continue
-        found.update(dict.fromkeys(operation.held))
-        if last.component is SegmentComponent.LOGITS_AND_LOSS:
-            made = (tensor.storage for tensor in operation.outputs)
-            found.update(dict.fromkeys(each for each in made if each.held))
-    if last.component is SegmentComponent.LOGITS_AND_LOSS:
-        logits = {each.storage for operation in captured for each in operation.outputs}
-        found.update(dict.fromkeys(each for each in logits if each.held))
-        if last.output is not None:
-            found[last.output.storage] = None
-    return [each for each in found if each not in kept and each.segment == last.index]
-
-
-def pinned_away_bytes(tape: Tape) -> int:
-    """CPU RAM that a forward pass fills with what it keeps [bytes]."""
-    return sum(
-        segment.repeat * away.pinned_bytes
-        for segment in tape.segments
-        for handed in (*(each.handed for each in segment.operations), (segment.input_away,))
-        for away in handed
-        if away is not None
-    )
-
-
-def gradient_stays(tape: Tape) -> bool:
-    """Whether the gradient of what the tape returns lies in a pipeline's buffer, which is not its own."""
-    stage = tape.options.stage
-    return stage is not None and not stage.is_last and stage.runtime.keeps_gradients
-
-
-def seed_of(tape: Tape) -> Storage | None:
-    """As large as the gradient that a backward pass begins with, where that is of its own."""
-    output = tape.segments[-1].output
-    return None if output is None or gradient_stays(tape) else output.storage
-
-
-def lets_go(tape: Tape) -> Storage | None:
-    """What a stage returns, where it is let go once it is sent (``deallocate_output_tensor``)."""
-    stage, last = tape.options.stage, tape.segments[-1]
-    if stage is None or stage.is_last or not stage.runtime.lets_outputs_go or last.output is None:
-        return None
-    storage = last.output.storage
-    kept = storage.held or any(storage in each.held for each in last.operations)
-    return None if kept else storage
-
-
-def splits_sums(tape: Tape) -> bool:
-    """Whether the multiprocessors of a GPU decide how a sum over rows in it is split.
-
-    Operations outside autograd have no gradients.
-    """
-    return any(
-        may_be_split(tensor.numel, operation.outputs[0].numel // tensor.numel)
-        for segment in tape.segments
-        for operation in segment.operations
-        for tensor, kind in zip(operation.inputs, operation.gradients, strict=False)
-        if tensor.by_column and tensor.requires_grad and (kind == Gradient.SUMMED or kind > 0)
-    )
-
-
-def kept_by(segment: Segment) -> list[Storage]:
-    """Storages of earlier segments that a segment keeps, its input left out.
-
-    What is checkpointed keeps all that it reads, but where no gradient comes to it nothing.
-    """
-    output = segment.output
-    runs_again = segment.checkpointed and (output is None or output.requires_grad)
-    return segment.external_reads if runs_again else segment.external_saves

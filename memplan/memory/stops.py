@@ -9,8 +9,8 @@ from typing import Protocol
 from memplan.fast_dataclass import dataclass, field
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Parameter
+from memplan.memory.passes import BackwardPass, ForwardPass
 from memplan.memory.replaying.ledger import Block
-from memplan.memory.step import BackwardPass, ForwardPass
 from memplan.memory.walks.walk import Event
 
 Act = tuple[int, int]

@@ -13,9 +13,9 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
+from memplan.memory.passes import BackwardPass, ForwardPass, StepPasses
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.spots import PassSpots, Spot, Spots
-from memplan.memory.step import BackwardPass, ForwardPass, StepPasses
 from memplan.memory.stops import Engine
 from memplan.training.splitting.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 

@@ -14,7 +14,8 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
-from memplan.memory.step import StepPasses, StepWalk
+from memplan.memory.passes import StepPasses
+from memplan.memory.step import StepWalk
 from memplan.sources.models import load_model
 from memplan.training.compilation import Compilation
 from memplan.training.freezing import FrozenParts

@@ -8,7 +8,7 @@ from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, tape_options
 from memplan.formulas.activations import TextbookRecomputation, parallel_layer_bytes
 from memplan.graph.core.segments import Operation
-from memplan.memory.step import ForwardPass
+from memplan.memory.passes import ForwardPass
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.training.splitting.exchange import ExchangeKind

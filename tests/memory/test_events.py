@@ -10,7 +10,8 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import RESULT, scratch_changes
 from memplan.graph.model import record_model
 from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
-from memplan.memory.step import StepPasses, StepWalk
+from memplan.memory.passes import StepPasses
+from memplan.memory.step import StepWalk
 from memplan.memory.walks.walk import WORKSPACE, Event
 from memplan.sources.models import load_model
 from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels

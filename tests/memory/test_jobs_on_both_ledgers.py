@@ -7,7 +7,8 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator.job import prepared
-from memplan.memory.accounts import MICRO_BATCHES, rank_account
+from memplan.memory.accounts import rank_account
+from memplan.memory.likeness import MICRO_BATCHES
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Part

@@ -12,7 +12,8 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
-from memplan.memory.accounts import MICRO_BATCHES, rank_account
+from memplan.memory.accounts import rank_account
+from memplan.memory.likeness import MICRO_BATCHES
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger, Part

@@ -6,7 +6,7 @@ transformers' stacks draw a number for each layer of each forward pass, and skip
 
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
-from memplan.memory.step import StepPasses
+from memplan.memory.passes import StepPasses
 from memplan.model.spec import ModelSpec
 from memplan.units import format_gib
 

@@ -19,7 +19,7 @@ from memplan.estimator.time.exchanged import (
     exchanged_apart,
 )
 from memplan.hardware.network import Network
-from memplan.memory.accounts import MICRO_BATCHES
+from memplan.memory.likeness import MICRO_BATCHES
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Part
 from memplan.training.activation_offload import OFFLOAD_RULES

@@ -14,12 +14,12 @@ from memplan.fast_dataclass import dataclass
 from memplan.memory.account import ComponentKind, Entry
 from memplan.memory.crowds import Crowd, Sizes, counts_of, symbol, uncovered
 from memplan.memory.outline import NO_CROWD
+from memplan.memory.passes import Height
 from memplan.memory.programs.chunk_offload import ChunkOffload, chunk_sizes
 from memplan.memory.programs.pipeline_runtime import StageLink, runtime_of
 from memplan.memory.rank import RankInput, Stage
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.spots import height_entries
-from memplan.memory.step import Height
 from memplan.training.splitting.parallelism import PipelineParallel, PipelineRuntime
 from memplan.training.splitting.schedules import (
     Pass,

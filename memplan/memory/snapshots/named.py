@@ -11,10 +11,10 @@ from memplan.graph.core.segments import Operation, Segment, SegmentComponent
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage
 from memplan.memory.account import ComponentKind
+from memplan.memory.passes import StepPasses
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger, Part
-from memplan.memory.step import StepPasses
 from memplan.memory.walks.walk import WORKSPACE, Event
 
 
