@@ -128,8 +128,8 @@ def _ledger(
     return ledger
 
 
-KEPT_EVENTS = 1_600_000
-"""Of all runs that are kept, which take some 60 MB as Python's numbers: in a large sweep the same runs come again
+KEPT_EVENTS = 2_000_000
+"""Of all runs that are kept, which take some 75 MB as Python's numbers: in a large sweep the same runs come again
 and again, with other sizes."""
 
 

@@ -179,20 +179,26 @@ def most_room(answer: Estimate, capacity_bytes: int) -> int:
 GROWING = (ComponentKind.INPUTS, ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS)
 """What there is the more of, the more tokens a step has."""
 
+UNTOLD_GROWTH = 8.0
+"""By how much a size grows at once where no answer says how much it may."""
+
 
 def likely_growth(answer: Estimate, room_bytes: int) -> float:
     """By how much tokens may become more until some phase takes so much room, as if nothing else grew with them.
 
-    Among activations lie autocast's casts of all weights, which do not.
+    Among activations lie autocast's casts of all weights of another format, which do not. Where no phase has more than
+    those, a few times as many are taken: far beyond the border an answer costs as much as the sequences it is of.
     """
-    found = [MAX_MICRO_BATCH * 1.0]
-    autocast = PRECISIONS[answer.setup.chosen_precision].autocast
-    casts = 0 if autocast is None else autocast.num_bytes * answer.num_params
+    found = []
+    precision = PRECISIONS[answer.setup.chosen_precision]
+    autocast = precision.autocast
+    is_cast = autocast is not None and autocast is not precision.weights
+    casts = autocast.num_bytes * answer.num_params if is_cast else 0
     for phase in answer.account.phases:
         growing = sum(entry.num_bytes for entry in phase.entries if entry.kind in GROWING) - casts
         if growing > 0:
             found.append((room_bytes - phase.peak_bytes + growing) / growing)
-    return max(0.0, min(found))
+    return max(0.0, min(found, default=UNTOLD_GROWTH))
 
 
 class LargestFit:

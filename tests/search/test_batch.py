@@ -92,3 +92,20 @@ def test_a_range_of_expert_shares_fits_at_its_high_end() -> None:
     assert found.verdict is Verdict.FITS
     assert larger.verdict is not Verdict.FITS
     assert found.fullest.peak_bytes > found.peak_bytes
+
+
+def test_no_size_far_beyond_the_largest_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that autocast casts to nothing say nothing of how much a batch may grow: 65,536 sequences were asked."""
+    asked: list[int] = []
+
+    def estimated(model: Any, setup: TrainingSetup, gpu: Any) -> Any:
+        asked.append(setup.micro_batch_size)
+        return estimate(model, setup, gpu)
+
+    monkeypatch.setattr("memplan.search.batch.estimate", estimated)
+    setup = TrainingSetup(
+        adapter={"lora": {"rank": 8}}, checkpointing="full", precision="bf16-autocast", seq_len=1024,  # type: ignore[arg-type]
+    )  # fmt: skip
+    largest = largest_micro_batch(load_model("llama-3.1-8b"), setup, load_gpu("l4"))
+    assert largest
+    assert max(asked) <= 4 * largest
