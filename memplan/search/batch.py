@@ -192,8 +192,9 @@ def likely_growth(answer: Estimate, room_bytes: int) -> float:
     found = []
     precision = PRECISIONS[answer.setup.chosen_precision]
     autocast = precision.autocast
-    is_cast = autocast is not None and autocast is not precision.weights
-    casts = autocast.num_bytes * answer.num_params if is_cast else 0
+    casts = 0
+    if autocast is not None and autocast is not precision.weights:
+        casts = autocast.num_bytes * answer.num_params
     for phase in answer.account.phases:
         growing = sum(entry.num_bytes for entry in phase.entries if entry.kind in GROWING) - casts
         if growing > 0:

@@ -173,7 +173,8 @@ def test_no_key_is_in_two_places(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_key_that_is_read_is_in_the_reader(stack: str) -> None:
     code = (CODE / "arguments.py").read_text()
-    code += "".join(path.read_text() for path in CODE.glob(f"{stack}*.py"))
+    parts = [*CODE.glob(f"{stack}*.py"), *CODE.glob(f"of_{stack}/*.py")]
+    code += "".join(path.read_text() for path in parts)
     arguments = known_arguments()
     for key in key_table(stack).read:
         last = key.rpartition(".")[2]

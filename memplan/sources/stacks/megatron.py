@@ -120,13 +120,11 @@ def _read_degrees(keys: Keys, found: Found, given: Mapping[str, object]) -> None
         name: keys.count(f"{name}_model_parallel_size") or 1
         for name in ("tensor", "pipeline", "expert")
     }
-    fewest = degrees["pipeline"] * lcm(shared // degrees["pipeline"], degrees["expert"])
-    split = keys.count("expert_tensor_parallel_size") or degrees["tensor"]
-    if degrees["expert"] > 1 and split > 1:
-        keys.refuse(
-            "expert_tensor_parallel_size",
-            "experts that are split by tensor parallelism are not modelled: write 1",
-        )
+    split = keys.count("expert_tensor_parallel_size")
+    if degrees["expert"] > 1 and split is not None:
+        found.options["expert_tensor_parallel_size"] = split
+    experts = degrees["expert"] * (split or degrees["tensor"]) if degrees["expert"] > 1 else 1
+    fewest = degrees["pipeline"] * lcm(shared // degrees["pipeline"], experts)
     if keys.flag("sequence_parallel") and "tensor_parallel" in found.fields:
         found.fields["sequence_parallel"] = True
     _read_stages(keys, found)
@@ -228,10 +226,19 @@ def _read_options(keys: Keys, found: Found) -> None:
 
 
 def _read_recomputation(keys: Keys, found: Found) -> None:
-    kind, method = keys.text("recompute_granularity"), keys.text("recompute_method")
-    count, modules = keys.count("recompute_num_layers"), keys.text("recompute_modules")
+    kind, modules = keys.text("recompute_granularity"), keys.text("recompute_modules")
     if keys.flag("recompute_activations"):
         kind = kind or "selective"
+    recomputation(
+        found, kind=kind, method=keys.text("recompute_method"), count=keys.count("recompute_num_layers"),
+        modules=None if modules is None else tuple(modules.split()),
+    )  # fmt: skip
+
+
+def recomputation(
+    found: Found, *, kind: str | None, method: str | None, count: int | None, modules: tuple[str, ...] | None
+) -> None:  # fmt: skip
+    """What is computed again in backward, by Megatron-core's words for it; ``kind``: full, selective or nothing."""
     stages = found.fields.get("pipeline_parallel", 1)
     if kind == "selective" and modules is None:
         found.fields["checkpointing"] = "selective"
@@ -242,7 +249,7 @@ def _read_recomputation(keys: Keys, found: Found) -> None:
     elif kind is not None:
         own = {
             "recompute_granularity": kind, "recompute_method": method, "recompute_num_layers": count,
-            "recompute_modules": None if modules is None else tuple(modules.split()),
+            "recompute_modules": modules,
         }  # fmt: skip
         found.options |= {name: value for name, value in own.items() if value is not None}
 
