@@ -4,7 +4,7 @@ What is read is what ``accelerate launch`` (1.15) makes of the file: keys that a
 launcher's defaults, and what accelerate adds of its own is added (autocast and fp32 outputs on top of
 FSDP1's mixed precision, ``prepare_model``; not on FSDP2, ``_prepare_fsdp2``; ``no_sync`` on all
 micro-batches but the last). ``deepspeed_config`` becomes the ``ds_config`` that accelerate makes of it
-(``DeepSpeedPlugin``), or names one, whose path is relative to the file's folder. A key that accelerate does not have is refused, and so is one that
+(``DeepSpeedPlugin``), or names one, whose path is relative to the file's folder or one above it. A key that accelerate does not have is refused, and so is one that
 changes memory in a way that is not modelled. A value that contradicts an option given beside the file
 is refused too.
 """
@@ -170,9 +170,11 @@ class _Reader:
             self._read_fsdp()
         elif kind == "DEEPSPEED":
             self._read_deepspeed()
-        elif kind in ("MULTI_GPU", "NO"):
+        elif kind in ("NO", "MULTI_GPU", *_OTHER_CARDS):
             self._set("engine", "ddp", "distributed_type")
             self._read_precision("amp", upcasts=True)
+            if kind in _OTHER_CARDS:
+                self.notes.append(f"distributed_type {kind}: DDP on {_OTHER_CARDS[kind]}: name one")
         else:
             guess = did_you_mean(kind, [each.lower() for each in _KINDS])
             self._refuse("distributed_type", f"{kind[:40]} is not read from this file.{guess}")
@@ -364,7 +366,8 @@ class _Reader:
         key = "deepspeed_config.deepspeed_config_file"
         if not isinstance(path, str):
             self._refuse(key, "write the path of a file")
-        config = dict(read_mapping(self.folder / path))
+        place = _found_from(self.folder, path)
+        config = dict(read_mapping(place))
         if not isinstance(config.get("zero_optimization"), Mapping):
             self._refuse(key, f"{path} has no zero_optimization, and accelerate asks for it")
         config.setdefault("gradient_accumulation_steps", 1)
@@ -375,7 +378,7 @@ class _Reader:
                     self._refuse(
                         f"deepspeed_config.{name}", f"{path} has its own {place}; give one"
                     )
-        return config, str(self.folder / path)
+        return config, str(place)
 
     def _add_half(self, config: dict[str, object]) -> None:
         """``set_mixed_precision``: the section of the format is added where there is none."""
@@ -563,8 +566,22 @@ class _Reader:
 
 
 ZERO_3 = 3
-_KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+_OTHER_CARDS = {
+    "MULTI_XPU": "Intel's cards", "MULTI_NPU": "Huawei's cards", "MULTI_HPU": "Intel's Gaudi",
+}  # fmt: skip
+"""What is DDP on other makers' cards (``DistributedType``)."""
+_KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", *_OTHER_CARDS)
 """Values of ``distributed_type`` that are read."""
+
+
+def _found_from(folder: Path, path: str) -> Path:
+    """Where a file lies that is named from the folder in which the job is launched: beside this file, or a folder above it.
+
+    The nearest goes first; where none is, it is said to be missing beside the file.
+    """
+    beside = folder / path
+    places = [beside, *(each / path for each in folder.resolve().parents)]
+    return next((each for each in places if each.is_file()), beside)
 
 
 def _fill(config: dict[str, object], place: list[str], value: object) -> None:

@@ -332,11 +332,19 @@ class _Reader:
         place = f"zero_optimization.{part}"
         if device not in ("none", "cpu", "nvme", AUTO):
             self._fail(f"{place}.device", f"must be none, cpu or nvme, got {device!r}")
-        if device in ("cpu", "nvme"):
+        if device in ("cpu", "nvme") and not self._offloads_nothing(part):
             self._set(part, device, f"{place}.device")
         for key in _OFFLOAD_OPTIONS:
             if section.get(key, AUTO) != AUTO:
                 self.options[f"{part}.{key}"] = section[key]
+
+    def _offloads_nothing(self, part: str) -> bool:
+        """Whether it is of parameters and the stage is below 3, whose optimizers are not even told of it."""
+        stage = self.fields.get("zero_stage")
+        if part != "offload_param" or stage not in (0, 1, 2):
+            return False
+        self.notes.append(f"zero_optimization.{part} does nothing in stage {stage}")
+        return True
 
     def _read_optimizer(self) -> None:
         section = self._section("optimizer")

@@ -116,6 +116,14 @@ def test_ddp_and_one_gpu() -> None:
     assert setup_of({"distributed_type": "NO", "num_processes": 1}).num_gpus == 1
 
 
+def test_other_makers_cards_run_ddp() -> None:
+    read = accelerate_fields(
+        {"distributed_type": "MULTI_XPU", "num_processes": 4}, {}, source="a.yaml"
+    )
+    assert read.fields["engine"] == "ddp"
+    assert any("Intel's cards" in note for note in read.notes)
+
+
 def test_offload_takes_the_optimizer_along() -> None:
     setup = setup_of(fsdp(2, fsdp_offload_params="true"))
     assert setup.offload_param.value == setup.offload_optimizer.value == "cpu"
@@ -243,6 +251,16 @@ def test_absent_keys_of_deepspeed_take_the_plugin_s_defaults() -> None:
     assert setup.zero_stage.value == 2
     assert "zero_init" not in dict(setup.engine_options)
     assert dict(setup_of(deepspeed(zero_stage=2, zero3_init_flag=True)).engine_options) == {}
+
+
+def test_a_ds_config_named_from_where_the_job_is_launched(tmp_path: Path) -> None:
+    """Beside the file, or in the nearest folder above that has it."""
+    folder = tmp_path / "configs" / "slurm"
+    folder.mkdir(parents=True)
+    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    path = folder / "a.yaml"
+    path.write_text(yaml.safe_dump(deepspeed(deepspeed_config_file="configs/slurm/ds.json")))
+    assert read_accelerate_config(path).fields["zero_stage"] == 3
 
 
 def test_a_ds_config_that_the_file_names(tmp_path: Path) -> None:

@@ -330,6 +330,11 @@ def test_refused_at_every_depth(config: dict[str, Any], message: str) -> None:
             {"seq_parallel_communication_data_type": "fp32"}, "Ulysses", id="sequence parallel"
         ),
         pytest.param({"data_efficiency": {"enabled": True}}, "upper bounds", id="random-LTD"),
+        pytest.param(
+            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+            "offload_param does nothing in stage 2",
+            id="weights below stage 3",
+        ),
     ],
 )
 def test_named(config: dict[str, Any], note: str) -> None:

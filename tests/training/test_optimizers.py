@@ -266,6 +266,10 @@ def test_weights_that_deepspeed_offloads_leave_the_step_on_the_gpu() -> None:
     assert own.phases["step"].components["optimizer_states"] > 0
     with pytest.raises(SetupError, match="no form for the CPU"):
         TrainingSetup(engine="fsdp", **fields)  # type: ignore[arg-type]
+    fields["optimizer"] = "torchao-adamw-4bit"  # steps where its parameters lie
+    offloaded = TrainingSetup(engine="fsdp", offload_optimizer="cpu", **fields)  # type: ignore[arg-type]
+    found = estimate(load_model("gpt2"), offloaded, None)
+    assert "optimizer_states" not in found.phases["step"].components
 
 
 def test_the_answer_names_an_optimizer_s_settings() -> None:

@@ -121,7 +121,7 @@ def _check_offload(setup: Asked, row: OptimizerRow) -> None:
     stays = setup.offload_param.value == "none" or not goes_with_weights
     if setup.offload_optimizer.value == "none" and stays:
         return
-    if not has_cpu_form(row):
+    if not has_cpu_form(row) and not (goes_with_weights and row.any_device):
         msg = (
             f"offload_optimizer: {setup.optimizer.value} has no form for the CPU; "
             "adamw-fused (CPU Adam), lion-fused and adagrad have one"

@@ -262,6 +262,8 @@ class OptimizerRow:
     """Gradients go to the CPU as they come, and the step is there."""
     zero_offload: bool = False
     """DeepSpeed has a form of it for the CPU."""
+    any_device: bool = False
+    """Its step is PyTorch's own operators, which run where the parameters lie: FSDP's offloaded shards on the CPU."""
 
 
 def acts_of(

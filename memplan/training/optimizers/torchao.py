@@ -2,7 +2,8 @@
 
 A state of at least 4096 elements that blocks divide is codes, an fp32 scale for each block and a map of
 its own; any other is in the parameter's format. The step is compiled for each shape: inductor makes the
-new states in fp32, since their scales are found before they are written, and 4-bit codes as int64.
+new states in fp32, since their scales are found before they are written, and 4-bit codes as int64. On the CPU they
+are compiled as well (its own tests run them there).
 """
 
 from memplan.dtypes import DType
@@ -101,11 +102,11 @@ def offloaded_states(script: Script, tensor: Stepped) -> None:
 
 ROWS: dict[Optimizer, OptimizerRow] = {
     Optimizer.TORCHAO_ADAMW_8BIT: OptimizerRow(
-        init=states_8bit, update=update_8bit, made=Made.EACH, options={"block_size": 256},
+        init=states_8bit, update=update_8bit, made=Made.EACH, options={"block_size": 256}, any_device=True,
         words="2 x uint8 with an fp32 scale for each block", source=f"{SOURCE}/subclass_8bit.py",
     ),
     Optimizer.TORCHAO_ADAMW_4BIT: OptimizerRow(
-        init=states_4bit, update=update_4bit, made=Made.EACH, options={"block_size": 128},
+        init=states_4bit, update=update_4bit, made=Made.EACH, options={"block_size": 128}, any_device=True,
         words="2 x half a byte with an fp32 scale for each block",
         source=f"{SOURCE}/subclass_4bit.py",
     ),
