@@ -366,8 +366,8 @@ class _Reader:
         key = "deepspeed_config.deepspeed_config_file"
         if not isinstance(path, str):
             self._refuse(key, "write the path of a file")
-        place = _found_from(self.folder, path)
-        config = dict(read_mapping(place))
+        named = _found_from(self.folder, path)
+        config = dict(read_mapping(named))
         if not isinstance(config.get("zero_optimization"), Mapping):
             self._refuse(key, f"{path} has no zero_optimization, and accelerate asks for it")
         config.setdefault("gradient_accumulation_steps", 1)
@@ -378,7 +378,7 @@ class _Reader:
                     self._refuse(
                         f"deepspeed_config.{name}", f"{path} has its own {place}; give one"
                     )
-        return config, str(place)
+        return config, str(named)
 
     def _add_half(self, config: dict[str, object]) -> None:
         """``set_mixed_precision``: the section of the format is added where there is none."""
