@@ -760,3 +760,12 @@ def test_offloaded_states_are_stepped_by_deepspeeds_own(named: str, made: str) -
     if named == "adamw_bnb_8bit":
         with pytest.raises(ConfigError, match="no form for the CPU"):
             read_stack(values, "hf_trainer", source="sft.yaml", launch=launch)
+
+
+def test_nanotron_pads_its_vocabulary_and_no_engine_does_again() -> None:
+    model = {**NANOTRON["model"]["model_config"], "vocab_size": 50257}
+    values = {**NANOTRON, "model": {**NANOTRON["model"], "model_config": model}}
+    found = read_stack(values, "nanotron", source="a.yaml")
+    assert isinstance(found.model, dict)
+    assert found.model["vocab_size"] == 50258  # a multiple of 1 x TP
+    assert dict(found.setup.engine_options)["make_vocab_size_divisible_by"] == 1

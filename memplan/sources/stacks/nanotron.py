@@ -100,4 +100,6 @@ def _read_states(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     else:
         found.fields["optimizer"] = "adamw-fused" if fused else "adamw-foreach"
     if found.fields["engine"] == "megatron":
+        # The model has as many rows already as nanotron pads its vocabulary to.
+        found.options["make_vocab_size_divisible_by"] = 1
         found.fields["optimizer"] = "sgd" if name == "sgd" else "adamw-fused"

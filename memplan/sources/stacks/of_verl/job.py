@@ -166,7 +166,7 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     may_sleep = keys.take(f"{ROLLOUT}.enable_sleep_mode") is not False
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine") and may_sleep
     params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
-    share = max(share, _reward_share(keys, found, sleeps=sleeps))
+    share = max(share, reward_share(keys, found, sleeps=sleeps))
     if _generates_apart(keys):
         found.notes.append(
             f"{ROLLOUT}.name {engine} generates on GPUs of its own, which are not counted"
@@ -207,7 +207,7 @@ def _generates_apart(keys: Keys) -> bool:
     return keys.has("async_training") or apart[0] is not None or apart[1] is False
 
 
-def _reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
+def reward_share(keys: Keys, found: Found, *, sleeps: bool) -> float:
     """A reward model has an engine of its own, which is awake when the other sleeps."""
     asked = keys.flag(f"{REWARD}.enable") and not _scores_as_worker(keys)
     share = keys.number(f"{REWARD}.rollout.gpu_memory_utilization") or 0.5

@@ -9,6 +9,7 @@ from memplan.sources.stacks.common.found import Found
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import model_type, num_layers
 from memplan.sources.stacks.megatron import recomputation
+from memplan.sources.stacks.of_verl.job import reward_share
 from memplan.sources.stacks.of_verl.places import (
     ACTOR,
     DTYPES,
@@ -176,13 +177,12 @@ def read_company(keys: Keys, found: Found) -> None:
         found.left_out.append(
             f"{key} false (the frozen reference's weights, as many as the actor's)"
         )
-    estimator = keys.text("algorithm.adv_estimator") or "gae"
-    enabled = keys.take("critic.enable")
-    if (estimator == "gae" and enabled is not False) and not keys.flag(
-        "critic.megatron.param_offload"
-    ):
+    estimator, enabled = keys.text("algorithm.adv_estimator") or "gae", keys.take("critic.enable")
+    leaves = [keys.flag(f"critic.megatron.{name}_offload") for name in ("param", "optimizer")]
+    if estimator == "gae" and enabled is not False and not all(leaves):
         found.left_out.append("critic (weights and states of a model of its own)")
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
+    reward_share(keys, found, sleeps=sleeps)
     share = keys.number(f"{ROLLOUT}.gpu_memory_utilization") or 0.5
     if keys.text(f"{ROLLOUT}.name") is not None and not sleeps:
         found.left_out.append(f"{ROLLOUT}.free_cache_engine false (its {share:g} of each GPU)")
