@@ -92,7 +92,10 @@ def assumptions_of(
         (Topic.KERNELS, _layers(model, resolved)),
         (Topic.SAID, _recomputed(resolved)),
         (Topic.TRAINING, (*_split(model, resolved), *_pipeline(model, resolved))),
-        (Topic.TRAINING, (*_adapter(model, resolved), *_job(resolved))),
+        (
+            Topic.TRAINING,
+            (*_unnamed(model, resolved), *_adapter(model, resolved), *_job(resolved)),
+        ),
         (Topic.PRECISION, base_words(model, asked, resolved)),
         (Topic.TRAINING, (*_loading(asked, resolved), *_overrides(resolved))),
     )
@@ -200,6 +203,19 @@ def _unprojected(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     found = f"finds none in the layers of {model.family} (Conv1D): their matrices are stepped whole"
     name = resolved.optimizer.value
     return (f"{name} projects torch.nn.Linear alone, {found}; transformers' Trainer refuses it",)
+
+
+def _unnamed(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
+    """Patterns of what alone is trained that name nothing of the model, which is frozen then."""
+    patterns = resolved.freeze.but
+    if not patterns:
+        return ()
+    from memplan.graph.model import trained_alone  # only for named parameters
+
+    absent = trained_alone(model, patterns).absent
+    if not absent:
+        return ()
+    return (f"freeze: {model.name} has no parameter {', '.join(absent)}",)
 
 
 def _adapter(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from memplan.training.layer_choice import CheckpointedLayers
 
 if TYPE_CHECKING:
     from memplan.graph.core.overlay import Overlay
+    from memplan.graph.core.trained_alone import TrainedAlone
     from memplan.training.adapters import Adapter
 
 
@@ -37,6 +38,8 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         )
         seq_len = options.seq_len + overlay.num_prompts
         options = replace(options, adaptation=overlay, seq_len=seq_len)
+    if options.freeze.but and options.trained is None:
+        options = replace(options, trained=trained_alone(model, options.freeze.but))
     if options.quantization is not None and options.quantizer is None:
         from memplan.graph.replacing.quantized import PackedBase, check_skipped  # only then
 
@@ -113,6 +116,15 @@ def _overlay(
     from memplan.graph.replacing.adaptation import adapt  # only for adapters
 
     return adapt(model, record_model(model, TapeOptions()), adapter, dtype, stacks=stacks)
+
+
+@lru_cache(maxsize=64)
+def trained_alone(model: ModelSpec, patterns: tuple[str, ...]) -> "TrainedAlone":
+    """The parameters that patterns name; remembered, since every batch has the same."""
+    from memplan.graph.core.trained_alone import matching
+    from memplan.graph.module_names import named_parameters
+
+    return matching(patterns, named_parameters(model, record_model(model, TapeOptions())))
 
 
 def absent_targets(model: ModelSpec, adapter: "Adapter", dtype: DType) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The modules of a model by the names of transformers' class, with the place each has on the tape."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -126,6 +126,20 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
                     )
                 )  # fmt: skip
     return tuple(found)
+
+
+def named_parameters(model: ModelSpec, tape: Tape) -> Iterator[tuple[str, str, int, str]]:
+    """Every parameter's name as ``named_parameters()`` has it, its segment, which repetition, and its name on the tape."""
+    names = _names_of(model, tape)
+    begun: dict[str, int] = {}
+    for segment in tape.segments:
+        first = begun.get(segment.name, 0)
+        begun[segment.name] = first + segment.num_copies
+        for repetition in range(first, first + segment.num_copies):
+            for each in segment.parameters:
+                short = each.name.removeprefix(f"{each.module}.")
+                module = full_name(names.get(segment.name), segment, each.module, repetition)
+                yield f"{module}.{short}", segment.name, repetition, each.name
 
 
 def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:

@@ -63,6 +63,8 @@ def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
         cuts |= {first, last + 1}
     if options.adaptation is not None:
         cuts |= options.adaptation.cuts(f"{stack.name}.layers")
+    if options.trained is not None:
+        cuts |= options.trained.cuts(f"{stack.name}.layers")
     parts: list[TrainedRun] = []
     start = 0
     for run in stack.runs:

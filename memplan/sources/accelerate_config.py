@@ -362,11 +362,12 @@ class _Reader:
     ) -> tuple[dict[str, object], str]:
         """The file that is named, with what it leaves to ``"auto"`` filled in."""
         from memplan.sources.files import read_mapping
+        from memplan.sources.launched_from import launched_from
 
         key = "deepspeed_config.deepspeed_config_file"
         if not isinstance(path, str):
             self._refuse(key, "write the path of a file")
-        named = _found_from(self.folder, path)
+        named = launched_from(self.folder, path)
         config = dict(read_mapping(named))
         if not isinstance(config.get("zero_optimization"), Mapping):
             self._refuse(key, f"{path} has no zero_optimization, and accelerate asks for it")
@@ -572,16 +573,6 @@ _OTHER_CARDS = {
 """What is DDP on other makers' cards (``DistributedType``)."""
 _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", *_OTHER_CARDS)
 """Values of ``distributed_type`` that are read."""
-
-
-def _found_from(folder: Path, path: str) -> Path:
-    """Where a file lies that is named from the folder in which the job is launched: beside this file, or a folder above it.
-
-    The nearest goes first; where none is, it is said to be missing beside the file.
-    """
-    beside = folder / path
-    places = [beside, *(each / path for each in folder.resolve().parents)]
-    return next((each for each in places if each.is_file()), beside)
 
 
 def _fill(config: dict[str, object], place: list[str], value: object) -> None:

@@ -1,10 +1,15 @@
 """Which parameters are not trained."""
 
+import re
+from typing import Any
+
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 
 ALL_LAYERS = 10**9
 """Where a range of layers ends that was written ``layers``."""
+ALL_BUT = "all but "
+"""What patterns of names follow that alone are trained."""
 _PARTS = (
     "embeddings", "norm", "head", "layers", "encoder", "decoder",
     "vision_tower", "audio_tower", "text_tower", "projector",
@@ -39,13 +44,21 @@ class FrozenParts:
     """What reads, beside a vision tower (CLIP)."""
     projector: bool = False
     """What joins towers to a language model."""
+    but: tuple[str, ...] = ()
+    """Regular expressions for the beginnings of parameters' names that alone are trained (Spectrum); none: the parts
+    above say what is not."""
 
     @classmethod
     def parse(cls, text: str) -> "FrozenParts":
-        """Read ``embeddings,layers.0-7,head``.
+        """Read ``embeddings,layers.0-7,head``, or ``all but lm_head model[.]layers[.]3[.]``.
 
-        Raises ``SetupError`` for a part that does not exist.
+        Raises ``SetupError`` for a part that does not exist, or what is no regular expression.
+
+        >>> FrozenParts.parse("all but lm_head model[.]norm").but
+        ('lm_head', 'model[.]norm')
         """
+        if text.startswith(ALL_BUT):
+            return cls(but=_patterns(text.removeprefix(ALL_BUT).split()))
         flags: set[str] = set()
         ranges: list[tuple[int, int]] = []
         for part in filter(None, (each.strip() for each in text.split(","))):
@@ -58,10 +71,12 @@ class FrozenParts:
                 msg = (
                     f"freeze: {part!r} is not a part of a model; parts are embeddings, norm, head, "
                     "encoder, decoder, vision_tower, audio_tower, text_tower, projector, layers and "
-                    f"layers.0-7.{did_you_mean(name, _PARTS)}"
+                    "layers.0-7, or 'all but' and patterns of the names of what is trained."
+                    f"{did_you_mean(name, _PARTS)}"
                 )
                 raise SetupError(msg)
-        return cls(layer_ranges=tuple(ranges), **dict.fromkeys(flags, True))
+        parts: dict[str, Any] = dict.fromkeys(flags, True)
+        return cls(layer_ranges=tuple(ranges), **parts)
 
     @property
     def any(self) -> bool:
@@ -73,12 +88,24 @@ class FrozenParts:
         return any(first <= index <= last for first, last in self.layer_ranges)
 
     def __str__(self) -> str:
+        if self.but:
+            return ALL_BUT + " ".join(self.but)
         names = [name for name in _PARTS if name != "layers" and getattr(self, name)]
         names += [
             "layers" if last == ALL_LAYERS else f"layers.{first}-{last}"
             for first, last in self.layer_ranges
         ]
         return ",".join(names)
+
+
+def _patterns(texts: list[str]) -> tuple[str, ...]:
+    for each in texts:
+        try:
+            re.compile(each)
+        except re.error as error:
+            msg = f"freeze: all but {each!r:.80}: is no regular expression: {error}"
+            raise SetupError(msg) from error
+    return tuple(texts)
 
 
 def _layer_range(numbers: str, part: str) -> tuple[int, int]:

@@ -35,6 +35,9 @@ def answer(freeze: str, **settings: object):
         ("layers,norm", 2 * TABLE),
         ("embeddings,layers,norm", TABLE),
         ("head", TABLE + 6 * LAYER + 512),
+        ("all but .*", 2 * TABLE + 6 * LAYER + 512),
+        ("all but model[.]layers[.](0|3)[.] lm_head", TABLE + 2 * LAYER),
+        ("all but model[.]layers[.][2-4][.]mlp[.]down_proj model[.]norm", 3 * 512 * 1024 + 512),
     ],
 )
 def test_trained_parameters(freeze: str, trained: int) -> None:
@@ -91,3 +94,56 @@ def test_everything_frozen_is_refused(engine: dict[str, Any]) -> None:
     adapted = TrainingSetup(freeze="layers", adapter={"lora": 4}, **engine)
     with pytest.raises(SetupError, match="an adapter's weights in these parts"):
         estimate(MODEL, adapted)
+
+
+@pytest.mark.parametrize(
+    "engine", [{}, {"engine": "fsdp", "num_gpus": 4}, {"engine": "fsdp1", "num_gpus": 4}]
+)
+def test_parts_by_their_names_are_those_parts(engine: dict[str, Any]) -> None:
+    """The same bytes, whichever way whole parts are named."""
+    pairs = {
+        "embeddings,norm,head": "all but model[.]layers", "": "all but .*",
+        "layers.0-3": "all but model[.]layers[.][45] model[.](embed|norm) lm_head",
+    }  # fmt: skip
+    for parts, names in pairs.items():
+        one, other = answer(parts, **engine), answer(names, **engine)
+        assert (one.account, one.required_bytes) == (other.account, other.required_bytes)
+
+
+SPECTRUM = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 8000, "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "trained", "backward", "step"),
+    [
+        (".*", 106_578_944, 1_124_649_716, 869_679_664),
+        ("model[.]layers[.](3|4)[.]mlp[.]down_proj model[.]layers[.]6[.]self_attn[.]q_proj lm_head", 15_007_744, 532_625_784, 320_252_180),
+        ("model[.]layers[.][0-7][.]mlp[.]up_proj model[.]layers[.][2-3][.]input_layernorm", 23_070_720, 668_907_992, 368_630_060),
+        ("model[.]embed model[.]layers[.]1[.]self_attn[.](k|o)_proj", 9_502_720, 621_001_172, 287_222_032),
+    ],
+)  # fmt: skip
+def test_parameters_that_alone_are_trained_against_torch(
+    names: str, trained: int, backward: int, step: int
+) -> None:
+    """Bytes requested of PyTorch 2.13's CUDA build on a pretended A100, of the fourth of four steps; ours are rounded up."""
+    setup = TrainingSetup(
+        freeze=f"all but {names}", precision="bf16", seq_len=512, micro_batch_size=2
+    )  # type: ignore[arg-type]
+    found = estimate(SPECTRUM, setup, gpu="a100")
+    assert found.trainable_params == trained
+    for phase, truth in (("backward", backward), ("step", step)):
+        assert 0 <= found.phases[phase].peak_bytes - truth < 2**16
+
+
+def test_names_that_the_model_does_not_have_are_told() -> None:
+    found = answer("all but lm_head model[.]layers[.]1[.]block_sparse_moe")
+    assert any(
+        "no parameter model[.]layers[.]1[.]block_sparse_moe" in each for each in found.assumptions
+    )
+    with pytest.raises(SetupError, match="no regular expression"):
+        answer("all but (")
+    assert str(FrozenParts.parse("all but a b")) == "all but a b"

@@ -769,3 +769,23 @@ def test_nanotron_pads_its_vocabulary_and_no_engine_does_again() -> None:
     assert isinstance(found.model, dict)
     assert found.model["vocab_size"] == 50258  # a multiple of 1 x TP
     assert dict(found.setup.engine_options)["make_vocab_size_divisible_by"] == 1
+
+
+def test_spectrums_file_names_what_alone_is_trained(tmp_path: Path) -> None:
+    """It is named from the folder in which the script is started, above the recipe's."""
+    place = tmp_path / "configs" / "30percent.yaml"
+    place.parent.mkdir()
+    place.write_text("unfrozen_parameters:\n- ^lm_head.weight$\n- model.layers.1.mlp.down_proj\n")
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    values = {**TRL, "spectrum_config_path": "configs/30percent.yaml"}
+    found = read_stack(values, "hf_trainer", source="sft.yaml", folder=recipes)
+    assert str(found.setup.freeze) == "all but ^lm_head.weight$ model.layers.1.mlp.down_proj"
+    place.write_text("top_layer_types: []\n")
+    with pytest.raises(ConfigError, match="no list of unfrozen_parameters"):
+        read_stack(values, "hf_trainer", source="sft.yaml", folder=recipes)
+
+
+def test_what_an_adapter_freezes_needs_no_names() -> None:
+    beside = {**AXOLOTL, "adapter": "lora", "lora_r": 8, "unfrozen_parameters": ["^lm_head.*"]}
+    assert str(read_stack(beside, "axolotl", source="a.yml").setup.freeze) == ""

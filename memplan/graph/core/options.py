@@ -20,6 +20,7 @@ from memplan.training.splitting.parallelism import StagePlace, TensorParallel
 if TYPE_CHECKING:
     from memplan.graph.core.overlay import Overlay
     from memplan.graph.core.quantizer import Quantizer
+    from memplan.graph.core.trained_alone import TrainedAlone
     from memplan.training.adapters import Adapter
     from memplan.training.quantization import Quantization
     from memplan.training.splitting.megatron import MegatronLayers
@@ -107,6 +108,8 @@ class TapeOptions(HashedOnce):
     """How experts are spread over ranks."""
     freeze: FrozenParts = FrozenParts()
     """Parts whose parameters are not trained."""
+    trained: "TrainedAlone | None" = None
+    """The parameters that alone are trained, where ``freeze`` names them; found when the model is recorded."""
     compile: Compilation = Compilation.NONE
     """What torch.compile is given."""
     input_gradients: bool = False

@@ -199,11 +199,11 @@ class Recording:
             self.segment.logits = x.storage
         if checkpointed and self.hooks is not None and x is not None:
             self.segment.input_away = self.hooks.take_input(x)
-        if self.adaptation is not None:
+        if self.adaptation is not None or self.options.trained is not None:
             earlier = (each.repeat for each in self.segments if each.name == name)
             self._repetition = sum(earlier)
-            if again is None:
-                self.adapted = self.adaptation.at(name, self._repetition)
+        if self.adaptation is not None and again is None:
+            self.adapted = self.adaptation.at(name, self._repetition)
         self.segments.append(self.segment)
 
     def _is_of_head(self, x: Tensor) -> bool:

@@ -35,7 +35,7 @@ class Weights(Lifetimes):
             return there
         self._check_shape(name, shape)
         module = module or name.rpartition(".")[0]
-        trainable = trainable and not self.frozen
+        trainable = trainable and not self.frozen and (of_adapter or self._is_named(name))
         copied = False
         if self.adaptation is not None and not of_adapter:
             copied = self.adaptation.saves(self.segment.name, self._repetition, module)
@@ -76,6 +76,11 @@ class Weights(Lifetimes):
                 if each.name == name:
                     return each
         return None
+
+    def _is_named(self, name: str) -> bool:
+        """Whether it is among those that alone are trained, where some are."""
+        alone = self.options.trained
+        return alone is None or alone.trains(self.segment.name, self._repetition, name)
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         if all(size >= 1 for size in shape):

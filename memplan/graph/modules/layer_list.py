@@ -78,6 +78,8 @@ class LayerList(Module):
             cuts |= set() if options.stage.is_last else {depth - 1}
         if options.adaptation is not None:
             cuts |= options.adaptation.cuts(self.segment_name)
+        if options.trained is not None:
+            cuts |= options.trained.cuts(self.segment_name)
         frozen = self.is_frozen(ModelPart.LAYERS, self.segment_name.partition(".")[0])
         at = 0
         for kind, group in groupby(self.kinds):

@@ -4,6 +4,7 @@ Weights are loaded in the compute dtype (``utils/config/__init__.py``, ``resolve
 ``bf16`` a single GPU and DDP train bf16 weights under autocast; accelerate's FSDP casts shards to fp32.
 """
 
+import re
 from collections.abc import Mapping
 
 from memplan.sources.key_tables import OFF
@@ -16,6 +17,7 @@ from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.trainer.keys import trl_job
 from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
+from memplan.training.freezing import ALL_BUT
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 
@@ -75,6 +77,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_attention(keys, found)
     _read_kernels(keys, found)
     _read_tuning(keys, found)
+    _read_unfrozen(keys, found)
     _read_engine(keys, found, given)
     _read_job(keys, found)
     _read_evaluation(keys, found)
@@ -85,6 +88,16 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if rank is not None:
         found.fields["optimizer_options"] = {"rank": rank}
     pass_arguments(keys, found, given)
+
+
+def _read_unfrozen(keys: Keys, found: Found) -> None:
+    """Parameters that alone are trained, by patterns in which dots are dots and ``[:32000]`` names rows, whose gradients
+    alone are kept (``utils/freeze.py``); beside an adapter all of the model is frozen anyway."""
+    patterns = keys.names("unfrozen_parameters")
+    if patterns and "adapter" not in found.fields:
+        rows = re.compile(r"\[\d*:\d*\]$")
+        named = (rows.sub("", each).replace(".", "[.]") for each in patterns)
+        found.fields["freeze"] = ALL_BUT + " ".join(named)
 
 
 def _read_workers(keys: Keys, found: Found) -> None:

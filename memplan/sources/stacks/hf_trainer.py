@@ -14,6 +14,7 @@ from memplan.sources.stacks.common.wording import adapter_dtype, lora
 from memplan.sources.trainer.keys import trainer_names, trl_config
 from memplan.sources.trainer.launch import Loading
 from memplan.training.choices_of_kernels.kernels import ATTENTION_NAMES
+from memplan.training.freezing import ALL_BUT
 
 NAME = "transformers and TRL"
 
@@ -91,7 +92,23 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
             dora=keys.flag("use_dora"),
             dtype=adapter_dtype(halves=quantized),
         )
+    _read_spectrum(keys, found)
     pass_arguments(keys, found, given)
+
+
+def _read_spectrum(keys: Keys, found: Found) -> None:
+    """Spectrum's file: beginnings of the names of those parameters that alone are trained (its ``run_sft.py``)."""
+    path = keys.text("spectrum_config_path")
+    if path is None:
+        return
+    from memplan.sources.files import read_mapping  # only for its file
+    from memplan.sources.launched_from import launched_from
+
+    place = launched_from(keys.folder, path)
+    named = read_mapping(place).get("unfrozen_parameters")
+    if not isinstance(named, list) or not named:
+        keys.refuse("spectrum_config_path", f"{path} has no list of unfrozen_parameters")
+    found.fields["freeze"] = ALL_BUT + " ".join(map(str, named))
 
 
 def _is_half(keys: Keys) -> bool:
