@@ -110,7 +110,7 @@ def blueprint_of(
     """
     if model.family not in CLASSES or model.task not in TASKS:
         return None
-    if not (model.stacks or model.denoises):
+    if not (model.stacks or model.denoises or model.picture):
         return None
     return ClassBlueprint(model.family, config, row, source=model.source)
 

@@ -29,6 +29,12 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         from memplan.classes.denoising.facts import read_denoiser
 
         return read_denoiser(base, reader, request)
+    from memplan.classes.pictures.base import PictureModel  # only for those
+
+    if isinstance(base, PictureModel):
+        from memplan.classes.pictures.facts import read_pictures
+
+        return read_pictures(base, reader, request)
     from memplan.classes.encoders.base import Encoder  # only for encoders
     from memplan.classes.encoders.facts import read_encoder
 

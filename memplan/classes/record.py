@@ -51,7 +51,7 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     built.site.run = run
     run.layers = {stack.name: _layers_of(stack) for stack in model.stacks}
     _record_apart(run, model)
-    if not model.denoises:
+    if model.stacks:
         run.inputs_bytes = input_bytes(run, model)
     _run(run, built, model)
     run.declared = model.declared if model.tables else declared_order(run, built)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from memplan.model.config import ConfigReader
     from memplan.model.denoisers import DenoiserSpec
+    from memplan.model.pictures import PictureSpec
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
@@ -117,6 +118,8 @@ class ModelSpec(Displayed, HashedOnce):
     """The class that it is written as; None: it is written down from this spec."""
     denoiser: DenoiserSpec | None = None
     """What a diffusion transformer takes noise away from; None of any other model."""
+    picture: PictureSpec | None = None
+    """What an image model that is written as a class sees; None of any other."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 
@@ -127,6 +130,8 @@ class ModelSpec(Displayed, HashedOnce):
             return self.traced.num_layers
         if self.denoiser is not None:
             return self.denoiser.num_layers
+        if self.picture is not None:
+            return self.picture.num_layers
         return sum(stack.num_layers for stack in self.stacks)
 
     @property

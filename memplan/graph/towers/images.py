@@ -12,6 +12,7 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, sensed
+from memplan.model.pictures import PictureSpec
 from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
@@ -21,7 +22,8 @@ from memplan.model.towers.tiles import TilesBody
 
 
 def picture_size(
-    side: int | None, body: PatchesBody | PixelsBody | ClipBody | PlacesBody | TilesBody
+    side: int | None,
+    body: PatchesBody | PixelsBody | ClipBody | PlacesBody | TilesBody | PictureSpec,
 ) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
@@ -35,10 +37,10 @@ def picture_size(
             "before this model sees them; leave it out"
         )
         raise SetupError(msg)
-    if isinstance(body, PixelsBody) and body.fixed and (side, side) != body.image:
+    if isinstance(body, PixelsBody | PictureSpec) and body.fixed and (side, side) != body.image:
         msg = f"image_size: {side}: this model's class takes pictures of {body.image[0]} pixels a side alone"
         raise SetupError(msg)
-    if not isinstance(body, PixelsBody) and side < max(body.patch):
+    if not isinstance(body, PixelsBody | PictureSpec) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
         raise SetupError(msg)
     return side, side

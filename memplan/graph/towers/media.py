@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from memplan.graph.towers.images import picture_size
+from memplan.model.pictures import PictureSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
@@ -53,8 +54,12 @@ def _is_known(model: ModelSpec) -> bool:
     return model.join is not None or not (model.stacks or model.activations_left_out)
 
 
-def pictures_of(model: ModelSpec) -> PatchesBody | PixelsBody | ClipBody | TilesBody | None:
+def pictures_of(
+    model: ModelSpec,
+) -> PatchesBody | PixelsBody | ClipBody | TilesBody | PictureSpec | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
+    if model.picture is not None and _is_known(model):
+        return model.picture
     found = (
         each
         for each in _bodies(model)

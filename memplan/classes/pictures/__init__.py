@@ -1,0 +1,1 @@
+"""Models of pictures as their classes (transformers 5.23)."""

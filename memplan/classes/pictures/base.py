@@ -1,0 +1,259 @@
+"""Image models: what each is given, the classes of its tasks, and what others read of it."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+from memplan.classes.base import Base
+from memplan.classes.heads import MakeBase, Task, finish
+from memplan.dtypes import DType
+from memplan.families.classes import BARE, chosen_ending
+from memplan.families.request import ReadRequest
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import Tensor
+from memplan.graph.modules.basic import Linear
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.unread import UnreadGraph
+from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.stacks import BASE_MODEL
+from memplan.graph.towers.images import picture_size
+from memplan.graph.towers.state import from_batch, sensed
+from memplan.model.config import ConfigReader
+from memplan.model.heads import Task as TaskKind
+from memplan.model.parameters import ModelPart
+from memplan.model.pictures import PictureSpec
+
+if TYPE_CHECKING:
+    from memplan.model.spec import ModelSpec
+
+IMAGES = "ForImageClassification"
+PICTURE = 224
+"""What pictures are cut to, where a config does not say it [pixels]."""
+
+
+class PictureModel(Base):
+    """A base model that is given pictures."""
+
+    speaks = classifies = classifies_tokens = False
+    picture: PictureSpec
+    width: int
+    """Of what it gives."""
+    context = 1
+    """What its layers see of one sample: patches; 1 where there is no sequence."""
+    recomputes = False
+    """The class can checkpoint its activations."""
+    endings: ClassVar[dict[str, "type[PictureTask]"]]
+    """The classes of its tasks by their endings, the usual one first."""
+    reads_pooled = True
+    """Somebody reads the vector that it returns beside its hidden states."""
+
+    def left_out(self, ending: str) -> bool:  # noqa: ARG002
+        """Whether the operations of its class for a task are not written down."""
+        return False
+
+    def pixels(self) -> Handle:
+        """The batch's pictures."""
+        run, kind = self.run, self.picture
+        height, width = picture_size(run.options.image_size, kind)
+        shape = run.options.batch_size, kind.channels, height, width
+        return Handle(run, sensed(run, shape[0] * kind.channels * height * width), shape)
+
+    def pooling(self, hidden_states: Handle) -> AbstractContextManager[object]:
+        """What stands behind the layers begins: a vector, which leads nowhere where a task reads hidden states alone."""
+        begin(self, "head", ModelPart.HEAD, hidden_states)
+        return nullcontext() if self.reads_pooled else UnreadGraph(self.run)
+
+    @property
+    def layer_lists(self) -> list[LayerList]:
+        """All of them, in order."""
+        return [each for _, each in self.modules() if isinstance(each, LayerList)]
+
+    def described(self, *image: int, channels: int, fixed: bool = False) -> PictureSpec:
+        """Its pictures, of a height and a width, and its layers, which are counted through all lists."""
+        before, lists = 0, self.layer_lists
+        total = sum(len(each.kinds) for each in lists)
+        for each in lists:
+            each.before, each.depth = before, total
+            before += len(each.kinds)
+        return PictureSpec(
+            channels=channels, image=(image[0], image[-1]), fixed=fixed, num_layers=total,
+            stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
+        )  # fmt: skip
+
+
+def _frozen_parts(lists: list[LayerList]) -> Iterator[str]:
+    for each in lists:
+        first = each.segment_name.partition(".")[0]
+        if first in ("encoder", "decoder"):
+            yield first
+
+
+class PictureTask(Task):
+    """A base model, and what the class with an ending makes of what it returns."""
+
+    pooled = False
+    """It reads the vector that the base model returns beside its hidden states."""
+    begins_head = True
+    """Its own segment begins as soon as the base model has returned."""
+
+    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
+        super().__init__(config, model, base)
+        self.model.reads_pooled = self.pooled
+        self.add_head(config)
+
+    @property
+    def model(self) -> PictureModel:
+        """The base model."""
+        found = self.base
+        assert isinstance(found, PictureModel)
+        return found
+
+    def add_head(self, config: ConfigReader) -> None:
+        """Declare what the task adds."""
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> None:
+        """Run the base model, the head and the loss."""
+        del batch, length, received
+        if self.spec.activations_left_out:
+            finish(self, declare_all(self))
+            return
+        run = self.run
+        run.enter(BASE_MODEL)
+        outputs = self.base(self.model.pixels())
+        if self.begins_head and run.segment.part is not ModelPart.HEAD:
+            self.begin_head(outputs[-1])
+        run.leave(BASE_MODEL)
+        finish(self, self.loss_of(*outputs))
+
+    def loss_of(self, last_hidden_state: Handle, *others: Handle) -> Tensor:
+        """The loss of what the base model returned."""
+        raise NotImplementedError
+
+
+class PictureStates(PictureTask):
+    """The model without a task: what it gives is the last of what it returns."""
+
+    pooled = True
+
+    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
+        """There is nothing around it."""
+        super().attach(site, path, within)
+        return self.base.attach(site, path, within)
+
+    def loss_of(self, last_hidden_state: Handle, *others: Handle) -> Tensor:
+        """What a loss would be made of."""
+        return (last_hidden_state, *others)[-1].record
+
+
+class ImageClassification(PictureTask):
+    """A vector of each picture, its classes and their loss."""
+
+    def add_head(self, config: ConfigReader) -> None:
+        """The classifier, where there are classes."""
+        del config
+        if self.spec.num_labels:
+            self.classifier = Linear(self.model.width, self.spec.num_labels, bias=True)
+
+    def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
+        """What the classifier reads."""
+        raise NotImplementedError
+
+    def logits(self, vector: Handle) -> Handle:
+        """What the classifier gives."""
+        found: Handle = self.classifier(vector)
+        return found
+
+    def loss_of(self, last_hidden_state: Handle, *others: Handle) -> Tensor:
+        """Cross-entropy; without classes there is none."""
+        vector = self.vector(last_hidden_state, *others)
+        if not self.spec.num_labels:
+            return vector.record
+        logits = self.logits(vector)
+        labels = from_batch(self.run, vector.shape[0], DType.INT64)
+        self.run.returned.append(logits.record)
+        self.run.give_out(logits.record)
+        return cross_entropy(self.run, logits.record, labels)
+
+
+class PooledClassification(ImageClassification):
+    """The vector is the one that the base model makes of all tokens."""
+
+    pooled = True
+
+    def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
+        """The pooled tokens."""
+        del last_hidden_state
+        return others[0]
+
+
+def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
+    """A segment begins that a loop of a module's own runs through."""
+    frozen = module.is_frozen(part, name.partition(".")[0])
+    module.run.start(name, x.record, part=part, frozen=frozen)
+
+
+def picture_task(config: ConfigReader, model: "ModelSpec", base: MakeBase) -> PictureTask:
+    """The class that ``architectures`` name or the task means."""
+    assert isinstance(base, type)
+    assert issubclass(base, PictureModel)
+    kind = PictureStates
+    if model.task is not TaskKind.BASE:
+        kind = base.endings[ending_of(base, config, model.family, model.task)]
+    return kind(config, model, base)
+
+
+def ending_of(
+    base: type[PictureModel], config: ConfigReader, family: str, task: TaskKind | None
+) -> str:
+    """How the class for a task is named.
+
+    Raises ``ConfigError`` for a task that the type has no class for.
+    """
+    request = ReadRequest(
+        name=family, model_type=family, task=task, num_labels=None, all_defaults={}
+    )
+    usual, *others = base.endings
+    return chosen_ending(config, request, (usual, BARE, *others))
+
+
+def declare_all(task: Task) -> Tensor:
+    """Weights alone, each with a gradient that appears in backward: nothing is known of operations."""
+    run, base = task.run, task.base
+    lists = [each for _, each in base.modules() if isinstance(each, LayerList)]
+    inside = {id(each) for layers in lists for _, each in layers.modules()}
+    made = _counted(task, [each for each in (base, *_all(base)) if id(each) not in inside])
+    for layers in lists:
+        run.beginnings[layers.segment_name] = f"{layers.path}.{{}}."
+        for turn in layers.runs():
+            run.start(
+                layers.segment_name, made, part=ModelPart.LAYERS, repeat=turn.count, frozen=turn.frozen
+            )
+            layer = layers.made[turn.kind]
+            made = _counted(task, [layer, *_all(layer)])
+    head = [each for name, each in task.children.items() if name != task.prefix]
+    if head:
+        run.start("head", made, part=ModelPart.HEAD, frozen=task.is_frozen(ModelPart.HEAD))
+        made = _counted(task, [inner for each in head for inner in (each, *_all(each))])
+    return made
+
+
+def _all(module: Module) -> list[Module]:
+    return [each for _, each in module.modules()]
+
+
+def _counted(task: Task, modules: list[Module]) -> Tensor:
+    run = task.run
+    weights = [
+        each.parameter(weight) for each in modules for weight in each.weights.values()
+    ]
+    made = run.tensor(0, DType.FP32)
+    if weights:
+        gradients = (Gradient.FRESH,) * len(weights)
+        run.record(OperationKind.COUNTED, weights, (made,), gradients=gradients)
+    return made
+
+
+PictureModel.tasks = {TaskKind.OTHER: picture_task, TaskKind.BASE: picture_task}

@@ -1,0 +1,38 @@
+"""What others read of an image model that is written as a class."""
+
+from memplan.classes.blueprint import blueprint_from
+from memplan.classes.pictures.base import PictureModel, ending_of, picture_task
+from memplan.families.classes import BARE
+from memplan.families.request import ReadRequest, checkpoint_dtype, task_named
+from memplan.model.config import ConfigReader
+from memplan.model.heads import HeadSpec
+from memplan.model.spec import ModelSpec, Task
+
+
+def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """The facts of a model of pictures, and the class itself.
+
+    Raises ``ConfigError`` for a config that no such class can be made from.
+    """
+    kind, family = type(base), request.model_type
+    ending = ending_of(kind, reader, family, request.task)
+    task = Task.BASE if ending == BARE else task_named(ending, family) or Task.OTHER
+    model = ModelSpec(
+        name=request.name,
+        family=family,
+        task=task,
+        vocab_size=0,
+        hidden_size=base.width,
+        context_length=base.context,
+        stacks=(),
+        head=HeadSpec(tied=False),
+        num_labels=request.labels(reader),
+        checkpoint_dtype=checkpoint_dtype(reader),
+        recomputes=base.recomputes,
+        picture=base.picture,
+        activations_left_out=f"activations of {family}" if base.left_out(ending) else "",
+        blueprint=blueprint_from(reader, family),
+        source=reader.source,
+    )
+    picture_task(reader, model, kind)  # it refuses what its head cannot be made from
+    return model

@@ -1,0 +1,304 @@
+"""PVT: keys and values come from a smaller picture.
+
+(transformers 5.23, models/pvt/modeling_pvt.py)
+"""
+
+from typing import ClassVar
+
+from memplan.classes.pictures.base import (
+    IMAGES,
+    ImageClassification,
+    PictureModel,
+    PictureTask,
+    begin,
+)
+from memplan.classes.pictures.parts import (
+    as_picture,
+    as_tokens,
+    drop_paths,
+    laid_as_picture,
+    mixed_by_scores,
+)
+from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.sizes import each_stage, stage_ratios
+from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
+from memplan.graph.modules.functional import expanded
+from memplan.graph.modules.grids import Conv2d, DropPath, interpolate
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.rotary import concatenate
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import LayerBlock, ModelPart
+
+
+class Stage:
+    """What the config says of a stage."""
+
+    bias_key = ""
+    """The key that says whether queries, keys and values have biases; empty: they have."""
+    reductions = "sequence_reduction_ratios"
+
+    def __init__(self, config: ConfigReader, index: int) -> None:
+        count = config.layers("num_encoder_blocks")
+
+        def of_stage(key: str) -> int:
+            return each_stage(config, key, count)[index]
+
+        self.config, self.index, self.is_last = config, index, index + 1 == count
+        self.size = of_stage("hidden_sizes")
+        before = each_stage(config, "hidden_sizes", count)[index - 1]
+        self.channels = before if index else config.integer("num_channels")
+        self.heads = of_stage("num_attention_heads")
+        config.divide("hidden_sizes", self.size, "num_attention_heads", self.heads)
+        self.patch_size, self.stride = of_stage("patch_sizes"), of_stage("strides")
+        self.reduction = of_stage(self.reductions)
+        self.inner = int(self.size * stage_ratios(config, "mlp_ratios", count)[index])
+        self.depth = of_stage("depths")
+        self.bias = not self.bias_key or config.flag(self.bias_key, default=True)
+        self.dropout = config.number("hidden_dropout_prob", default=0.0)
+
+
+class EfficientSelfAttention(Module):
+    reduces = "sequence_reduction"
+    """What the class calls the convolution."""
+
+    def __init__(self, stage: Stage) -> None:
+        size, ratio = stage.size, stage.reduction
+        self.num_heads = stage.heads
+        for name in ("query", "key", "value"):
+            setattr(self, name, Linear(size, size, bias=stage.bias))
+        probability = stage.config.number("attention_probs_dropout_prob", default=0.0)
+        self.dropout = Dropout(probability)
+        if ratio > 1:
+            setattr(self, self.reduces, Conv2d(size, size, ratio, stride=ratio))
+            self.layer_norm = LayerNorm(size)
+
+    def in_heads(self, x: Handle) -> Handle:
+        batch, tokens, size = x.shape
+        return x.view(batch, tokens, self.num_heads, size // self.num_heads).permute(0, 2, 1, 3)
+
+    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        query_layer = self.in_heads(self.children["query"](hidden_states))
+        reduces = self.children.get(self.reduces)
+        if reduces is not None:
+            hidden_states = as_picture(hidden_states, height, width)
+            hidden_states = reduces(hidden_states)
+            hidden_states = as_tokens(hidden_states)
+            hidden_states = self.layer_norm(hidden_states)
+        key_layer = self.in_heads(self.children["key"](hidden_states))
+        value_layer = self.in_heads(self.children["value"](hidden_states))
+        return mixed_by_scores(query_layer, key_layer, value_layer, self.dropout)
+
+
+class SelfOutput(Module):
+    def __init__(self, size: int, dropout: float) -> None:
+        self.dense = Linear(size, size, bias=True)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        hidden_states = self.dense(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        return hidden_states
+
+
+class Attention(Module):
+    block = LayerBlock.ATTENTION
+    inner: type[EfficientSelfAttention] = EfficientSelfAttention
+
+    def __init__(self, stage: Stage) -> None:
+        setattr(self, "self", self.inner(stage))
+        self.output = SelfOutput(stage.size, stage.dropout)
+
+    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        self_outputs = self.children["self"](hidden_states, height, width)
+        attention_output: Handle = self.output(self_outputs)
+        return attention_output
+
+
+class FeedForward(Module):
+    block = LayerBlock.NETWORK
+
+    def __init__(self, stage: Stage) -> None:
+        self.dense1 = Linear(stage.size, stage.inner, bias=True)
+        self.add_between(stage.inner)
+        self.intermediate_act_fn = ActivationModule(tower_activation(stage.config, "hidden_act"))
+        self.dense2 = Linear(stage.inner, stage.size, bias=True)
+        self.dropout = Dropout(stage.dropout)
+
+    def add_between(self, inner: int) -> None:
+        """Declare what stands behind the first matrix."""
+
+    def between(self, hidden_states: Handle, height: int, width: int) -> Handle:  # noqa: ARG002
+        """What stands behind the first matrix."""
+        return hidden_states
+
+    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        hidden_states = self.dense1(hidden_states)
+        hidden_states = self.between(hidden_states, height, width)
+        hidden_states = self.intermediate_act_fn(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        hidden_states = self.dense2(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        return hidden_states
+
+
+class Layer(Module):
+    """``PvtLayer`` and ``GLPNLayer``."""
+
+    attention_class: type[Attention] = Attention
+    network_class: type[FeedForward] = FeedForward
+
+    def __init__(self, stage: Stage, drop_path: float) -> None:
+        self.layer_norm_1 = LayerNorm(stage.size)
+        self.attention = self.attention_class(stage)
+        self.drop_path = DropPath(drop_path)
+        self.layer_norm_2 = LayerNorm(stage.size)
+        self.mlp = self.network_class(stage)
+
+    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        attention_output = self.attention(self.layer_norm_1(hidden_states), height, width)
+        attention_output = self.drop_path(attention_output)
+        hidden_states = attention_output + hidden_states
+        mlp_output = self.mlp(self.layer_norm_2(hidden_states), height, width)
+        mlp_output = self.drop_path(mlp_output)
+        layer_output = hidden_states + mlp_output
+        return layer_output
+
+
+class Encoder(Module):
+    """Stages: embeddings, layers, a norm behind the last one or each."""
+
+    stage_class: type[Stage] = Stage
+    layer_class: type[Layer] = Layer
+    begins = ""
+    """How names of its segments begin."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        count = config.layers("num_encoder_blocks")
+        stages = [self.stage_class(config, each) for each in range(count)]
+        rates = drop_paths(config, sum(each.depth for each in stages))
+        for stage in stages:
+            setattr(self, f"patch_embeddings.{stage.index}", self.embeddings(stage))
+        before = 0
+        for stage in stages:
+            own = rates[before : before + stage.depth]
+            setattr(self, f"block.{stage.index}", self.layers(stage, own))
+            before += stage.depth
+        self.stages = stages
+        self.add_norms(stages)
+
+    def begin_stage(self, stage: Stage, hidden_states: Handle) -> None:
+        """What stands before a stage's layers begins."""
+        if stage.index:
+            name = f"{self.begins}stages.{stage.index}.embed"
+            begin(self, name, ModelPart.EMBEDDING, hidden_states)
+
+    def layers(self, stage: Stage, rates: list[float]) -> LayerList:
+        """Layers of a stage, which differ in whether they drop anything."""
+        return LayerList(
+            f"{self.begins}stages.{stage.index}.layers", [rate > 0 for rate in rates],
+            lambda drops: self.layer_class(stage, float(drops)),
+        )  # fmt: skip
+
+    def embeddings(self, stage: Stage) -> Module:
+        """What makes tokens of a picture."""
+        raise NotImplementedError
+
+    def add_norms(self, stages: list[Stage]) -> None:
+        """Declare the norms."""
+        raise NotImplementedError
+
+
+class PvtPatchEmbeddings(Module):
+    """The stride is the kernel's size, positions are counted in patches: the table is resized though it fits."""
+
+    def __init__(self, stage: Stage) -> None:
+        config, size = stage.config, stage.size
+        side = config.integer("image_size") // (2 ** (stage.index + 1) if stage.index else 1)
+        rows = (side // stage.patch_size) ** 2 + stage.is_last
+        self.position_embeddings = Weight(1, rows, size)
+        if stage.is_last:
+            self.cls_token = Weight(1, 1, size)
+        self.projection = Conv2d(stage.channels, size, stage.stride, stride=stage.patch_size)
+        self.layer_norm = LayerNorm(size)
+        self.dropout = Dropout(stage.dropout)
+
+    def interpolate_pos_encoding(self, embeddings: Handle, height: int, width: int) -> Handle:
+        """``reshape`` is a view of the positions that there are."""
+        run, size = self.run, embeddings.shape[-1]
+        grid = Handle(run, embeddings.record, (1, size, height, width))
+        made = interpolate(grid, height, width)
+        return made.view(1, size, height * width).permute(0, 2, 1)
+
+    def forward(self, pixel_values: Handle) -> tuple[Handle, int, int]:
+        patch_embed = self.projection(pixel_values)
+        batch, size, height, width = patch_embed.shape
+        patch_embed = patch_embed.view(batch, size, height * width).transpose(1, 2)
+        embeddings = self.layer_norm(patch_embed)
+        table = self.operand(self.position_embeddings)
+        if "cls_token" in self.weights:
+            cls_token = expanded(self.operand(self.cls_token), (batch, 1, size))
+            embeddings = concatenate(cls_token, embeddings, dim=1)
+            rest = table.narrow(table.shape[1] - 1, 1)
+            position_embeddings = self.interpolate_pos_encoding(rest, height, width)
+            position_embeddings = concatenate(table.narrow(1, 1), position_embeddings, dim=1)
+        else:
+            position_embeddings = self.interpolate_pos_encoding(table, height, width)
+        embeddings = self.dropout(embeddings + position_embeddings)
+        return embeddings, height, width
+
+
+class PvtStage(Stage):
+    bias_key = "qkv_bias"
+
+
+class PvtEncoder(Encoder):
+    stage_class = PvtStage
+
+    def embeddings(self, stage: Stage) -> Module:
+        """With positions."""
+        return PvtPatchEmbeddings(stage)
+
+    def add_norms(self, stages: list[Stage]) -> None:
+        """One behind the last stage."""
+        self.layer_norm = LayerNorm(stages[-1].size)
+        self.layer_norm.segment = "norm", ModelPart.NORM
+
+    def forward(self, pixel_values: Handle) -> Handle:
+        hidden_states = pixel_values
+        height = width = 0
+        for stage in self.stages:
+            embed, layers = (
+                self.children[f"{name}.{stage.index}"] for name in ("patch_embeddings", "block")
+            )
+            if stage.index:
+                self.begin_stage(stage, hidden_states)
+                hidden_states = laid_as_picture(hidden_states, height, width)
+            hidden_states, height, width = embed(hidden_states)
+            for block in layers:
+                hidden_states = block(hidden_states, height, width)
+        hidden_states = self.layer_norm(hidden_states)
+        return hidden_states
+
+
+class PvtForImageClassification(ImageClassification):
+    def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
+        """The first token."""
+        del others
+        return last_hidden_state.select(1)
+
+
+class PvtModel(PictureModel):
+    prefix = "pvt"
+    endings: ClassVar[dict[str, type[PictureTask]]] = {IMAGES: PvtForImageClassification}
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.encoder = PvtEncoder(config)
+        self.width = self.encoder.stages[-1].size
+        self.picture = self.described(
+            config.integer("image_size"), channels=config.integer("num_channels"), fixed=True
+        )
+
+    def forward(self, pixel_values: Handle) -> tuple[Handle]:
+        return (self.encoder(pixel_values),)

@@ -1,0 +1,136 @@
+"""Modules of ``torch.nn`` that read pictures, of (batch, channels, height, width).
+
+cuDNN's workspaces are left out: which algorithm it takes, and what that asks for, only the library
+itself knows, on the card.
+"""
+
+from memplan.dtypes import DType
+from memplan.errors import SetupError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.modules.basic import fp32_under_autocast
+from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.layouts import always, in_rows
+from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.strides import Shape, row_strides
+from memplan.graph.operations.convolutions import convolve
+from memplan.model.parameters import WeightRole
+
+
+class Conv2d(Module):
+    """``torch.nn.Conv2d``."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *kernel: int,
+        stride: int | tuple[int, int] = 1,
+        padding: int = 0,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        sides = kernel if len(kernel) == 2 else kernel * 2
+        self.stride = stride if isinstance(stride, tuple) else (stride, stride)
+        self.padding = padding
+        self.weight = Weight(out_channels, in_channels // groups, *sides)
+        if bias:
+            self.bias = Weight(out_channels, role=WeightRole.OTHER)
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel; what lies channels last is given so (ATen/native/Convolution.cpp,
+        ``determine_backend_memory_format``)."""
+        batch, channels, *sides = x.shape
+        out_channels, _, *kernel = self.weight.shape
+        height, width = self.fewer(*sides, *kernel)
+        weight = self.parameter(self.weight)
+        bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
+        made = convolve(x.run, x.record, weight, bias, batch * height * width, out_channels)
+        shape = batch, out_channels, height, width
+        if channels > 1 and x.strides[1] == 1:
+            given, strides = channels_last(x.shape), channels_last(shape)
+        else:
+            given, strides = row_strides(x.shape), row_strides(shape)
+        return x.leads_to(Handle(x.run, made, shape, strides), always(given))
+
+    def fewer(self, height: int, width: int, *kernel: int) -> tuple[int, int]:
+        """Positions behind windows of a size.
+
+        Raises ``SetupError`` where a picture is too small for them.
+        """
+        found = tuple(
+            (side + 2 * self.padding - window) // step + 1
+            for side, window, step in zip((height, width), kernel, self.stride, strict=True)
+        )
+        if min(found) < 1:
+            msg = (
+                f"image_size: pictures are too small for this model, whose windows of {max(kernel)} "
+                "pixels find none"
+            )
+            raise SetupError(msg)
+        return found[0], found[1]
+
+
+def channels_last(shape: Shape) -> Shape:
+    """Strides of a picture whose channels lie side by side.
+
+    >>> channels_last((2, 3, 4, 5))
+    (60, 1, 15, 3)
+    """
+    _, channels, height, width = shape
+    return height * width * channels, 1, width * channels, channels
+
+
+class BatchNorm(Module):
+    """``torch.nn.BatchNorm1d`` and ``2d``: autocast leaves it its input's dtype; statistics are fp32."""
+
+    def __init__(self, channels: int) -> None:
+        self.weight = Weight(channels, role=WeightRole.NORM)
+        self.bias = Weight(channels, role=WeightRole.NORM)
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel; what it goes by when it is not trained are buffers of its own."""
+        run, (channels,) = x.run, self.weight.shape
+        weight, bias = self.parameter(self.weight), self.parameter(self.bias)
+        for dtype in (run.compute if run.autocast is None else DType.FP32,) * 2:
+            run.hold_buffer(allocated_bytes(channels, dtype))
+        run.hold_buffer(allocated_bytes(1, DType.INT64))
+        made = run.tensor(x.numel, x.dtype)
+        statistics = [run.tensor(channels, DType.FP32) for _ in range(2)]
+        run.record(
+            OperationKind.BATCH_NORM, (x.record, weight, bias), (made, *statistics),
+            saves=(x.record, *statistics, weight), gradients=(Gradient.FRESH,) * 3,
+        )  # fmt: skip
+        return x.like(made)
+
+
+class DropPath(Module):
+    """Whole samples are left out at random: what is left is divided by its share.
+
+    (transformers 5.23, models/swin/modular_swin.py, ``SwinDropPath``; ``torch.nn.Identity`` at 0)
+    """
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        if not self.probability:
+            return hidden_states
+        run, shape = self.run, (hidden_states.shape[0], *(1,) * (len(hidden_states.shape) - 1))
+        random_tensor = made_by(run, OperationKind.UNIFORM_IN_PLACE, shape, hidden_states.dtype)
+        return hidden_states / 2.0 * random_tensor
+
+
+def interpolate(x: Handle, height: int, width: int) -> Handle:
+    """``F.interpolate``, which autocast runs in fp32: nothing is kept."""
+    x = fp32_under_autocast(x)
+    made = empty(x.run, (*x.shape[:2], height, width), x.dtype)
+    x.run.record(OperationKind.UPSAMPLE, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def mean_along(x: Handle, dim: int) -> Handle:
+    """``x.mean(dim, keepdim=True)``."""
+    shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    return Handle(x.run, x.run.mean(x.record, x.shape[dim]), shape)

@@ -1,0 +1,20 @@
+"""What an image model that is written as a class sees, for those who ask for sizes."""
+
+from __future__ import annotations
+
+from memplan.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureSpec:
+    """Pictures as the batch brings them, and what else others ask of a model of them; its class says the rest."""
+
+    channels: int
+    image: tuple[int, int]
+    """Height and width where the setup says nothing else [pixels]."""
+    fixed: bool = False
+    """The class takes no others."""
+    num_layers: int = 0
+    """Of all its lists."""
+    stacks: tuple[str, ...] = ()
+    """Parts that can be frozen whole."""
