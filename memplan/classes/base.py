@@ -49,6 +49,11 @@ class Base(Module):
     def __init__(self, config: ConfigReader) -> None:
         raise NotImplementedError
 
+    @classmethod
+    def named_task(cls, config: ConfigReader, model: ModelSpec) -> type[Any] | None:  # noqa: ARG003
+        """The class that ``architectures`` name, where a task has several."""
+        return None
+
     def adjust(self, model: ModelSpec) -> None:
         """Take what the class around it gives it."""
 

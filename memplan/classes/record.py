@@ -122,7 +122,8 @@ def _record_apart(run: Run, model: ModelSpec) -> None:
 def build(config: ConfigReader, model: ModelSpec) -> Task:
     """The class of the model's task around that of its type."""
     base = base_class(config.model_type)
-    task: type[Task] = base.tasks.get(model.task) or getattr(heads, TASKS[model.task])
+    named: type[Task] | None = base.named_task(config, model) or base.tasks.get(model.task)
+    task: type[Task] = named or getattr(heads, TASKS[model.task])
     return task(config, model, base)
 
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from memplan.model.config import ConfigReader
     from memplan.model.denoisers import DenoiserSpec
-    from memplan.model.pictures import PictureSpec
     from memplan.model.heads import HeadSpec
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
+    from memplan.model.pictures import PictureSpec
     from memplan.model.towers.compared.joining import TowerJoin
     from memplan.model.traced import TracedModule
 

@@ -50,6 +50,13 @@ class PictureModel(Base):
     reads_pooled = True
     """Somebody reads the vector that it returns beside its hidden states."""
 
+    @classmethod
+    def named_task(cls, config: ConfigReader, model: "ModelSpec") -> "type[PictureTask]":
+        """That which ``architectures`` name or the task means."""
+        if model.task is TaskKind.BASE:
+            return PictureStates
+        return cls.endings[ending_of(cls, config, model.family, model.task)]
+
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
         """Whether the operations of its class for a task are not written down."""
         return False
@@ -195,16 +202,6 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     module.run.start(name, x.record, part=part, frozen=frozen)
 
 
-def picture_task(config: ConfigReader, model: "ModelSpec", base: MakeBase) -> PictureTask:
-    """The class that ``architectures`` name or the task means."""
-    assert isinstance(base, type)
-    assert issubclass(base, PictureModel)
-    kind = PictureStates
-    if model.task is not TaskKind.BASE:
-        kind = base.endings[ending_of(base, config, model.family, model.task)]
-    return kind(config, model, base)
-
-
 def ending_of(
     base: type[PictureModel], config: ConfigReader, family: str, task: TaskKind | None
 ) -> str:
@@ -229,7 +226,11 @@ def declare_all(task: Task) -> Tensor:
         run.beginnings[layers.segment_name] = f"{layers.path}.{{}}."
         for turn in layers.runs():
             run.start(
-                layers.segment_name, made, part=ModelPart.LAYERS, repeat=turn.count, frozen=turn.frozen
+                layers.segment_name,
+                made,
+                part=ModelPart.LAYERS,
+                repeat=turn.count,
+                frozen=turn.frozen,
             )
             layer = layers.made[turn.kind]
             made = _counted(task, [layer, *_all(layer)])
@@ -246,14 +247,9 @@ def _all(module: Module) -> list[Module]:
 
 def _counted(task: Task, modules: list[Module]) -> Tensor:
     run = task.run
-    weights = [
-        each.parameter(weight) for each in modules for weight in each.weights.values()
-    ]
+    weights = [each.parameter(weight) for each in modules for weight in each.weights.values()]
     made = run.tensor(0, DType.FP32)
     if weights:
         gradients = (Gradient.FRESH,) * len(weights)
         run.record(OperationKind.COUNTED, weights, (made,), gradients=gradients)
     return made
-
-
-PictureModel.tasks = {TaskKind.OTHER: picture_task, TaskKind.BASE: picture_task}

@@ -13,7 +13,13 @@ from memplan.classes.pictures.base import (
     PictureTask,
     begin,
 )
-from memplan.classes.pictures.parts import as_picture, as_tokens, mixed_by_scores
+from memplan.classes.pictures.parts import (
+    InOrder,
+    Projected,
+    as_picture,
+    as_tokens,
+    mixed_by_scores,
+)
 from memplan.families.towers.sizes import at_least_one, each_stage, stage_flags, stage_ratios
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.functional import expanded, mean_of_tokens
@@ -24,7 +30,7 @@ from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
-from memplan.model.parameters import LayerBlock, ModelPart
+from memplan.model.parameters import ModelPart
 
 CONVOLVED = "dw_bn"
 """The method of projection that the class has operations for."""
@@ -52,7 +58,8 @@ class Stage:
         self.of_keys = whole("stride_kv"), whole("padding_kv", 0)
         methods = config.texts("qkv_projection_method")
         if len(methods) < count:
-            raise config.fail("qkv_projection_method", f"must name {count} methods")
+            error = config.fail("qkv_projection_method", f"must name {count} methods")
+            raise error
         self.convolves = methods[index] == CONVOLVED
         self.bias = stage_flags(config, "qkv_bias", count)[index]
         self.has_token = stage_flags(config, "cls_token", count)[index]
@@ -62,16 +69,15 @@ class Stage:
         if self.depth <= index:
             # ``drop_path_rates[self.stage]``.
             said = f"{self.depth}: the class asks stage {index} for layer {index}"
-            raise config.fail("depth", said)
+            error = config.fail("depth", said)
+            raise error
         self.drop_path = share("drop_path_rate") * index
 
 
 class CvtConvEmbeddings(Module):
     def __init__(self, stage: Stage) -> None:
         kernel, stride, padding = stage.patch
-        self.projection = Conv2d(
-            stage.channels, stage.size, kernel, stride=stride, padding=padding
-        )
+        self.projection = Conv2d(stage.channels, stage.size, kernel, stride=stride, padding=padding)
         self.normalization = LayerNorm(stage.size)
 
     def forward(self, pixel_values: Handle) -> Handle:
@@ -83,35 +89,16 @@ class CvtConvEmbeddings(Module):
         return pixel_values
 
 
-class CvtEmbeddings(Module):
-    def __init__(self, stage: Stage) -> None:
-        self.convolution_embeddings = CvtConvEmbeddings(stage)
-        self.dropout = Dropout(stage.dropout)
-
-    def forward(self, pixel_values: Handle) -> Handle:
-        hidden_state = self.convolution_embeddings(pixel_values)
-        hidden_state = self.dropout(hidden_state)
-        return hidden_state
-
-
-class CvtSelfAttentionConvProjection(Module):
-    def __init__(self, stage: Stage, stride: int, padding: int) -> None:
-        size = stage.size
-        self.convolution = Conv2d(
-            size, size, stage.kernel, stride=stride, padding=padding, groups=size, bias=False
-        )
-        self.normalization = BatchNorm(size)
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = self.convolution(hidden_state)
-        hidden_state = self.normalization(hidden_state)
-        return hidden_state
-
-
 class CvtSelfAttentionProjection(Module):
     def __init__(self, stage: Stage, stride: int, padding: int) -> None:
         if stage.convolves:
-            self.convolution_projection = CvtSelfAttentionConvProjection(stage, stride, padding)
+            size = stage.size
+            convolution = Conv2d(
+                size, size, stage.kernel, stride=stride, padding=padding, groups=size, bias=False
+            )
+            self.convolution_projection = InOrder(
+                convolution=convolution, normalization=BatchNorm(size)
+            )
 
     def forward(self, hidden_state: Handle) -> Handle:
         hidden_state = self.convolution_projection(hidden_state)
@@ -136,13 +123,14 @@ class CvtSelfAttention(Module):
         return x.view(batch, tokens, self.num_heads, size // self.num_heads).permute(0, 2, 1, 3)
 
     def forward(self, hidden_state: Handle, height: int, width: int) -> Handle:
+        cls_token: Handle | None = None
         if self.with_cls_token:
             cls_token, hidden_state = hidden_state.split(1, height * width, dim=1)
         hidden_state = as_picture(hidden_state, height, width)
         key = self.convolution_projection_key(hidden_state)
         query = self.convolution_projection_query(hidden_state)
         value = self.convolution_projection_value(hidden_state)
-        if self.with_cls_token:
+        if cls_token is not None:
             query = concatenate(cls_token, query, dim=1)
             key = concatenate(cls_token, key, dim=1)
             value = concatenate(cls_token, value, dim=1)
@@ -151,41 +139,6 @@ class CvtSelfAttention(Module):
         value = self.in_heads("value", value)
         context = mixed_by_scores(query, key, value, self.dropout)
         return context
-
-
-class CvtSelfOutput(Module):
-    def __init__(self, stage: Stage) -> None:
-        self.dense = Linear(stage.size, stage.size, bias=True)
-        self.dropout = Dropout(stage.dropout)
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = self.dense(hidden_state)
-        hidden_state = self.dropout(hidden_state)
-        return hidden_state
-
-
-class CvtAttention(Module):
-    block = LayerBlock.ATTENTION
-
-    def __init__(self, stage: Stage) -> None:
-        self.attention = CvtSelfAttention(stage)
-        self.output = CvtSelfOutput(stage)
-
-    def forward(self, hidden_state: Handle, height: int, width: int) -> Handle:
-        self_output = self.attention(hidden_state, height, width)
-        attention_output: Handle = self.output(self_output)
-        return attention_output
-
-
-class CvtIntermediate(Module):
-    def __init__(self, stage: Stage) -> None:
-        self.dense = Linear(stage.size, stage.inner, bias=True)
-        self.activation = ActivationModule(Activation.GELU)
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = self.dense(hidden_state)
-        hidden_state = self.activation(hidden_state)
-        return hidden_state
 
 
 class CvtOutput(Module):
@@ -204,8 +157,12 @@ class CvtLayer(Module):
     """The second sum is itself dropped by samples."""
 
     def __init__(self, stage: Stage) -> None:
-        self.attention = CvtAttention(stage)
-        self.intermediate = CvtIntermediate(stage)
+        inner = CvtSelfAttention(stage)
+        self.attention = Projected("attention", inner, stage.size, stage.dropout)
+        self.intermediate = InOrder(
+            dense=Linear(stage.size, stage.inner, bias=True),
+            activation=ActivationModule(Activation.GELU),
+        )
         self.output = CvtOutput(stage)
         self.drop_path = DropPath(stage.drop_path)
         self.layernorm_before = LayerNorm(stage.size)
@@ -228,7 +185,8 @@ class CvtStage(Module):
         self.stage = stage
         if stage.has_token:
             self.cls_token = Weight(1, 1, stage.last_size)
-        self.embedding = CvtEmbeddings(stage)
+        embeddings = CvtConvEmbeddings(stage)
+        self.embedding = InOrder(convolution_embeddings=embeddings, dropout=Dropout(stage.dropout))
         self.layers = LayerList(
             f"stages.{stage.index}.layers", [0] * stage.depth, lambda _: CvtLayer(stage)
         )
@@ -280,12 +238,14 @@ class CvtForImageClassification(ImageClassification):
         """
         assert isinstance(self.model, CvtModel)
         if not self.model.stages[-1].has_token:
-            raise config.fail("cls_token", "the last stage has none, which the class reads")
+            error = config.fail("cls_token", "the last stage has none, which the class reads")
+            raise error
         self.layernorm = LayerNorm(self.model.width)
         super().add_head(config)
 
     def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
         """The last stage's class token."""
+        del last_hidden_state
         (cls_token,) = others
         sequence_output = self.layernorm(cls_token)
         return mean_of_tokens(sequence_output)

@@ -1,7 +1,7 @@
 """What others read of an image model that is written as a class."""
 
 from memplan.classes.blueprint import blueprint_from
-from memplan.classes.pictures.base import PictureModel, ending_of, picture_task
+from memplan.classes.pictures.base import PictureModel, ending_of
 from memplan.families.classes import BARE
 from memplan.families.request import ReadRequest, checkpoint_dtype, task_named
 from memplan.model.config import ConfigReader
@@ -34,5 +34,7 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         blueprint=blueprint_from(reader, family),
         source=reader.source,
     )
-    picture_task(reader, model, kind)  # it refuses what its head cannot be made from
+    kind.named_task(reader, model)(
+        reader, model, kind
+    )  # it refuses what its head cannot be made from
     return model

@@ -3,10 +3,11 @@
 (transformers 5.23, models/focalnet/modeling_focalnet.py)
 """
 
-from memplan.classes.pictures.parts import drop_paths
+from memplan.classes.pictures.parts import InOrder, drop_paths
 from memplan.classes.pictures.patches import (
     Embeddings,
     PatchEmbeddings,
+    Stage,
     StagedEncoder,
     StagedModel,
 )
@@ -78,23 +79,19 @@ class FocalNetModulation(Module):
         return x_out
 
 
-class FocalNetMlp(Module):
-    block = LayerBlock.NETWORK
-
-    def __init__(self, config: ConfigReader, size: int) -> None:
-        inner = int(size * ratio(config, "mlp_ratio", default=4))
-        self.fc1 = Linear(size, inner, bias=True)
-        self.activation = ActivationModule(tower_activation(config, "hidden_act"))
-        self.fc2 = Linear(inner, size, bias=True)
-        self.drop = Dropout(config.number("hidden_dropout_prob", default=0.0))
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = self.fc1(hidden_state)
-        hidden_state = self.activation(hidden_state)
-        hidden_state = self.drop(hidden_state)
-        hidden_state = self.fc2(hidden_state)
-        hidden_state = self.drop(hidden_state)
-        return hidden_state
+def focal_network(config: ConfigReader, size: int) -> InOrder:
+    """``FocalNetMlp``."""
+    inner = int(size * ratio(config, "mlp_ratio", default=4))
+    drop = config.number("hidden_dropout_prob", default=0.0)
+    network = InOrder(
+        fc1=Linear(size, inner, bias=True),
+        activation=ActivationModule(tower_activation(config, "hidden_act")),
+        drop=Dropout(drop),
+        fc2=Linear(inner, size, bias=True),
+        drop_again=Dropout(drop),
+    )
+    network.block = LayerBlock.NETWORK
+    return network
 
 
 class FocalNetLayer(Module):
@@ -104,7 +101,7 @@ class FocalNetLayer(Module):
         self.modulation = FocalNetModulation(config, index, size)
         self.drop_path = DropPath(drop_path)
         self.norm2 = LayerNorm(size)
-        self.mlp = FocalNetMlp(config, size)
+        self.mlp = focal_network(config, size)
         if config.flag("use_layerscale"):
             self.gamma_1, self.gamma_2 = Weight(size), Weight(size)
 
@@ -144,7 +141,7 @@ class FocalNetPatchEmbeddings(PatchEmbeddings):
         return embeddings, output_dimensions
 
 
-class FocalNetStage(Module):
+class FocalNetStage(Stage):
     def __init__(
         self, config: ConfigReader, index: int, rates: list[float], *, is_last: bool
     ) -> None:

@@ -7,28 +7,29 @@ from math import prod
 from typing import ClassVar
 
 from memplan.classes.pictures.base import PICTURE, PictureModel, PictureTask, begin
-from memplan.classes.pictures.parts import as_picture, as_tokens, laid_as_picture
-from memplan.classes.pictures.reduced import (
-    Attention,
-    EfficientSelfAttention,
-    Encoder,
-    FeedForward,
-    Layer,
-    Stage,
-)
+from memplan.classes.pictures.parts import InOrder, as_picture, as_tokens, laid_as_picture
+from memplan.classes.pictures.reduced import EfficientSelfAttention, Encoder, Layer, Stage
 from memplan.dtypes import DType
+from memplan.families.towers.layers import tower_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
-from memplan.graph.modules.basic import ActivationModule, LayerNorm, fp32_under_autocast
+from memplan.graph.modules.basic import (
+    ActivationModule,
+    Dropout,
+    LayerNorm,
+    Linear,
+    fp32_under_autocast,
+)
 from memplan.graph.modules.grids import BatchNorm, Conv2d, interpolate
 from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart
 
 
 class GLPNStage(Stage):
@@ -37,7 +38,8 @@ class GLPNStage(Stage):
     def __init__(self, config: ConfigReader, index: int) -> None:
         super().__init__(config, index)
         if not self.inner:
-            raise config.fail("mlp_ratios", "leaves a feed-forward network no width")
+            error = config.fail("mlp_ratios", "leaves a feed-forward network no width")
+            raise error
 
 
 class GLPNOverlapPatchEmbeddings(Module):
@@ -60,10 +62,6 @@ class GLPNEfficientSelfAttention(EfficientSelfAttention):
     reduces = "sr"
 
 
-class GLPNAttention(Attention):
-    inner = GLPNEfficientSelfAttention
-
-
 class GLPNDepthWiseConv(Module):
     def __init__(self, size: int) -> None:
         self.dwconv = Conv2d(size, size, 3, padding=1, groups=size)
@@ -75,20 +73,37 @@ class GLPNDepthWiseConv(Module):
         return hidden_states
 
 
-class GLPNMixFFN(FeedForward):
-    def add_between(self, inner: int) -> None:
-        """A convolution of every channel by itself."""
-        self.dwconv = GLPNDepthWiseConv(inner)
+class GLPNMixFFN(Module):
+    block = LayerBlock.NETWORK
 
-    def between(self, hidden_states: Handle, height: int, width: int) -> Handle:
-        """A convolution of every channel by itself."""
+    def __init__(self, stage: Stage) -> None:
+        self.dense1 = Linear(stage.size, stage.inner, bias=True)
+        self.dwconv = GLPNDepthWiseConv(stage.inner)
+        self.intermediate_act_fn = ActivationModule(tower_activation(stage.config, "hidden_act"))
+        self.dense2 = Linear(stage.inner, stage.size, bias=True)
+        self.dropout = Dropout(stage.dropout)
+
+    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        hidden_states = self.dense1(hidden_states)
         hidden_states = self.dwconv(hidden_states, height, width)
+        hidden_states = self.intermediate_act_fn(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        hidden_states = self.dense2(hidden_states)
+        hidden_states = self.dropout(hidden_states)
         return hidden_states
 
 
 class GLPNLayer(Layer):
-    attention_class = GLPNAttention
-    network_class = GLPNMixFFN
+    attention_class = GLPNEfficientSelfAttention
+
+    def network(self, stage: Stage) -> Module:
+        """A convolution of every channel by itself stands in it."""
+        return GLPNMixFFN(stage)
+
+    def fed(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        """It sees tokens as a picture."""
+        found: Handle = self.mlp(hidden_states, height, width)
+        return found
 
 
 class GLPNEncoder(Encoder):
@@ -117,6 +132,7 @@ class GLPNEncoder(Encoder):
             )
             self.begin_stage(stage, hidden_states)
             hidden_states, height, width = embed(hidden_states)
+            assert isinstance(layers, LayerList)
             for block in layers:
                 hidden_states = block(hidden_states, height, width)
             hidden_states = norm(hidden_states)
@@ -129,10 +145,11 @@ class GLPNSelectiveFeatureFusion(Module):
     def __init__(self, size: int) -> None:
         half = size // 2
         for number, before, after in ((1, 2 * size, size), (2, size, half)):
-            name = f"convolutional_layer{number}"
-            setattr(self, f"{name}.0", Conv2d(before, after, 3, padding=1))
-            setattr(self, f"{name}.1", BatchNorm(after))
-            setattr(self, f"{name}.2", ActivationModule(Activation.RELU))
+            layer = InOrder(
+                _0=Conv2d(before, after, 3, padding=1), _1=BatchNorm(after),
+                _2=ActivationModule(Activation.RELU),
+            )  # fmt: skip
+            setattr(self, f"convolutional_layer{number}", layer)
         self.convolutional_layer3 = Conv2d(half, 2, 3, padding=1)
 
     def forward(self, local_features: Handle, global_features: Handle) -> Handle:
@@ -187,21 +204,6 @@ class GLPNDecoder(Module):
         return stage_hidden_states
 
 
-class GLPNDepthEstimationHead(Module):
-    def __init__(self, width: int) -> None:
-        setattr(self, "head.0", Conv2d(width, width, 3, padding=1))
-        setattr(self, "head.1", ActivationModule(Activation.RELU))
-        setattr(self, "head.2", Conv2d(width, 1, 3, padding=1))
-
-    def forward(self, hidden_states: list[Handle]) -> Handle:
-        x = hidden_states[-1]
-        for each in self.children.values():
-            x = each(x)
-        predicted_depth = x.unary(OperationKind.SIGMOID) * 10.0
-        batch, _, height, width = predicted_depth.shape
-        return predicted_depth.view(batch, height, width)
-
-
 class GLPNForDepthEstimation(PictureTask):
     begins_head = False
 
@@ -210,14 +212,21 @@ class GLPNForDepthEstimation(PictureTask):
         width = config.integer("decoder_hidden_size")
         assert isinstance(self.model, GLPNModel)
         self.decoder = GLPNDecoder([each.size for each in self.model.encoder.stages], width)
-        self.head = GLPNDepthEstimationHead(width)
+        self.head = InOrder(
+            head=InOrder(
+                _0=Conv2d(width, width, 3, padding=1), _1=ActivationModule(Activation.RELU),
+                _2=Conv2d(width, 1, 3, padding=1),
+            )
+        )  # fmt: skip
 
     def loss_of(self, *hidden_states: Handle) -> Tensor:
         """The loss of every pixel's depth."""
         run = self.run
         out = self.decoder(list(hidden_states))
         self.begin_head(out[-1])
-        predicted_depth = self.head(out)
+        predicted_depth = self.head(out[-1]).unary(OperationKind.SIGMOID) * 10.0
+        batch, _, *sides = predicted_depth.shape
+        predicted_depth = predicted_depth.view(batch, *sides)
         run.returned.append(predicted_depth.record)
         run.give_out(predicted_depth.record)
         shape = predicted_depth.shape

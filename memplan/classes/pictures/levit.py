@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from memplan.classes.pictures.base import IMAGES, ImageClassification, PictureModel, PictureTask
+from memplan.classes.pictures.parts import InOrder, as_tokens
 from memplan.dtypes import DType
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.graph.core.operation_kinds import OperationKind
@@ -23,38 +24,29 @@ from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock, ModelPart
 
 
-class LevitConvEmbeddings(Module):
-    def __init__(self, config: ConfigReader, before: int, after: int) -> None:
-        self.convolution = Conv2d(
-            before, after, config.integer("kernel_size"),
-            stride=config.integer("stride", default=2),
-            padding=config.integer("padding", default=1, minimum=0), bias=False,
-        )  # fmt: skip
-        self.batch_norm = BatchNorm(after)
-
-    def forward(self, embeddings: Handle) -> Handle:
-        embeddings = self.convolution(embeddings)
-        embeddings = self.batch_norm(embeddings)
-        return embeddings
+def conv_embeddings(config: ConfigReader, before: int, after: int) -> InOrder:
+    """``LevitConvEmbeddings``."""
+    convolution = Conv2d(
+        before, after, config.integer("kernel_size"), bias=False,
+        stride=config.integer("stride", default=2),
+        padding=config.integer("padding", default=1, minimum=0),
+    )  # fmt: skip
+    return InOrder(convolution=convolution, batch_norm=BatchNorm(after))
 
 
-class LevitPatchEmbeddings(Module):
+class LevitPatchEmbeddings(InOrder):
     """Four convolutions, each with twice the channels of the one before."""
 
     def __init__(self, config: ConfigReader, size: int) -> None:
         channels = [config.integer("num_channels"), *(size // 2**step for step in (3, 2, 1, 0))]
         for number, (before, after) in enumerate(pairwise(channels), 1):
-            setattr(self, f"embedding_layer_{number}", LevitConvEmbeddings(config, before, after))
+            setattr(self, f"embedding_layer_{number}", conv_embeddings(config, before, after))
             if number < len(channels) - 1:
                 setattr(self, f"activation_layer_{number}", ActivationModule(Activation.HARDSWISH))
 
     def forward(self, pixel_values: Handle) -> Handle:
-        embeddings = pixel_values
-        del pixel_values
-        for each in self.children.values():
-            embeddings = each(embeddings)
-        batch, size, height, width = embeddings.shape
-        return embeddings.view(batch, size, height * width).transpose(1, 2)
+        embeddings = super().forward(pixel_values)
+        return as_tokens(embeddings)
 
 
 class MLPLayerWithBN(Module):
@@ -154,19 +146,14 @@ class LevitAttentionSubsample(OffsetAttention):
         return hidden_state
 
 
-class LevitMLPLayer(Module):
-    block = LayerBlock.NETWORK
-
-    def __init__(self, size: int, inner: int) -> None:
-        self.linear_up = MLPLayerWithBN(size, inner)
-        self.activation = ActivationModule(Activation.HARDSWISH)
-        self.linear_down = MLPLayerWithBN(inner, size)
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = self.linear_up(hidden_state)
-        hidden_state = self.activation(hidden_state)
-        hidden_state = self.linear_down(hidden_state)
-        return hidden_state
+def levit_network(size: int, inner: int) -> InOrder:
+    """``LevitMLPLayer``."""
+    network = InOrder(
+        linear_up=MLPLayerWithBN(size, inner), activation=ActivationModule(Activation.HARDSWISH),
+        linear_down=MLPLayerWithBN(inner, size),
+    )  # fmt: skip
+    network.block = LayerBlock.NETWORK
+    return network
 
 
 class LevitResidualLayer(Module):
@@ -199,7 +186,7 @@ class LevitStage(Module):
 
         def layer(kind: str) -> LevitResidualLayer:
             if kind == "network":
-                return LevitResidualLayer(LevitMLPLayer(size, size * inner), drop_rate)
+                return LevitResidualLayer(levit_network(size, size * inner), drop_rate)
             attention = LevitAttention(size, heads[index], keys[index], ratios[index], resolution)
             return LevitResidualLayer(attention, drop_rate)
 
@@ -212,19 +199,19 @@ class LevitStage(Module):
             subsample.segment = f"stages.{index}.downsample", ModelPart.OTHER
             setattr(self, f"layers.{count}", subsample)
             if row[3]:
-                network = LevitMLPLayer(after, after * row[3])
+                network = levit_network(after, after * row[3])
                 setattr(self, f"layers.{count + 1}", LevitResidualLayer(network, drop_rate))
             self.resolution = (resolution - 1) // row[4] + 1
 
     def forward(self, hidden_state: Handle) -> Handle:
         for layer in self.layers:
             hidden_state = layer(hidden_state)
-        for layer in list(self.children.values())[1:]:
-            hidden_state = layer(hidden_state)
+        for narrowing in list(self.children.values())[1:]:
+            hidden_state = narrowing(hidden_state)
         return hidden_state
 
 
-class LevitEncoder(Module):
+class LevitEncoder(InOrder):
     def __init__(self, config: ConfigReader, sizes: list[int]) -> None:
         resolution = config.integer("image_size") // config.integer("patch_size")
         for index in range(len(sizes)):
@@ -232,11 +219,6 @@ class LevitEncoder(Module):
             stage = LevitStage(config, index, row, resolution)
             resolution = stage.resolution
             setattr(self, f"stages.{index}", stage)
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        for stage in self.children.values():
-            hidden_state = stage(hidden_state)
-        return hidden_state
 
 
 def _down_operation(config: ConfigReader, sizes: list[int], index: int) -> list[int]:
@@ -252,19 +234,9 @@ def _down_operation(config: ConfigReader, sizes: list[int], index: int) -> list[
     numbers = row[1:] if isinstance(row, list) and row[:1] == ["Subsample"] else []
     found = [each for each in numbers if isinstance(each, int) and each >= 0]
     if len(found) != 5 or len(numbers) != 5 or not (found[0] and found[1] and found[4]):
-        raise config.fail("down_ops", f"row {index} must be 'Subsample' and five whole numbers")
+        error = config.fail("down_ops", f"row {index} must be 'Subsample' and five whole numbers")
+        raise error
     return found
-
-
-class LevitClassificationLayer(Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        self.batch_norm = BatchNorm(inputs)
-        self.linear = Linear(inputs, outputs, bias=True)
-
-    def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = self.batch_norm(hidden_state)
-        logits: Handle = self.linear(hidden_state)
-        return logits
 
 
 class LevitForImageClassification(ImageClassification):
@@ -274,7 +246,9 @@ class LevitForImageClassification(ImageClassification):
         """A batch norm and a linear layer each."""
         del config
         for name in self.names if self.spec.num_labels else ():
-            setattr(self, name, LevitClassificationLayer(self.model.width, self.spec.num_labels))
+            width, labels = self.model.width, self.spec.num_labels
+            layer = InOrder(batch_norm=BatchNorm(width), linear=Linear(width, labels, bias=True))
+            setattr(self, name, layer)
 
     def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
         """The mean of all tokens, made anew."""

@@ -1,10 +1,43 @@
-"""What classes of pictures write out alike: tokens as pictures, scores, shares of dropped samples."""
+"""What classes of pictures write out alike: modules in order, tokens as pictures, scores, dropped samples."""
+
+from typing import Any
 
 from memplan.graph.modules.attention import matmul
-from memplan.graph.modules.basic import Dropout
+from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
+from memplan.model.parameters import LayerBlock
+
+
+class InOrder(Module):
+    """``torch.nn.Sequential``, and a class that calls its modules in the order in which it names them."""
+
+    def __init__(self, **named: Module) -> None:
+        for name, each in named.items():
+            setattr(self, name.removeprefix("_"), each)
+
+    def forward(self, x: Handle) -> Handle:
+        for each in self.children.values():
+            x = each(x)
+        return x
+
+
+class Projected(Module):
+    """Attention, which the class calls by a name of its own, and the layer behind it."""
+
+    block = LayerBlock.ATTENTION
+
+    def __init__(self, name: str, inner: Module, size: int, dropout: float) -> None:
+        self.name = name
+        setattr(self, name, inner)
+        self.output = InOrder(dense=Linear(size, size, bias=True), dropout=Dropout(dropout))
+
+    def forward(self, hidden_states: Handle, *beside: Any) -> Handle:
+        self_outputs = self.children[self.name](hidden_states, *beside)
+        attention_output: Handle = self.output(self_outputs)
+        return attention_output
 
 
 def as_picture(tokens: Handle, height: int, width: int) -> Handle:

@@ -67,6 +67,14 @@ class Embeddings(Module):
         return embeddings, output_dimensions
 
 
+class Stage(Module):
+    """Layers, and what narrows the picture behind them."""
+
+    def narrowed(self, height: int, width: int) -> tuple[int, int]:
+        """Positions that it gives."""
+        raise NotImplementedError
+
+
 class StagedEncoder(Module):
     """Each stage is a layer; the loop's variable holds what one gave before its picture was narrowed."""
 
@@ -77,11 +85,10 @@ class StagedEncoder(Module):
     def forward(self, hidden_states: Handle, input_dimensions: tuple[int, int]) -> Handle:
         for stage_module in self.stages:
             stage = self.stages.made[stage_module.kind]
+            assert isinstance(stage, Stage)
             stage_outputs = stage_module(hidden_states, input_dimensions)
-            hidden_states = stage_outputs[0]
-            hidden_states_before_downsampling = stage_outputs[1]
+            hidden_states, hidden_states_before_downsampling = stage_outputs  # noqa: RUF059
             input_dimensions = stage.narrowed(*input_dimensions)
-        del hidden_states_before_downsampling
         return hidden_states
 
 

@@ -13,6 +13,8 @@ from memplan.classes.pictures.base import (
     begin,
 )
 from memplan.classes.pictures.parts import (
+    InOrder,
+    Projected,
     as_picture,
     as_tokens,
     drop_paths,
@@ -91,76 +93,42 @@ class EfficientSelfAttention(Module):
         return mixed_by_scores(query_layer, key_layer, value_layer, self.dropout)
 
 
-class SelfOutput(Module):
-    def __init__(self, size: int, dropout: float) -> None:
-        self.dense = Linear(size, size, bias=True)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        hidden_states = self.dense(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        return hidden_states
-
-
-class Attention(Module):
-    block = LayerBlock.ATTENTION
-    inner: type[EfficientSelfAttention] = EfficientSelfAttention
-
-    def __init__(self, stage: Stage) -> None:
-        setattr(self, "self", self.inner(stage))
-        self.output = SelfOutput(stage.size, stage.dropout)
-
-    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
-        self_outputs = self.children["self"](hidden_states, height, width)
-        attention_output: Handle = self.output(self_outputs)
-        return attention_output
-
-
-class FeedForward(Module):
-    block = LayerBlock.NETWORK
-
-    def __init__(self, stage: Stage) -> None:
-        self.dense1 = Linear(stage.size, stage.inner, bias=True)
-        self.add_between(stage.inner)
-        self.intermediate_act_fn = ActivationModule(tower_activation(stage.config, "hidden_act"))
-        self.dense2 = Linear(stage.inner, stage.size, bias=True)
-        self.dropout = Dropout(stage.dropout)
-
-    def add_between(self, inner: int) -> None:
-        """Declare what stands behind the first matrix."""
-
-    def between(self, hidden_states: Handle, height: int, width: int) -> Handle:  # noqa: ARG002
-        """What stands behind the first matrix."""
-        return hidden_states
-
-    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
-        hidden_states = self.dense1(hidden_states)
-        hidden_states = self.between(hidden_states, height, width)
-        hidden_states = self.intermediate_act_fn(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        hidden_states = self.dense2(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        return hidden_states
-
-
 class Layer(Module):
     """``PvtLayer`` and ``GLPNLayer``."""
 
-    attention_class: type[Attention] = Attention
-    network_class: type[FeedForward] = FeedForward
+    attention_class: type[EfficientSelfAttention] = EfficientSelfAttention
 
     def __init__(self, stage: Stage, drop_path: float) -> None:
         self.layer_norm_1 = LayerNorm(stage.size)
-        self.attention = self.attention_class(stage)
+        inner = self.attention_class(stage)
+        self.attention = Projected("self", inner, stage.size, stage.dropout)
         self.drop_path = DropPath(drop_path)
         self.layer_norm_2 = LayerNorm(stage.size)
-        self.mlp = self.network_class(stage)
+        self.mlp = self.network(stage)
+
+    def network(self, stage: Stage) -> Module:
+        """``PvtFFN``."""
+        drop = stage.dropout
+        network = InOrder(
+            dense1=Linear(stage.size, stage.inner, bias=True),
+            intermediate_act_fn=ActivationModule(tower_activation(stage.config, "hidden_act")),
+            dropout=Dropout(drop),
+            dense2=Linear(stage.inner, stage.size, bias=True),
+            dropout_again=Dropout(drop),
+        )
+        network.block = LayerBlock.NETWORK
+        return network
+
+    def fed(self, hidden_states: Handle, height: int, width: int) -> Handle:  # noqa: ARG002
+        """What the network gives of it."""
+        found: Handle = self.mlp(hidden_states)
+        return found
 
     def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
         attention_output = self.attention(self.layer_norm_1(hidden_states), height, width)
         attention_output = self.drop_path(attention_output)
         hidden_states = attention_output + hidden_states
-        mlp_output = self.mlp(self.layer_norm_2(hidden_states), height, width)
+        mlp_output = self.fed(self.layer_norm_2(hidden_states), height, width)
         mlp_output = self.drop_path(mlp_output)
         layer_output = hidden_states + mlp_output
         return layer_output
@@ -276,6 +244,7 @@ class PvtEncoder(Encoder):
                 self.begin_stage(stage, hidden_states)
                 hidden_states = laid_as_picture(hidden_states, height, width)
             hidden_states, height, width = embed(hidden_states)
+            assert isinstance(layers, LayerList)
             for block in layers:
                 hidden_states = block(hidden_states, height, width)
         hidden_states = self.layer_norm(hidden_states)

@@ -3,8 +3,8 @@
 (transformers 5.23, models/swinv2/modeling_swinv2.py)
 """
 
-from memplan.classes.pictures.parts import drop_paths
-from memplan.classes.pictures.patches import Embeddings, StagedEncoder, StagedModel
+from memplan.classes.pictures.parts import InOrder, Projected, drop_paths
+from memplan.classes.pictures.patches import Embeddings, Stage, StagedEncoder, StagedModel
 from memplan.dtypes import DType
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, pair, ratio
@@ -16,12 +16,10 @@ from memplan.graph.modules.functional import clamped, index, padded, softmax
 from memplan.graph.modules.grids import DropPath
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.run import Run
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import LayerBlock
 
 POSITION_WIDTH = 512
 """Inside the network that makes position biases (``Swinv2SelfAttention``)."""
@@ -124,44 +122,6 @@ class Swinv2SelfAttention(Module):
         return context_layer.view(number, length, heads * width)
 
 
-class Swinv2SelfOutput(Module):
-    def __init__(self, size: int, dropout: float) -> None:
-        self.dense = Linear(size, size, bias=True)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        hidden_states = self.dense(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        return hidden_states
-
-
-class Swinv2Attention(Module):
-    block = LayerBlock.ATTENTION
-
-    def __init__(self, config: ConfigReader, size: int, heads: int, window: int) -> None:
-        dropout = config.number("attention_probs_dropout_prob", default=0.0)
-        setattr(self, "self", Swinv2SelfAttention(config, size, heads, window))
-        self.output = Swinv2SelfOutput(size, dropout)
-
-    def forward(self, hidden_states: Handle, attention_mask: Handle | None) -> Handle:
-        self_outputs = self.children["self"](hidden_states, attention_mask)
-        attention_output: Handle = self.output(self_outputs)
-        return attention_output
-
-
-class Swinv2Intermediate(Module):
-    block = LayerBlock.NETWORK
-
-    def __init__(self, config: ConfigReader, size: int, inner: int) -> None:
-        self.dense = Linear(size, inner, bias=True)
-        self.intermediate_act_fn = ActivationModule(tower_activation(config, "hidden_act"))
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        hidden_states = self.dense(hidden_states)
-        hidden_states = self.intermediate_act_fn(hidden_states)
-        return hidden_states
-
-
 class Swinv2Layer(Module):
     """Norms stand behind what is added; every second one is shifted."""
 
@@ -171,13 +131,18 @@ class Swinv2Layer(Module):
         asked = config.integer("window_size", default=7)
         self.window_size = max(1, min(side, asked))
         self.shift_size = asked // 2 if shifted and side > self.window_size else 0
-        inner = int(size * ratio(config, "mlp_ratio", default=4))
-        self.attention = Swinv2Attention(config, size, heads, self.window_size)
+        width = int(size * ratio(config, "mlp_ratio", default=4))
+        inner = Swinv2SelfAttention(config, size, heads, self.window_size)
+        dropout = config.number("attention_probs_dropout_prob", default=0.0)
+        self.attention = Projected("self", inner, size, dropout)
         self.layernorm_before = LayerNorm(size)
         self.drop_path = DropPath(rate)
-        self.intermediate = Swinv2Intermediate(config, size, inner)
-        dropout = config.number("hidden_dropout_prob", default=0.0)
-        self.output = Swinv2Output(size, inner, dropout)
+        self.intermediate = InOrder(
+            dense=Linear(size, width, bias=True),
+            intermediate_act_fn=ActivationModule(tower_activation(config, "hidden_act")),
+        )
+        dropped = Dropout(config.number("hidden_dropout_prob", default=0.0))
+        self.output = InOrder(dense=Linear(width, size, bias=True), dropout=dropped)
         self.layernorm_after = LayerNorm(size)
 
     def get_attn_mask(self, height: int, width: int, dtype: DType) -> Handle | None:
@@ -217,19 +182,6 @@ class Swinv2Layer(Module):
         layer_output = self.output(layer_output)
         layer_output = hidden_states + self.drop_path(self.layernorm_after(layer_output))
         return layer_output
-
-
-class Swinv2Output(Module):
-    block = LayerBlock.NETWORK
-
-    def __init__(self, size: int, inner: int, dropout: float) -> None:
-        self.dense = Linear(inner, size, bias=True)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        hidden_states = self.dense(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        return hidden_states
 
 
 def made_regions(run: Run, height: int, width: int) -> Handle:
@@ -274,7 +226,7 @@ class Swinv2PatchMerging(Module):
         return input_feature
 
 
-class Swinv2Stage(Module):
+class Swinv2Stage(Stage):
     def __init__(
         self, config: ConfigReader, index: int, rates: list[float], *, is_last: bool
     ) -> None:

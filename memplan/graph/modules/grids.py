@@ -115,6 +115,7 @@ class DropPath(Module):
         self.probability = probability
 
     def forward(self, hidden_states: Handle) -> Handle:
+        """A number for each sample is kept."""
         if not self.probability:
             return hidden_states
         run, shape = self.run, (hidden_states.shape[0], *(1,) * (len(hidden_states.shape) - 1))

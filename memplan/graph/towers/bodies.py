@@ -23,7 +23,6 @@ from memplan.graph.towers.gridded.matting import write_matters
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
 from memplan.graph.towers.gridded.parsing import write_parsers
 from memplan.graph.towers.gridded.segmenting import places, write_segmenting
-from memplan.graph.towers.gridded.shifted import write_shifted
 from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.latents import placed_tokens, write_latents
@@ -56,7 +55,6 @@ from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
 from memplan.model.towers.gridded.parsing import ParsersBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.gridded.shifted import ShiftedBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
@@ -146,8 +144,6 @@ def _read_on(
         return write_net(t, x, body, flow)
     if isinstance(body, GridBody):
         return write_grid(t, x, body, flow)
-    if isinstance(body, ShiftedBody):
-        return write_shifted(t, x, body, flow)
     if isinstance(body, MattersBody):
         return write_matters(t, x, body, flow)
     if isinstance(body, LatentsBody):

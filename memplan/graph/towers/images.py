@@ -37,7 +37,7 @@ def picture_size(
             "before this model sees them; leave it out"
         )
         raise SetupError(msg)
-    if isinstance(body, PixelsBody | PictureSpec) and body.fixed and (side, side) != body.image:
+    if isinstance(body, PictureSpec) and body.fixed and (side, side) != body.image:
         msg = f"image_size: {side}: this model's class takes pictures of {body.image[0]} pixels a side alone"
         raise SetupError(msg)
     if not isinstance(body, PixelsBody | PictureSpec) and side < max(body.patch):

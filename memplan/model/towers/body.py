@@ -20,7 +20,6 @@ from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody
 from memplan.model.towers.gridded.parsing import ParsersBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.gridded.shifted import ShiftedBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
@@ -115,7 +114,6 @@ TowerBody = (
     | ParsersBody
     | LatentsBody
     | MattersBody
-    | ShiftedBody
     | SoundBody
     | SpeechBody
     | PlacesBody

@@ -15,15 +15,13 @@ def network(
     activation: Activation,
     *,
     dropout: float = 0.0,
-    between: tuple[TowerBody, ...] = (),
     inner_dropout: bool = True,
 ) -> CallBody:
-    """Two linear layers around a nonlinearity; ``between`` stands before it."""
+    """Two linear layers around a nonlinearity."""
     drop = DropoutBody(probability=dropout)
     return CallBody(
         parts=(
             LinearBody(module=f"{module}.fc1", inputs=size, outputs=inner),
-            *between,
             ActivationBody(activation=activation),
             *((drop,) if inner_dropout else ()),
             LinearBody(module=f"{module}.fc2", inputs=inner, outputs=size),
@@ -44,13 +42,3 @@ def normed(
 def declare_network(table: ParameterTable, module: str, size: int, inner: int) -> None:
     """The weights of ``network``."""
     perceptron(table, module, size, inner)
-
-
-def dropping(depth: int, *, is_first: bool, drops: bool) -> tuple[tuple[int, bool], ...]:
-    """Layers of a stage in runs, and whether each drops samples: a model's very first layer never does.
-
-    >>> dropping(3, is_first=True, drops=True)
-    ((1, False), (2, True))
-    """
-    one = min(1, depth) if is_first else 0
-    return ((one, False), (depth - one, drops))

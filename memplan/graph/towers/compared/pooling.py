@@ -11,7 +11,6 @@ from memplan.graph.operations.activations import activation
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.towers.gridded.nets import batch_norm
 from memplan.graph.towers.state import Flow, from_batch
 from memplan.model.attention import AttentionSpec
 from memplan.model.towers.compared.pooling import (
@@ -155,9 +154,8 @@ def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
         size = body.modules[0][1] // (2 if body.pooling is TowerPooling.FIRST_AND_MEAN else 1)
         x = pooled(t, x, body.pooling, size, flow)
     logits = []
-    for number, (module, inputs, classes) in enumerate(body.modules):
-        read = batch_norm(t, x, body.batch_norms[number], inputs) if body.batch_norms else x
-        logits.append(linear(t, read, module, inputs, classes, bias=body.bias))
+    for module, inputs, classes in body.modules:
+        logits.append(linear(t, x, module, inputs, classes, bias=body.bias))
     found = logits[0]
     for each in logits[1:]:
         found = t.add(found, each)

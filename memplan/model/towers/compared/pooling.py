@@ -64,8 +64,6 @@ class ClassifierBody:
     pooling: TowerPooling | None = None
     """None: the vector is there already."""
     bias: bool = True
-    batch_norms: tuple[str, ...] = ()
-    """Modules that norm the vector before each of them (LeViT)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,6 @@ class PixelsBody:
     channels: int
     image: tuple[int, int]
     """Height and width where the setup says nothing else [pixels]."""
-    fixed: bool = False
-    """The class takes no others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
