@@ -110,6 +110,7 @@ CLASSES = {
     "mistral": "llama.MistralModel",
     "mistral4": "mixed.latent.Mistral4Model",
     "mixtral": "mixed.mixtures.MixtralModel",
+    "mobilevit": "pictures.mobilevit.MobileViTModel",
     "modernbert": "encoders.modernbert.ModernBertModel",
     "mpnet": "encoders.mpnet.MPNetModel",
     "mpt": "older.alibi.MptModel",

@@ -200,7 +200,7 @@ FAMILY_MODULES: dict[str, str] = {
     "pvt": "written_once",
     "glpn": "written_once",
     "levit": "written_once",
-    "mobilevit": "pictures.mobilevit",
+    "mobilevit": "written_once",
     "upernet": "pictures.dense_prediction",
     "vitmatte": "pictures.dense_prediction",
     "wav2vec2": "sounds.speech_encoders",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from memplan.classes.base import Base
@@ -61,12 +62,17 @@ class PictureModel(Base):
         """Whether the operations of its class for a task are not written down."""
         return False
 
+    def pixels_shape(self) -> tuple[int, int, int, int]:
+        """Of the batch's pictures."""
+        options, kind = self.run.options, self.picture
+        return (
+            options.batch_size, kind.channels, *picture_size(options.image_size, kind),
+        )  # fmt: skip
+
     def pixels(self) -> Handle:
         """The batch's pictures."""
-        run, kind = self.run, self.picture
-        height, width = picture_size(run.options.image_size, kind)
-        shape = run.options.batch_size, kind.channels, height, width
-        return Handle(run, sensed(run, shape[0] * kind.channels * height * width), shape)
+        shape = self.pixels_shape()
+        return Handle(self.run, sensed(self.run, prod(shape)), shape)
 
     def pooling(self, hidden_states: Handle) -> AbstractContextManager[object]:
         """What stands behind the layers begins: a vector, which leads nowhere where a task reads hidden states alone."""
@@ -223,7 +229,7 @@ def declare_all(task: Task) -> Tensor:
     inside = {id(each) for layers in lists for _, each in layers.modules()}
     made = _counted(task, [each for each in (base, *_all(base)) if id(each) not in inside])
     for layers in lists:
-        run.beginnings[layers.segment_name] = f"{layers.path}.{{}}."
+        run.beginnings[layers.segment_name] = layers.beginning
         for turn in layers.runs():
             run.start(
                 layers.segment_name,

@@ -34,13 +34,13 @@ def fused_attention(table: ParameterTable, name: str, size: int, *, bias: bool =
 
 
 def transformer_layer(
-    table: ParameterTable, size: int, inner: int, *, qkv_bias: bool = True, prefix: str = ""
+    table: ParameterTable, size: int, inner: int, *, qkv_bias: bool = True
 ) -> None:
     """Attention and a feed-forward network, with a layer norm for each, before or behind it."""
-    attention(table, f"{prefix}self_attn", size, bias=qkv_bias)
-    table.norm(f"{prefix}layer_norm1", size)
-    perceptron(table, f"{prefix}mlp", size, inner)
-    table.norm(f"{prefix}layer_norm2", size)
+    attention(table, "self_attn", size, bias=qkv_bias)
+    table.norm("layer_norm1", size)
+    perceptron(table, "mlp", size, inner)
+    table.norm("layer_norm2", size)
 
 
 def multi_layer(

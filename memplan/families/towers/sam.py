@@ -10,7 +10,7 @@ from memplan.families.towers.vit import patch_projection
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.gridded.levels import LevelBody
+from memplan.model.towers.gridded.grids import LevelBody
 from memplan.model.towers.gridded.segmenting import MaskNeckBody, WindowedLayerBody
 from memplan.model.towers.patches import PatchesBody, Positions
 

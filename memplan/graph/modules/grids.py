@@ -29,11 +29,12 @@ class Conv2d(Module):
         stride: int | tuple[int, int] = 1,
         padding: int = 0,
         groups: int = 1,
+        dilation: int = 1,
         bias: bool = True,
     ) -> None:
         sides = kernel if len(kernel) == 2 else kernel * 2
         self.stride = stride if isinstance(stride, tuple) else (stride, stride)
-        self.padding = padding
+        self.padding, self.dilation = padding, dilation
         self.weight = Weight(out_channels, in_channels // groups, *sides)
         if bias:
             self.bias = Weight(out_channels, role=WeightRole.OTHER)
@@ -60,7 +61,7 @@ class Conv2d(Module):
         Raises ``SetupError`` where a picture is too small for them.
         """
         found = tuple(
-            (side + 2 * self.padding - window) // step + 1
+            (side + 2 * self.padding - self.dilation * (window - 1) - 1) // step + 1
             for side, window, step in zip((height, width), kernel, self.stride, strict=True)
         )
         if min(found) < 1:
@@ -135,3 +136,9 @@ def mean_along(x: Handle, dim: int) -> Handle:
     """``x.mean(dim, keepdim=True)``."""
     shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
     return Handle(x.run, x.run.mean(x.record, x.shape[dim]), shape)
+
+
+def mean_of_picture(x: Handle) -> Handle:
+    """``torch.nn.AdaptiveAvgPool2d(1)``, which is a mean."""
+    batch, channels, height, width = x.shape
+    return Handle(x.run, x.run.mean(x.record, height * width), (batch, channels, 1, 1))

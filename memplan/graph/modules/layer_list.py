@@ -65,6 +65,11 @@ class LayerList(Module):
             owns |= layer.attach(site, path, "")
         return owns
 
+    @property
+    def beginning(self) -> str:
+        """How names of modules in it begin in the whole class."""
+        return f"{self.path}.{{}}."
+
     def runs(self) -> Iterator[LayerRun]:
         """Stretches of the list that are recorded once."""
         options, depth = self.run.options, len(self.kinds)
@@ -93,7 +98,7 @@ class LayerList(Module):
 
     def __iter__(self) -> "Iterator[Layer]":
         """Each layer that is recorded, as the class's own loop comes to it."""
-        self.run.beginnings[self.segment_name] = f"{self.path}.{{}}."
+        self.run.beginnings[self.segment_name] = self.beginning
         for stretch in self.runs():
             left = stretch.count
             first: Segment | None = None
@@ -113,6 +118,25 @@ class LayerList(Module):
                         self.run.outlive(storage)
         if self.streams:
             prune(self.run.segment)  # nothing reads what the last one hands on
+
+
+class OneLayer(LayerList):
+    """A layer that stands by itself, beside what is none."""
+
+    def __init__(self, segment: str, layer: Module) -> None:
+        super().__init__(segment, [0], lambda _: layer)
+
+    @property
+    def beginning(self) -> str:
+        """It has no number here."""
+        return f"{self.path}."
+
+    def forward(self, x: Handle, *args: Any) -> Any:
+        """Call it."""
+        made: Any = x
+        for layer in self:
+            made = layer(x, *args)
+        return made
 
 
 def _cast(args: Any) -> Any:

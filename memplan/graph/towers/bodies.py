@@ -18,7 +18,6 @@ from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.gridded.convolved import write_convolved
 from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.grids import write_grid
-from memplan.graph.towers.gridded.levels import write_levels
 from memplan.graph.towers.gridded.matting import write_matters
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
 from memplan.graph.towers.gridded.parsing import write_parsers
@@ -50,7 +49,6 @@ from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
-from memplan.model.towers.gridded.levels import LevelsBody
 from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
 from memplan.model.towers.gridded.parsing import ParsersBody
@@ -150,8 +148,6 @@ def _read_on(
         return write_latents(t, x, body, flow)
     if isinstance(body, ParsersBody):
         return write_parsers(t, x, body, flow)
-    if isinstance(body, LevelsBody):
-        return write_levels(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:

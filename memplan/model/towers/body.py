@@ -15,7 +15,6 @@ from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
-from memplan.model.towers.gridded.levels import LevelsBody
 from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody
 from memplan.model.towers.gridded.parsing import ParsersBody
@@ -62,8 +61,6 @@ class ResidualBody:
     """A weight that multiplies what is added, as ``module.name``."""
     dropout: float = 0.0
     drop_path: bool = False
-    names_branch: bool = False
-    """A variable of the layer's holds what the branch gave until the layer returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,17 +77,7 @@ class GateBody:
     parts: tuple[TowerBody, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaysBody:
-    """Ways that read the same; what they give is joined, channel behind channel.
-
-    A way without a part gives what is read; what is smaller than the first way's is made as large.
-    """
-
-    ways: tuple[tuple[TowerBody, ...], ...]
-
-
-BranchBody = WaysBody | CallBody | ResidualBody | LessItselfBody | GateBody
+BranchBody = CallBody | ResidualBody | LessItselfBody | GateBody
 
 TowerBody = (
     ChainBody
@@ -110,7 +97,6 @@ TowerBody = (
     | SeriesPart
     | NetBody
     | GridBody
-    | LevelsBody
     | ParsersBody
     | LatentsBody
     | MattersBody

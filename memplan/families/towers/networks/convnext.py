@@ -6,7 +6,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.gridded.convolved import ConvolvedLayerBody, DownsamplingBody
-from memplan.model.towers.gridded.levels import LevelBody
+from memplan.model.towers.gridded.grids import LevelBody
 from memplan.model.towers.parts import NormBody
 from memplan.model.towers.patches import PatchesBody
 

@@ -15,7 +15,6 @@ def network(
     activation: Activation,
     *,
     dropout: float = 0.0,
-    inner_dropout: bool = True,
 ) -> CallBody:
     """Two linear layers around a nonlinearity."""
     drop = DropoutBody(probability=dropout)
@@ -23,20 +22,16 @@ def network(
         parts=(
             LinearBody(module=f"{module}.fc1", inputs=size, outputs=inner),
             ActivationBody(activation=activation),
-            *((drop,) if inner_dropout else ()),
+            drop,
             LinearBody(module=f"{module}.fc2", inputs=inner, outputs=size),
             drop,
         )
     )
 
 
-def normed(
-    norm: str, size: int, part: TowerBody, *, drops: bool = False, names_branch: bool = False
-) -> ResidualBody:
+def normed(norm: str, size: int, part: TowerBody, *, drops: bool = False) -> ResidualBody:
     """A norm, a part, and their sum with what the norm read."""
-    return ResidualBody(
-        branch=(NormBody(module=norm, size=size), part), drop_path=drops, names_branch=names_branch
-    )
+    return ResidualBody(branch=(NormBody(module=norm, size=size), part), drop_path=drops)
 
 
 def declare_network(table: ParameterTable, module: str, size: int, inner: int) -> None:

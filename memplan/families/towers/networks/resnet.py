@@ -10,7 +10,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, GateBody, ResidualBody, TowerBody
-from memplan.model.towers.gridded.levels import LevelBody
+from memplan.model.towers.gridded.grids import LevelBody
 from memplan.model.towers.gridded.nets import (
     BatchNormBody,
     ConvolutionBody,

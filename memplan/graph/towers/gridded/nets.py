@@ -14,7 +14,7 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution, convolve
-from memplan.graph.operations.elementwise import dropout, dropout_probability
+from memplan.graph.operations.elementwise import dropout
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, sensed
 from memplan.model.towers.body import (
@@ -24,11 +24,9 @@ from memplan.model.towers.body import (
     LessItselfBody,
     ResidualBody,
     TowerBody,
-    WaysBody,
 )
 from memplan.model.towers.gridded.nets import (
     BatchNormBody,
-    ChannelDropBody,
     ConvolutionBody,
     DropoutBody,
     DropPathBody,
@@ -76,8 +74,6 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
             return out
         case DropoutBody():
             return dropout(t, x, body.probability)
-        case ChannelDropBody():
-            return _channels_dropped(t, x, body, flow)
         case DropPathBody():
             return drop_path(t, x, flow.items)
         case PixelsBody():
@@ -89,8 +85,6 @@ def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Writ
     match body:
         case CallBody():
             return _called(t, x, body, write)
-        case WaysBody():
-            return _joined_ways(t, x, body, flow, write)
         case ResidualBody():
             return _residual(t, x, body, flow, write)
         case LessItselfBody():
@@ -109,26 +103,6 @@ def _called(t: Tape, x: Tensor, body: CallBody, write: Write) -> Tensor:
     t.touch(*lingering[outer:], x)
     del lingering[outer:]
     return made
-
-
-def _joined_ways(t: Tape, x: Tensor, body: WaysBody, flow: Flow, write: Write) -> Tensor:
-    before, after = flow.grid, None
-    given = []
-    for way in body.ways:
-        flow.grid = before
-        made = x
-        for part in way:
-            made = write(made, part)
-        after = after or flow.grid
-        if flow.grid != after:
-            made = resized(
-                t, made, made.numel // (flow.grid[0] * flow.grid[1]) * after[0] * after[1]
-            )
-        given.append(made)
-    flow.grid = after or before
-    out = t.concatenate(*given)
-    t.touch(x, *given)
-    return out
 
 
 def resized(t: Tape, x: Tensor, numel: int) -> Tensor:
@@ -240,8 +214,6 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
             made = write(made, part)
         if way is body.branch:
             added, after = made, flow.grid
-            if body.names_branch:
-                t.linger(made)
         else:
             past = made
     flow.grid = after
@@ -250,8 +222,6 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
     added = dropout(t, added, body.dropout)
     if body.drop_path:
         added = drop_path(t, added, flow.items)
-        if body.names_branch:
-            t.linger(added)
     if body.in_place:
         out = t.view(added, added.numel)
         t.record(
@@ -269,17 +239,6 @@ def drop_path(t: Tape, x: Tensor, items: int) -> Tensor:
     factors = t.tensor(items, x.dtype)
     t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
     out = t.mul(t.scale(x, OperationKind.DIV), factors)
-    t.touch(x)
-    return out
-
-
-def _channels_dropped(t: Tape, x: Tensor, body: ChannelDropBody, flow: Flow) -> Tensor:
-    """``torch.nn.Dropout2d``: nothing happens at probability 0."""
-    if dropout_probability(t, body.probability) == 0.0:
-        return x
-    factors = t.tensor(flow.items * body.channels, x.dtype)
-    t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
-    out = t.mul(x, factors)
     t.touch(x)
     return out
 

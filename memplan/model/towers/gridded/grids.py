@@ -1,7 +1,4 @@
-"""Transformers over pictures that stay a grid: what mixes the positions of a layer.
-
-Norms, networks and sums around it are parts of their own (``memplan.model.towers.body``).
-"""
+"""What holds a picture on its way: variables of the model's, its output, sizes that are read later."""
 
 from __future__ import annotations
 
@@ -19,33 +16,8 @@ class ReturnedBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReducedAttentionBody:
-    """Keys and values come from a picture made smaller by a convolution (PVT, SegFormer)."""
-
-    module: str
-    size: int
-    num_heads: int
-    reduction: int
-    """How many times smaller its sides are; 1: they stay."""
-    bias: bool
-    dropout: float
-    output_dropout: float
+class LevelBody:
+    """What is given on is one of the sizes that is read later; the model's output holds it meanwhile."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnfoldedBody:
-    """Positions at the same place in squares of a side become sequences of their own (MobileViT)."""
-
-    size: int
-    side: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldedBody:
-    """Those sequences become a picture again."""
-
-    size: int
-    side: int
-
-
-GridBody = ForgottenBody | ReturnedBody | UnfoldedBody | FoldedBody | ReducedAttentionBody
+GridBody = ForgottenBody | ReturnedBody | LevelBody

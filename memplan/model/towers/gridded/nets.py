@@ -98,14 +98,6 @@ class DropoutBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelDropBody:
-    """Dropout of whole channels."""
-
-    channels: int
-    probability: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DropPathBody:
     """Whole samples are dropped."""
 
@@ -119,6 +111,5 @@ NetBody = (
     | WindowBody
     | SigmoidBody
     | DropoutBody
-    | ChannelDropBody
     | DropPathBody
 )
