@@ -122,7 +122,7 @@ class GLPNEncoder(Encoder):
             norm.segment = f"{self.begins}stages.{stage.index}.norm", ModelPart.NORM
             setattr(self, f"layer_norm.{stage.index}", norm)
 
-    def forward(self, pixel_values: Handle) -> list[Handle]:
+    def forward(self, pixel_values: Handle, output_hidden_states: bool) -> list[Handle]:
         all_hidden_states: list[Handle] = []
         hidden_states = pixel_values
         for stage in self.stages:
@@ -137,7 +137,8 @@ class GLPNEncoder(Encoder):
                 hidden_states = block(hidden_states, height, width)
             hidden_states = norm(hidden_states)
             hidden_states = laid_as_picture(hidden_states, height, width)
-            all_hidden_states.append(hidden_states)
+            if output_hidden_states or stage.is_last:
+                all_hidden_states.append(hidden_states)
         return all_hidden_states
 
 
@@ -265,4 +266,4 @@ class GLPNModel(PictureModel):
         self.picture = self.described(PICTURE, channels=config.integer("num_channels"))
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
-        return tuple(self.encoder(pixel_values))
+        return tuple(self.encoder(pixel_values, not self.reads_pooled))

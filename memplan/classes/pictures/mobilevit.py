@@ -209,12 +209,15 @@ class MobileViTEncoder(Module):
             layer = MobileViTLayer(config, neck[index], neck[index + 1], size, depth, dilation)
             setattr(self, f"layer.{index}", OneLayer(f"stages.{index}.layers", layer))
 
-    def forward(self, hidden_states: Handle) -> list[Handle]:
+    def forward(
+        self, hidden_states: Handle, output_hidden_states: bool
+    ) -> tuple[Handle, list[Handle]]:
         all_hidden_states: list[Handle] = []
         for layer_module in self.children.values():
             hidden_states = layer_module(hidden_states)
-            all_hidden_states.append(hidden_states)
-        return all_hidden_states
+            if output_hidden_states:
+                all_hidden_states.append(hidden_states)
+        return hidden_states, all_hidden_states
 
 
 class MobileViTForImageClassification(PooledClassification):
@@ -326,11 +329,10 @@ class MobileViTModel(PictureModel):
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         embedding_output = self.conv_stem(pixel_values)
-        encoder_outputs = self.encoder(embedding_output)
+        encoder_outputs = self.encoder(embedding_output, not self.expand_output)
         if not self.expand_output:
-            return tuple(encoder_outputs)
-        last_hidden_state = self.conv_1x1_exp(encoder_outputs.pop())
-        del encoder_outputs
+            return tuple(encoder_outputs[1])
+        last_hidden_state = self.conv_1x1_exp(encoder_outputs[0])
         with self.pooling(last_hidden_state):
             batch, size, *_ = last_hidden_state.shape
             pooled_output = mean_of_picture(last_hidden_state).view(batch, size)
