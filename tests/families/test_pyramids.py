@@ -7,7 +7,10 @@ import pytest
 from memplan.api import estimate
 from memplan.errors import ConfigError, SetupError
 from memplan.families import read_model
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
+from memplan.graph.model import record_model
+from memplan.graph.module_names import named_modules
 from memplan.sources.about_models.defaults import class_defaults
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -166,3 +169,31 @@ def test_classes_with_a_table_for_their_pictures_take_no_others(model_type: str)
     model = load_model({"model_type": model_type})
     with pytest.raises(SetupError, match="takes pictures of 224 pixels a side alone"):
         estimate(model, TrainingSetup(image_size=256))
+
+
+@pytest.mark.parametrize("model_type", ["swinv2", "focalnet"])
+def test_patches_may_be_higher_than_wide(model_type: str) -> None:
+    setup = TrainingSetup(precision="bf16", micro_batch_size=8)
+    square, narrow = (
+        estimate({"model_type": model_type, "patch_size": patch, "image_size": 64}, setup)
+        for patch in ([4, 4], [4, 2])
+    )
+    assert 1.5 < narrow.activations_bytes / square.activations_bytes < 2.5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("cvt", "cvt.encoder.stages.1.layers.1.attention.attention.projection_query"),
+        ("levit", "levit.encoder.stages.0.layers.8.keys_values.linear"),
+        ("pvt", "pvt.encoder.block.3.1.attention.self.query"),
+        ("swinv2", "swinv2.encoder.layers.2.blocks.5.attention.self.query"),
+        ("focalnet", "focalnet.encoder.stages.1.layers.0.modulation.projection_in"),
+        ("glpn", "glpn.encoder.block.0.0.mlp.dense1"),
+        ("mobilevit", "mobilevit.encoder.layer.2.transformer.layer.0.attention.attention.query"),
+    ],
+)
+def test_modules_have_the_names_that_the_class_gives_them(model_type: str, name: str) -> None:
+    model = load_model({"model_type": model_type})
+    tape = record_model(model, TapeOptions())
+    assert name in {each.name for each in named_modules(model, tape)}
