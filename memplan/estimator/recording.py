@@ -35,8 +35,8 @@ from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import LossKernel, Packing, SelectivePolicy
 from memplan.training.choices_of_kernels.sdpa import (
     SDPA_SUPPORT,
-    choose_sdpa_kernel,
     sdpa_support,
+    sdpa_way,
 )
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.objectives import LogProbabilities
@@ -162,9 +162,9 @@ def shared_options(model: ModelSpec, options: TapeOptions) -> TapeOptions:
     tape = record(model, options)
     is_alike = tape.runs_alike_on(plain) and not _splits_sums(tape)
     shared = replace(plain, sdpa=options.sdpa) if is_alike else options
-    chosen = [choose_sdpa_kernel(call, options.sdpa) for call in tape.sdpa_calls]
+    chosen = [sdpa_way(call, options.sdpa) for call in tape.sdpa_calls]
     for support in (plain.sdpa, *SDPA_SUPPORT.values()):
-        if [choose_sdpa_kernel(call, support) for call in tape.sdpa_calls] == chosen:
+        if [sdpa_way(call, support) for call in tape.sdpa_calls] == chosen:
             return replace(shared, sdpa=support)
     return shared
 

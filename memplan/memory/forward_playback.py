@@ -231,6 +231,8 @@ class ForwardPlayback:
                 engine.reach(segment, repetition, acts)
                 notes.go_on()
         self.transit = [self._taken(key, frame, sources) for key in each.profile.leaving]
+        if engine.renew(segment):
+            notes.is_alike = False
         self._let_go_of_carried()
         self._carry(segment, name)
         # The caller's variable holds the input until the module's hooks have run too.

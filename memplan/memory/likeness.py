@@ -227,7 +227,7 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
     assert isinstance(tape.value, Tape)
     assert isinstance(passes.value, StepPasses)
     return _interned(
-        tape.value.buffers_bytes,
+        tuple((each.num_bytes, each.made_bytes) for each in tape.value.buffers),
         tape.value.buffers_in_use,
         tape.value.declared,
         _tiled_loss(tape.value),

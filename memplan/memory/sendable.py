@@ -29,6 +29,10 @@ class _Bystander:
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """Nothing."""
 
+    def renew(self, segment: Segment) -> bool:  # noqa: ARG002
+        """Nothing."""
+        return False
+
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """Nothing."""
 

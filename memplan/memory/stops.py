@@ -50,6 +50,9 @@ class Engine(Protocol):
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """A segment's forward pass begins."""
 
+    def renew(self, segment: Segment) -> bool:
+        """Its operations have run: tables that they make anew are there. Whether there were any."""
+
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """It has ended."""
 

@@ -481,6 +481,7 @@ class TallyPlayback:
                     ledger.rise(peak, end, repetition)
                     if acts:
                         engine.reach(segment, copy, acts)
+            engine.renew(segment)
             engine.after_forward(segment, copy)
 
     def backward(self) -> None:

@@ -149,7 +149,7 @@ def load_empty(program: Program) -> None:
         program.load_shard(weight)
     if is_tied(program.given.tape):
         program.ledger.use(program.ledger.events[start])
-    program.load_buffers()
+    program.tables.load_all()
 
 
 def _cast_model(program: Program) -> dict[Weight, Block]:
@@ -160,7 +160,7 @@ def _cast_model(program: Program) -> dict[Weight, Block]:
     for each in program.weights:
         made[each] = ledger.allocate(each[0].storage.num_bytes)
         ledger.free(whole[each])
-    program.load_buffers()
+    program.tables.load_all()
     return made
 
 

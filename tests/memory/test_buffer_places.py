@@ -71,17 +71,22 @@ CONFORMER = {
 }  # fmt: skip
 
 
-def conformer_blocks() -> list[tuple[int, int, Label]]:
-    """When each block of a step in 16 bits is made and when it is freed, with what it is for."""
-    setup = TrainingSetup(micro_batch_size=2, precision="bf16", num_gpus=1, engine="ddp")
-    run = named_run(estimate(load_model(CONFORMER), setup, None, rank=0))
+def conformer_blocks(
+    precision: str = "bf16", **fields: object
+) -> list[tuple[int, int, int, Label]]:
+    """When each block of a run is made and when it is freed, its bytes, and what it is for."""
+    setup = TrainingSetup(micro_batch_size=2, precision=precision, num_gpus=1, engine="ddp")
+    run = named_run(estimate(load_model({**CONFORMER, **fields}), setup, None, rank=0))
     freed = {~each: n for n, each in enumerate(run.ledger.events) if each < 0}
-    return [(block, freed.get(block, -1), label) for block, label in sorted(run.labels.items())]
+    return [
+        (block, freed.get(block, -1), run.ledger.events[block], label)
+        for block, label in sorted(run.labels.items())
+    ]
 
 
 def test_positions_of_a_conformer_come_before_its_convolution() -> None:
     """``embed_positions`` is its encoder's first module (transformers 5.23, ``Wav2Vec2ConformerEncoder``)."""
-    loaded = [label for _, _, label in conformer_blocks() if label.part is Part.LOAD]
+    loaded = [label for *_, label in conformer_blocks() if label.part is Part.LOAD]
     place = next(n for n, each in enumerate(loaded) if "tables" in each.name)
     assert loaded[place + 1].name.startswith("pos_conv_embed")
 
@@ -89,14 +94,56 @@ def test_positions_of_a_conformer_come_before_its_convolution() -> None:
 def test_what_enters_a_conformer_is_its_models_variable() -> None:
     """``hidden_states`` in ``Wav2Vec2ConformerModel.forward`` names something else once the encoder returned."""
     blocks = [
-        each for each in conformer_blocks() if each[2].part is Part.FORWARD and not each[2].step
+        each for each in conformer_blocks() if each[-1].part is Part.FORWARD and not each[-1].step
     ]
     # The mask of the dropout before it lives until backward.
     entered = min(
         freed
-        for _, freed, label in blocks
+        for _, freed, _, label in blocks
         if label.place == "model.feature_projection" and label.name == "dropout"
     )
-    last = max(made for made, _, label in blocks if label.place == "model.encoder.layers.1")
-    head = min(made for made, _, label in blocks if label.place == "head")
+    last = max(made for made, *_, label in blocks if label.place == "model.encoder.layers.1")
+    head = min(made for made, *_, label in blocks if label.place == "head")
     assert last < entered < head
+
+
+def rounded(num_bytes: int) -> int:
+    return -(-num_bytes // 512) * 512
+
+
+WHOLE, READ = 2 * 5000 - 1, 2 * 1499 - 1
+"""Rows that the table has at first, and those that 30 seconds of sound read."""
+
+
+@pytest.mark.parametrize(
+    ("precision", "fields", "loaded_bytes", "made_bytes"),
+    [
+        pytest.param("bf16-amp", {}, 4 * WHOLE * 1024, 2 * WHOLE * 1024, id="another format"),
+        pytest.param("bf16-amp", {"max_source_positions": 100}, 4 * 199 * 1024, 2 * READ * 1024, id="longer"),
+        pytest.param("bf16-amp", {"position_embeddings_type": "rotary"}, 0, 2 * 2 * 1499 * 256, id="its own"),
+        pytest.param("bf16", {}, 2 * WHOLE * 1024, 0, id="as it was"),
+    ],
+)  # fmt: skip
+def test_a_table_is_made_anew_by_the_first_forward_pass(
+    precision: str, fields: dict[str, object], loaded_bytes: int, made_bytes: int
+) -> None:
+    """``self.pe = self.extend_pe(hidden_states, self.pe)``, ``cached_rotary_positional_embedding``.
+
+    The new one is there before the old one goes, and stays (transformers 5.23, modeling_wav2vec2_conformer.py).
+    """
+    tables = [
+        (label.part, size, made, freed)
+        for made, freed, size, label in conformer_blocks(precision, **fields)
+        if label.kind is ComponentKind.BUFFERS and size > 4096
+    ]
+    sizes = [(Part.LOAD, rounded(loaded_bytes)), (Part.FORWARD, rounded(made_bytes))]
+    assert [each[:2] for each in tables] == [each for each in sizes if each[1]]
+    assert tables[-1][3] == -1
+    if loaded_bytes and made_bytes:
+        assert tables[0][3] == tables[1][2] + 1
+
+
+def test_statistics_of_a_batch_norm_stand_behind_its_weights() -> None:
+    loaded = [label.name for *_, label in conformer_blocks() if label.part is Part.LOAD]
+    place = loaded.index("conv_module.batch_norm.bias")
+    assert ["tables" in each for each in loaded[place + 1 : place + 5]] == [True] * 3 + [False]

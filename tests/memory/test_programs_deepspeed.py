@@ -161,7 +161,7 @@ def _loads_in_fp32(program: Program) -> None:
         for weight in program.weights:
             cast[weight] = ledger.allocate(weight[0].storage.num_bytes)
             ledger.free(full[weight])
-        program.load_buffers()
+        program.tables.load_all()
         return cast
 
     program.load_model = load_model  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ class GroupedRouter(Router):
         groups = scores.shape[0], self.num_group, self.num_experts // self.num_group
         saved, group_scores = sums_of_best(scores.view(*groups), self.best_of_group)
         group_idx = places_of_best(group_scores, self.topk_group)
-        group_mask = made_by(self.run, OperationKind.ZEROS, group_scores.shape, scores.dtype)
+        group_mask = made_by(self.run, OperationKind.ZEROS, group_scores.shape, group_scores.dtype)
         score_mask = group_mask.unsqueeze(-1)
         if self.num_group > 1:
             score_mask = score_mask.apart(OperationKind.CLONE, shape=groups)
@@ -87,7 +87,7 @@ class DeepseekV3TopkRouter(GroupedRouter):
         router_logits = fp32_linear(hidden_states, self, self.weight)
         scores = router_logits.unary(OperationKind.SIGMOID)
         scores_for_choice = corrected(scores)
-        saved, _group_scores, group_idx, _group_mask, _score_mask, outside = self.groups(
+        saved, group_scores, group_idx, _group_mask, _score_mask, outside = self.groups(
             scores_for_choice
         )
         scores_for_choice = scores_for_choice.apart(OperationKind.MASKED_FILL, outside)
@@ -97,7 +97,8 @@ class DeepseekV3TopkRouter(GroupedRouter):
             denominator = total(topk_weights) + 1e-20
             topk_weights = divide_in_place(topk_weights, denominator)
         topk_weights = topk_weights * 1.0
-        del saved, group_idx, outside  # autograd keeps them behind what has a name to the end
+        # Names go in the order in which they were set, and before each what autograd keeps behind it.
+        del outside, scores_for_choice, saved, group_scores, group_idx
         return router_logits, topk_weights, topk_indices
 
 

@@ -100,7 +100,11 @@ def cudnn(
 def efficient(
     t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape, mask: Tensor | None
 ) -> Tensor:
-    """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too."""
+    """Memory-efficient attention: as flash, with a mask in the queries' dtype, kept too.
+
+    Its seed and offset are in CPU RAM (aten/src/ATen/native/transformers/cuda/attention.cu,
+    ``_efficient_attention_forward``); torch's fake kernel makes them on the GPU.
+    """
     mask = _additive(t, mask, shape, query.dtype)
     if mask is not None:
         mask = _aligned(t, mask, shape)
@@ -109,7 +113,7 @@ def efficient(
     out = t.tensor(shape.outputs, query.dtype)
     padded = -(-shape.queries // EFFICIENT_STATISTICS_MULTIPLE) * EFFICIENT_STATISTICS_MULTIPLE
     statistics = t.tensor(shape.batch * shape.spec.num_heads * padded, DType.FP32)
-    random_state = _random_state(t)
+    random_state = _random_state(t) if t.decomposed else ()
     inputs: tuple[Tensor, ...] = (query, key, value)
     if mask is not None:
         inputs += (mask,)

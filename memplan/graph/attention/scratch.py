@@ -9,8 +9,8 @@ from memplan.graph.operations.elementwise import dropout_probability
 from memplan.training.choices_of_kernels.flash_splits import FlashGrid
 from memplan.units import ceil_div, round_up
 
-NARROW_TILE, WIDE_TILE = 64, 128
-"""Rows and columns of the memory-efficient kernel's tiles; heads beyond the latter are wide."""
+WIDE_HEAD = 128
+"""Beyond it the memory-efficient kernel sums its result up in memory."""
 TILE_HEADER = 4
 """Words before each tile of dq: a lock, a counter, padding (``GradQTempStorage``)."""
 KEY_BLOCKS = 200
@@ -142,23 +142,21 @@ def efficient_forward_scratch(t: Tape, dtype: DType, shape: Shape) -> int:
 def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape, out: Tensor) -> tuple[int, ...]:
     """Blocks of scratch in the memory-efficient kernel's backward pass [bytes].
 
-    A number for each row and an fp32 dq in tiles, each behind a header; where heads are wide and the
-    gradients narrower than fp32, dk and dv in fp32 too (transformers/cuda/mem_eff_attention/
+    A number for each row and an fp32 dq in tiles, each behind a header; where gradients narrower than fp32
+    are not summed up in registers, dk and dv in fp32 too (transformers/cuda/mem_eff_attention/
     kernel_backward.h, ``workspace_size``).
     """
     if t.decomposed:
         return ()
     heads = shape.batch * shape.spec.num_heads
     head_dim, values = shape.spec.head_dim, shape.value_head_dim
-    wide = dtype.is_half and _is_wide(shape)
-    tile = NARROW_TILE if not wide else WIDE_TILE
-    columns = NARROW_TILE if not dtype.is_half or wide or head_dim <= NARROW_TILE else WIDE_TILE
-    found = _padded(shape.queries, tile) * _padded(head_dim, columns)
-    found += TILE_HEADER * ceil_div(shape.queries, tile) * ceil_div(head_dim, WIDE_TILE)
-    if wide:
-        blocks = min(-(-shape.keys // NARROW_TILE), max(1, KEY_BLOCKS // heads))
-        keys = blocks * NARROW_TILE
-        found += keys * (_padded(head_dim, WIDE_TILE) + _padded(values, WIDE_TILE))
+    tiles = t.options.sdpa.backward_tiles(dtype, max(head_dim, values))
+    found = _padded(shape.queries, tiles.rows) * _padded(head_dim, tiles.columns)
+    found += TILE_HEADER * ceil_div(shape.queries, tiles.rows) * ceil_div(head_dim, tiles.columns)
+    if dtype.is_half and not tiles.sums_in_registers:
+        blocks = min(ceil_div(shape.keys, tiles.columns), max(1, KEY_BLOCKS // heads))
+        keys = blocks * tiles.columns
+        found += keys * (_padded(head_dim, tiles.rows) + _padded(values, tiles.rows))
     sums, workspace = (_rounded(4 * heads * size) for size in (shape.queries, found))
     if dtype is DType.FP32:
         # The product of output and gradient first, whose rows are then summed.
@@ -167,7 +165,7 @@ def efficient_backward_scratch(t: Tape, dtype: DType, shape: Shape, out: Tensor)
 
 
 def _is_wide(shape: Shape) -> bool:
-    return max(shape.spec.head_dim, shape.value_head_dim) > WIDE_TILE
+    return max(shape.spec.head_dim, shape.value_head_dim) > WIDE_HEAD
 
 
 def _rounded(num_bytes: int) -> int:

@@ -13,7 +13,12 @@ from memplan.graph.core.sorting import SortScratch, sorted_as
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart
 from memplan.training.choices_of_kernels.flash_splits import FlashGrid, num_flash_splits
-from memplan.training.choices_of_kernels.sdpa import ScoreKernel, SdpaCall, choose_sdpa_kernel
+from memplan.training.choices_of_kernels.sdpa import (
+    ScoreKernel,
+    SdpaCall,
+    choose_sdpa_kernel,
+    sdpa_way,
+)
 from memplan.training.splitting.exchange import NO_SENDS, Sends
 
 if TYPE_CHECKING:
@@ -155,8 +160,8 @@ class Recording:
         """The same operations with the options of another card; None where that runs others."""
         if options.is_tiled:
             return None
-        for call, kernel in self.sdpa_calls.items():
-            if choose_sdpa_kernel(call, options.sdpa) is not kernel:
+        for call in self.sdpa_calls:
+            if sdpa_way(call, options.sdpa) != sdpa_way(call, self.options.sdpa):
                 return None
         if not self._runs_same_kernels_on(options):
             return None

@@ -222,12 +222,22 @@ class Buffer:
     position: int
     """How many of the segment's parameters are declared before it."""
     num_bytes: int
+    """As it is loaded; 0: it is not."""
     words: str = BUFFER_WORDS
     before: str = ""
     """The module whose weights it comes before, of the segment or, where that has none of the name, of the
     model: those of its own module's children do, and the whole model's children."""
     behind: bool = False
     """Its module stands behind all others of the model, wherever it runs."""
+    module: str = ""
+    """Its own module, where all weights of the segment are declared before any runs: it stands behind that one's."""
+    made_bytes: int = 0
+    """What takes its place when its segment first runs, in another format or longer; 0: it stays as it is."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Once its segment has run."""
+        return self.made_bytes or self.num_bytes
 
 
 class SegmentComponent(StrEnum):

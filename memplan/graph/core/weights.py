@@ -159,11 +159,26 @@ class Weights(Lifetimes):
             dtype = weight.packed.quantization.compute_dtype
         return self.parameter(name, weight.matrix_shape[0], dtype=dtype, role=WeightRole.OTHER)
 
-    def buffer(self, numel: int, dtype: DType, *, before: str = "", behind: bool = False) -> Tensor:
+    def buffer(
+        self,
+        numel: int,
+        dtype: DType,
+        *,
+        before: str = "",
+        behind: bool = False,
+        loaded: tuple[int, DType] | None = None,
+    ) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters, which stand
-        before it unless ``before`` names some; ``behind``: its module is the model's last."""
+        before it unless ``before`` names some; ``behind``: its module is the model's last.
+
+        ``loaded``: how many numbers it has before the segment first runs, and in which format, where a forward
+        pass makes it anew; none of them: it makes it at all.
+        """
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-        self.hold_buffer(storage.num_bytes, before=before, behind=behind)
+        loaded_bytes, made_bytes = storage.num_bytes, 0
+        if loaded is not None and loaded != (numel, dtype):
+            loaded_bytes, made_bytes = loaded[0] and allocated_bytes(*loaded), storage.num_bytes
+        self.hold_buffer(loaded_bytes, before=before, behind=behind, made_bytes=made_bytes)
         return Tensor(numel, dtype, storage)
 
     def hold_buffer(
@@ -173,15 +188,19 @@ class Weights(Lifetimes):
         *,
         before: str = "",
         behind: bool = False,
+        module: str = "",
+        made_bytes: int = 0,
     ) -> None:
-        """Note a buffer of the present segment that no operation reads as it is."""
+        """Note a buffer of the present segment that no operation reads as it is (``Buffer``)."""
         position = len(self.segment.parameters)
-        self.buffers.append(Buffer(self.segment, position, num_bytes, words, before, behind))
+        self.buffers.append(
+            Buffer(self.segment, position, num_bytes, words, before, behind, module, made_bytes)
+        )
 
     @property
     def buffers_bytes(self) -> int:
-        """All buffers together [bytes]."""
-        return sum(each.num_bytes * each.segment.repeat for each in self.buffers)
+        """All buffers together, once every segment has run [bytes]."""
+        return sum(each.kept_bytes * each.segment.repeat for each in self.buffers)
 
     def _usual_dtype(self, role: WeightRole) -> DType:
         norms = self.options.norms

@@ -101,26 +101,34 @@ def _normalize(t: Tape, weights: Tensor, tokens: int, kind: Normalization) -> Te
 
 
 def summed_rows(t: Tape, x: Tensor, rows: int) -> Tensor:
-    """The sum of each row, whose gradient is spread over it."""
-    total = t.tensor(rows, x.dtype)
-    t.record(OperationKind.SUM, (x,), (total,), gradients=(Gradient.ALIAS,))
+    """The sum of each row, whose gradient is spread over it, and cast where that has another format."""
+    total = t.tensor(rows, sum_dtype(t, x.dtype))
+    gradient = Gradient.ALIAS if total.dtype is x.dtype else Gradient.FRESH
+    t.record(OperationKind.SUM, (x,), (total,), gradients=(gradient,))
     return total
+
+
+def sum_dtype(t: Tape, dtype: DType) -> DType:
+    """The format of a sum: autocast asks for fp32 (aten/src/ATen/autocast_mode.h, ``fp32_set_opt_dtype``)."""
+    return dtype if t.autocast is None else promote(dtype, DType.FP32)
 
 
 def divided(t: Tape, x: Tensor, divisor: Tensor, *, in_place: bool) -> Tensor:
     """Each row over a number of its own: what is divided and what by are kept, in place a copy of it.
 
     The divisor's gradient is ``-grad * ((self / other) / other)``, summed up (FunctionsManual.cpp,
-    ``div_tensor_other_grad``).
+    ``div_tensor_other_grad``); both are made in the wider of the two formats, and cast.
     """
-    kept = t.tensor(x.numel, x.dtype if in_place else promote(x.dtype, divisor.dtype))
-    size = kept.storage.num_bytes
-    quotients = () if t.decomposed else (size, size, size, RESULT, ~2, ~1, ~0, RESULT)
+    wide = promote(x.dtype, divisor.dtype)
+    kept = t.tensor(x.numel, x.dtype if in_place else wide)
+    size, given = allocated_bytes(x.numel, wide), kept.storage.num_bytes
+    quotients = () if t.decomposed else (size, size, given, RESULT, ~2, ~1, ~0, RESULT)
+    own = Gradient.FRESH if wide is x.dtype else size
     out = t.view(x, x.numel) if in_place else kept
     outputs = (out, kept) if in_place else (out,)
     t.record(
         OperationKind.DIV, (x, divisor), outputs, saves=(kept if in_place else x, divisor),
-        gradients=(Gradient.FRESH, size), backward_scratch_bytes=quotients,
+        gradients=(own, size), backward_scratch_bytes=quotients,
     )  # fmt: skip
     return out
 

@@ -9,7 +9,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.experts.in_turn import add_rows as rows_added
-from memplan.graph.experts.routing import divided, summed_rows, take, top_k
+from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take, top_k
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
@@ -59,7 +59,7 @@ def total(x: Handle) -> Handle:
 
 def row_sums(x: Handle) -> Handle:
     """``x.sum(dim=-1)`` that no gradient passes."""
-    made = empty(x.run, x.shape[:-1], x.dtype)
+    made = empty(x.run, x.shape[:-1], sum_dtype(x.run, x.dtype))
     x.run.record(OperationKind.SUM, (x.record,), (made.record,))
     return made
 
@@ -78,6 +78,7 @@ def fp32_linear(x: Handle, module: Module, weight: Weight, *, region: bool = Tru
     run = x.run
     rows, x = x.shape[0], x.float()
     factor = run.cast(trained_weight(run, module.parameter(weight)), DType.FP32)
+    given = [x, Handle(run, factor, weight.shape)]  # the call's arguments, until it returns
     if run.autocast is not None and region:
         if isinstance(factor, Parameter):
             factor = run.cast_weight(factor)
@@ -89,6 +90,10 @@ def fp32_linear(x: Handle, module: Module, weight: Weight, *, region: bool = Tru
         OperationKind.LINEAR, (x.record, factor), (made.record,), saves=(x.record, factor),
         gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * rows * prod(weight.shape),
     )  # fmt: skip
+    del x
+    given.reverse()
+    while given:
+        given.pop()
     return made
 
 

@@ -115,11 +115,11 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         whole: dict[FlatUse, list[Block]] = {}
         if self.options.init_device is InitDevice.CUDA:
             whole = {use: self._load_whole(use) for use in reversed(uses)}
-            self.load_buffers()
+            self.tables.load_all()
         for use in uses:
             parts = whole.get(use) or self._load_whole(use)
             if use is uses[-1] and not whole:
-                self.load_buffers()
+                self.tables.load_all()
             # Without sharding the joined parameters are what is kept.
             kind, name = (_GATHERED, _JOINED) if self.sharded else (_PARAMETERS, _FLAT)
             kept = flat = ledger.allocate(use.unit.whole_bytes, 0, kind, name)

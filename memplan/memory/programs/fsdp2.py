@@ -143,7 +143,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         tied = None
         if self._table is not None and self.options.wrapping is Wrapping.ACCELERATE:
             tied = self._cut(self._table, name=_TIED)
-        self.load_buffers()
+        self.tables.load_all()
         self._free_shard(tied)
 
     @property
@@ -185,7 +185,7 @@ class Fsdp2Program(ShardedProgram[UnitUse]):
         for use in uses:
             blocks = whole.get(use) or self._whole(use)
             if use is uses[-1] and not cuda:
-                self.load_buffers()
+                self.tables.load_all()
             for parameter in use.unit.parameters:
                 self.load_shard((parameter, use.copy))
             # The call's list of parameters holds them all until it returns.

@@ -127,6 +127,7 @@ class Program(Updating):
         if self.holds_gradients:
             self.train(0, num_micro_batches=1)
             return
+        self.tables.renew_all()
         self.ledger.enter(Part.STEP)
         self.optimizer_step(first=True)
 
@@ -216,6 +217,10 @@ class Program(Updating):
 
     def before_forward(self, segment: Segment, repetition: int) -> None:
         """A segment's forward pass begins."""
+
+    def renew(self, segment: Segment) -> bool:
+        """Its operations have run: tables that they make anew take the place of those loaded."""
+        return self.tables.renew(segment)
 
     def after_forward(self, segment: Segment, repetition: int) -> None:
         """It has ended."""

@@ -10,8 +10,8 @@ from memplan.graph.declaration import declared_parameters
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
-Places = Mapping[Weight | None, Sequence[tuple[int, str]]]
-"""The buffers that stand before each weight, their bytes and words; None: behind all of them."""
+Places = Mapping[Weight | None, Sequence[Buffer]]
+"""The buffers that stand before each weight; None: behind all of them."""
 
 
 @lru_cache(maxsize=8)
@@ -25,16 +25,16 @@ def weights_of(tape: Tape) -> tuple[Weight, ...]:
     )
 
 
-def buffers_before(tape: Tape) -> dict[Weight | None, list[tuple[int, str]]]:
-    """The buffers that stand before each weight, their bytes and words; None: behind all of them."""
-    found: dict[Weight | None, list[tuple[int, str]]] = {}
+def buffers_before(tape: Tape) -> Places:
+    """The buffers that stand before each weight, once for each copy of their segment."""
+    found: dict[Weight | None, list[Buffer]] = {}
     declared: dict[Segment, list[Parameter]] = {}
     for segment, parameters in declared_parameters(tape):
         declared.setdefault(segment, []).extend(parameters)
     for each in tape.buffers:
         for copy in range(each.segment.repeat):
             anchor = _next_weight(tape, each, copy, declared)
-            found.setdefault(anchor, []).append((each.num_bytes, each.words))
+            found.setdefault(anchor, []).append(each)
     return found
 
 
@@ -53,7 +53,14 @@ def _next_weight(
             if each.name.startswith(f"{buffer.before}.")
         )
         return next(named), copy
-    if position < len(segment.parameters):
+    if buffer.module:
+        own = declared[segment]
+        position = 1 + max(
+            n for n, each in enumerate(own) if each.name.startswith(f"{buffer.module}.")
+        )
+        if position < len(own):
+            return own[position], copy
+    elif position < len(segment.parameters):
         return segment.parameters[position], copy
     if segment.parameters and copy + 1 < segment.repeat:
         return declared[segment][0], copy + 1

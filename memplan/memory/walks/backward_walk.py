@@ -340,7 +340,7 @@ class BackwardWalk(GradientFlow):
             place = _places(operation.inputs)
             products.sort(key=lambda each: place[each[1]])
         for product, tensor, buffer in products:
-            summed = self._summed(operation.outputs[0], tensor, buffer)
+            summed = self._summed(product, operation.outputs[0], tensor, buffer)
             self._allocate(summed, summed.num_bytes)
             if tensor.by_column and not product.in_columns:
                 self._sum_rows(tensor, operation.outputs[0])
@@ -374,10 +374,14 @@ class BackwardWalk(GradientFlow):
         for tensor, buffer in made:
             self._deliver(tensor, buffer)
 
-    def _summed(self, out: Tensor, tensor: Tensor, buffer: GradientBuffer) -> GradientBuffer:
+    def _summed(
+        self, product: GradientBuffer, out: Tensor, tensor: Tensor, buffer: GradientBuffer
+    ) -> GradientBuffer:
         """What is summed to a tensor's shape: in the result's dtype, and cast only then, where the
-        tensor has another (torch/csrc/autograd/engine.cpp, ``validate_outputs``)."""
+        tensor has another and the formula did not give it that (torch/csrc/autograd/engine.cpp, ``validate_outputs``)."""
         if self.is_compiled or tensor.dtype is out.dtype or tensor.numel == out.numel:
+            return buffer
+        if product.num_bytes == allocated_bytes(out.numel, tensor.dtype):
             return buffer
         return GradientBuffer(allocated_bytes(tensor.numel, out.dtype))
 

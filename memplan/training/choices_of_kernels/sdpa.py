@@ -10,7 +10,7 @@ data-centre Blackwell alone), flash, memory-efficient, math. What each card's ke
 from enum import Enum
 
 from memplan.dtypes import DType
-from memplan.fast_dataclass import dataclass
+from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.managers import MemoryManager
 
@@ -32,6 +32,33 @@ class ScoreKernel(Enum):
     MATH = "math"
 
 
+@dataclass(frozen=True, slots=True)
+class BackwardTiles:
+    """A form of the memory-efficient kernel's backward pass (``kernel_backward.h``, ``AttentionBackwardKernel``)."""
+
+    widest: int
+    """Head, of keys or values, up to which it is taken; the last form takes all."""
+    rows: int
+    """Queries of a tile (``kBlockSizeI``)."""
+    columns: int
+    """Keys of it, and elements of a head (``kBlockSizeJ``)."""
+    sums_in_registers: bool = True
+    """Gradients of keys and values in 16 bits are summed up there (``kOutputInRF``), else in fp32 in memory."""
+
+
+_SMALLEST, _ANY = BackwardTiles(64, 64, 64), 1 << 30
+_WIDE = BackwardTiles(_ANY, 128, 64, sums_in_registers=False)
+AMPERE_TILES = (_SMALLEST, BackwardTiles(128, 128, 128), _WIDE)
+AMPERE_FP32_TILES = (_SMALLEST, BackwardTiles(_ANY, 128, 64))
+SMALL_TILES = (
+    _SMALLEST, BackwardTiles(96, 128, 64), BackwardTiles(128, 64, 64, sums_in_registers=False), _WIDE,
+)  # fmt: skip
+OLDER_TILES = (_SMALLEST, BackwardTiles(128, 128, 64), _WIDE)
+FP32_TILES = (BackwardTiles(_ANY, 64, 64),)
+"""Forms in the order in which they are tried (``dispatch_cutlassB``): the first that fits the card's shared memory.
+Found by the workspaces that torch 2.13 asks for, on every generation of cards, at heads of 32 to 256."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdpaSupport:
     """What the kernels of one generation of cards take."""
@@ -51,18 +78,34 @@ class SdpaSupport:
     """There is one."""
     efficient_dropout: bool = True
     """It trains under dropout, and with a mask that wants a gradient."""
+    half_tiles: tuple[BackwardTiles, ...] = OLDER_TILES
+    """Forms of its backward pass in 16 bits."""
+    fp32_tiles: tuple[BackwardTiles, ...] = FP32_TILES
+
+    def backward_tiles(self, dtype: DType, widest: int) -> BackwardTiles:
+        """The form of the memory-efficient kernel's backward pass for heads of this width.
+
+        >>> SDPA_SUPPORT[8, 6].backward_tiles(DType.BF16, 128).sums_in_registers
+        False
+        """
+        tiles = self.half_tiles if dtype.is_half else self.fp32_tiles
+        return next(each for each in tiles if widest <= each.widest)
 
 
-_AMPERE = SdpaSupport(flash=True, efficient_bf16=True)
-_AMPERE_SMALL = SdpaSupport(flash=True, efficient_bf16=True, flash_dropout_head_dim=192)
+_AMPERE = SdpaSupport(
+    flash=True, efficient_bf16=True, half_tiles=AMPERE_TILES, fp32_tiles=AMPERE_FP32_TILES
+)
+_AMPERE_SMALL = SdpaSupport(
+    flash=True, efficient_bf16=True, flash_dropout_head_dim=192, half_tiles=SMALL_TILES
+)
 
 SDPA_SUPPORT: dict[tuple[int, int], SdpaSupport] = {
     (8, 0): _AMPERE,
     (5, 0): SdpaSupport(half_multiple=1, fp32_multiple=1),
     (7, 0): SdpaSupport(fp32_multiple=1),
     (8, 6): _AMPERE_SMALL,
-    (9, 0): SdpaSupport(flash=True, efficient_bf16=True, cudnn_head_dim=256),
-    (10, 0): SdpaSupport(flash=True, efficient_bf16=True, cudnn_head_dim=128),
+    (9, 0): replace(_AMPERE, cudnn_head_dim=256),
+    (10, 0): replace(_AMPERE, cudnn_head_dim=128),
     (10, 3): _AMPERE,
     (12, 0): _AMPERE_SMALL,
 }
@@ -118,6 +161,14 @@ def sdpa_support(gpu: GpuSpec | None) -> SdpaSupport:
         return DEFAULT_SUPPORT
     known = [since for since in SDPA_SUPPORT if since <= gpu.compute_capability]
     return SDPA_SUPPORT[max(known)] if known else SdpaSupport(half_multiple=1, fp32_multiple=1)
+
+
+def sdpa_way(call: SdpaCall, support: SdpaSupport) -> tuple[ScoreKernel, BackwardTiles | None]:
+    """All that goes by the card: the kernel, and the form of its backward pass where it has several."""
+    kernel = choose_sdpa_kernel(call, support)
+    if kernel is not ScoreKernel.EFFICIENT:
+        return kernel, None
+    return kernel, support.backward_tiles(call.dtype, max(call.head_dim, call.value_head_dim))
 
 
 def choose_sdpa_kernel(call: SdpaCall, support: SdpaSupport) -> ScoreKernel:

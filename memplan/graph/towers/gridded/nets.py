@@ -145,8 +145,8 @@ def batch_norm(t: Tape, x: Tensor, module: str, channels: int) -> Tensor:
     """``torch.nn.BatchNorm2d``: autocast leaves it its input's dtype; statistics are fp32."""
     weights = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
     for dtype in (t.compute if t.autocast is None else DType.FP32,) * 2:
-        t.hold_buffer(allocated_bytes(channels, dtype))
-    t.hold_buffer(allocated_bytes(1, DType.INT64))
+        t.hold_buffer(allocated_bytes(channels, dtype), module=module)
+    t.hold_buffer(allocated_bytes(1, DType.INT64), module=module)
     out = t.tensor(x.numel, x.dtype)
     statistics = [t.tensor(channels, DType.FP32) for _ in range(2)]
     t.record(

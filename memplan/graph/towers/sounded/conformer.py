@@ -11,14 +11,13 @@ from memplan.graph.attention.paths import attend, sdpa
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Tensor
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.operations.rotary import rotary
 from memplan.graph.towers.gridded.nets import batch_norm
 from memplan.graph.towers.sounded.sounds import gated_linear_unit
 from memplan.graph.towers.state import Flow
@@ -58,7 +57,8 @@ def write_conformer(t: Tape, x: Tensor, body: ConformerBody, flow: Flow) -> Tens
 
 
 def _tables(t: Tape, x: Tensor, body: DistanceTablesBody, flow: Flow) -> Tensor:
-    """Sines are a buffer that the class makes anew, and keeps, in the dtype that its input has.
+    """Sines are a buffer that the class makes anew, and keeps, in the dtype that its input has; cosines
+    of rotations are made by the first forward pass, and kept.
 
     What comes in is a variable of the model's, which holds it until the encoder has returned.
     """
@@ -71,12 +71,18 @@ def _tables(t: Tape, x: Tensor, body: DistanceTablesBody, flow: Flow) -> Tensor:
         t.record(OperationKind.MASK, (), (flow.mask,))
         flow.share(t, flow.mask)
     if body.distances is Distances.SINES:
-        rows = 2 * max(body.positions, flow.length) - 1
-        buffer = t.buffer(rows * body.size, out.dtype, before=body.before)
+        loaded, rows = (2 * n - 1 for n in (body.positions, max(body.positions, flow.length)))
+        buffer = t.buffer(
+            rows * body.size, out.dtype, before=body.before,
+            loaded=(loaded * body.size, t.options.weights),
+        )  # fmt: skip
         table = t.view(buffer, (2 * flow.length - 1) * body.size)
         flow.tables = table, table
     if body.distances is Distances.ROTARY:
-        both = t.buffer(2 * flow.length * body.head_dim, out.dtype)
+        t.hold_buffer(allocated_bytes(body.head_dim // 2, t.options.weights), before=body.before)
+        both = t.buffer(
+            2 * flow.length * body.head_dim, out.dtype, before=body.before, loaded=(0, out.dtype)
+        )
         cosines = t.view(both, both.numel // 2)
         flow.tables = cosines, cosines
     return out
@@ -91,10 +97,12 @@ def _layer(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tensor:
     added = t.add(dropped, middle)
     t.touch(middle, dropped)
     convolved = _convolutions(t, added, body, flow)
-    out = t.add(added, convolved)
+    residual = t.add(added, convolved)
     t.touch(added, convolved)
-    out = _half(t, out, body, "ffn2")
-    return layer_norm(t, out, "final_layer_norm", body.size)
+    out = _half(t, residual, body, "ffn2")
+    normed = layer_norm(t, out, "final_layer_norm", body.size)
+    t.touch(out, residual)
+    return normed
 
 
 def _half(t: Tape, x: Tensor, body: ConformerLayerBody, module: str) -> Tensor:
@@ -133,8 +141,8 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
     shape = _shape(t, x, spec, flow)
     read = x
     if body.distances is Distances.ROTARY and flow.tables is not None:
-        read = rotary(t, x, *flow.tables)
-    frame: list[Tensor] = []
+        read = _turned(t, x, *flow.tables)
+    bias, held = None, ()
     biased = body.distances in (Distances.SINES, Distances.TABLE)
     query = _projected(t, read, "q", spec, split=shape.heads_split or biased)
     key = _projected(t, read, "k", spec, split=shape.heads_split)
@@ -145,14 +153,26 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
     elif body.distances is Distances.TABLE:
         bias, held = _looked_up(t, query, shape)
         out = _biased(t, query, key, value, shape, bias, flow.mask, copies=True)
-        if body.names_distances:
-            frame += held
     else:
         out = attend(t, query, key, value, shape, flow.mask)
-    t.touch(query, key, value, read)
     result = _output(t, out, body.size)
-    t.touch(*frame)
+    # Variables of the call, in the order in which they were first set.
+    t.touch(read, value, query, key)
+    if bias is not None:
+        t.touch(bias)
+    if body.names_distances:
+        t.touch(*held)
     return result
+
+
+def _turned(t: Tape, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """``_apply_rotary_embedding``: its variable holds the turned halves until it returns; keeps the tables."""
+    first, second = t.slice(x, x.numel // 2), t.slice(x, x.numel - x.numel // 2)
+    halves = t.concatenate(t.scale(second, OperationKind.NEG), first)
+    straight, across = t.mul(x, cosines), t.mul(halves, sines)
+    out = t.add(straight, across)
+    t.touch(straight, across, halves)
+    return out
 
 
 def _spec(size: int, heads: int, drop: float) -> AttentionSpec:
@@ -206,7 +226,6 @@ def _biased(
         mask = bias if chunks is None else _where(t, bias, chunks)
         mask = t.contiguous(mask) if copies else mask
         out = sdpa(t, query, key, value, shape, mask)
-    t.touch(bias)
     return out
 
 
@@ -225,7 +244,7 @@ def _sines(t: Tape, query: Tensor, shape: Shape, table: Tensor) -> tuple[Tensor,
     size = spec.num_heads * spec.head_dim
     places = linear(t, table, "self_attn.linear_pos", size, size, bias=False)
     moved = t.add(query, t.parameter("self_attn.pos_bias_v"))
-    left = moved if t.autocast is None else t.cast(moved, t.autocast)
+    left = cast = moved if t.autocast is None else t.cast(moved, t.autocast)
     right = places
     if shape.batch > 1:
         left = t.contiguous(left)
@@ -234,6 +253,7 @@ def _sines(t: Tape, query: Tensor, shape: Shape, table: Tensor) -> tuple[Tensor,
     distances = 2 * shape.queries - 1
     rows = shape.rows * spec.num_heads
     scores = batched_matmul(t, left, right, rows * distances, spec.head_dim)
+    t.touch(cast)
     padded = t.tensor(rows * (distances + 1), scores.dtype)
     t.record(OperationKind.PAD, (scores,), (padded,), gradients=(Gradient.FRESH,))
     shifted = t.slice(t.slice(padded, rows * distances), shape.scores)

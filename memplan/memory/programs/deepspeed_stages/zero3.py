@@ -142,7 +142,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
             ]
             for weight, block in zip(weights, blocks, strict=True):
                 self._cut(weight, block, shards)
-        self.load_buffers()
+        self.tables.load_all()
         return shards
 
     def _place(self, weight: Weight) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from memplan.graph.core.overlay import BASE_LAYER
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.weights import Places, Weight
+from memplan.memory.programs.loading.tables import Tables
+from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.model.parameters import WeightRole
 
@@ -31,7 +32,7 @@ def place_in_file(weight: Weight) -> tuple[bool, int, int, str]:
 
 
 def load_by_name(
-    ledger: Ledger, weights: Sequence[Weight], places: Places
+    ledger: Ledger, weights: Sequence[Weight], tables: Tables
 ) -> tuple[dict[Weight, Block], list[Weight]]:
     """The base as it is; what is in no file behind it, then the adapters, which come last.
 
@@ -44,9 +45,9 @@ def load_by_name(
         each: ledger.allocate(each[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, each)
         for each in base
     }
-    for buffers in places.values():
-        for size, words in buffers:
-            ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
+    for buffers in tables.places.values():
+        for each in buffers:
+            tables.load(each)
     narrow = min((each[0].dtype for each in base), key=lambda dtype: dtype.num_bytes)
     cast: list[Weight] = []
     for weight in weights:

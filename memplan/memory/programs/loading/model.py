@@ -11,7 +11,8 @@ from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_by_device_map
 from memplan.memory.programs.contracts import Player
-from memplan.memory.programs.weights import Weight, buffers_before, weights_of
+from memplan.memory.programs.loading.tables import Tables
+from memplan.memory.programs.weights import Weight, weights_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.adapters import Lora
@@ -33,6 +34,7 @@ class Loading:
         """In the order of ``named_parameters()``."""
         self.blocks: dict[Weight, Block] = {}
         """Of the weights, where they lie apart: an optimizer may move them."""
+        self.tables = Tables(given.tape, ledger)
 
     def load(self) -> None:
         """Every weight, and each buffer where its module stands among them; then what peft works out."""
@@ -49,21 +51,21 @@ class Loading:
 
     def _load(self) -> list[Weight]:
         """All of it; returned are weights of an adapter that are to be cast yet."""
-        places = buffers_before(self.given.tape)
-        options = self.given.tape.options
+        tables, options = self.tables, self.given.tape.options
         if options.quantization is not None:
             from memplan.memory.programs.loading.quantized import load_quantized  # only then
 
             load_quantized(
-                self.ledger, self.weights, places, options, by_device_map=self.loads_by_device_map
-            )
+                self.ledger, self.weights, tables, options,
+                by_device_map=self.loads_by_device_map, places=tables.places,
+            )  # fmt: skip
             return []
         if self.loads_by_device_map:
             from memplan.memory.programs.loading.by_name import load_by_name  # only then
 
-            self.blocks, cast = load_by_name(self.ledger, self.weights, places)
+            self.blocks, cast = load_by_name(self.ledger, self.weights, tables)
             return cast
-        if not places:
+        if not tables.places:
             sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
             blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
             self.blocks = dict(zip(self.weights, blocks, strict=True))
@@ -77,11 +79,9 @@ class Loading:
 
     def load_in_order(self, load: Callable[[Weight], LoadedT]) -> dict[Weight, LoadedT]:
         """Each weight as ``load`` brings it, and each buffer where its module stands among them (``Module.to``)."""
-        places = buffers_before(self.given.tape)
         found: dict[Weight, LoadedT] = {}
         for weight in (*self.weights, None):
-            for size, words in places.get(weight, ()):
-                self.ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
+            self.tables.load_before(weight)
             if weight is not None:
                 found[weight] = load(weight)
         return found
@@ -97,11 +97,11 @@ class Loading:
         if options.quantization is not None:
             from memplan.memory.programs.loading.quantized import load_quantized  # only then
 
-            by_device_map = self.loads_by_device_map
             loaded = load_quantized(
-                self.ledger, self.weights, {}, options, by_device_map=by_device_map
-            )
-            self.load_buffers()
+                self.ledger, self.weights, self.tables, options,
+                by_device_map=self.loads_by_device_map, places={},
+            )  # fmt: skip
+            self.tables.load_all()
             return loaded
         cast = self._load()
         if cast:
@@ -126,9 +126,3 @@ class Loading:
     def kept_numel(self, parameter: Parameter) -> int:
         """Elements of a weight that this rank keeps between steps."""
         return parameter.numel
-
-    def load_buffers(self) -> None:
-        """Tables that the model keeps beside its weights."""
-        for each in self.given.tape.buffers:
-            for _ in range(each.segment.repeat):
-                self.ledger.allocate(each.num_bytes, 0, ComponentKind.BUFFERS, each.words)

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from memplan.dtypes import DType
 from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import Buffer
 from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.programs.loading.by_name import place_in_file, warm_up
+from memplan.memory.programs.loading.tables import Tables
 from memplan.memory.programs.weights import Places, Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.quantization import Quantization, QuantizedProduct, Upcast
@@ -18,15 +20,16 @@ _PACKING = "a weight while it is quantized"
 def load_quantized(
     ledger: Ledger,
     weights: Sequence[Weight],
-    places: Places,
+    tables: Tables,
     options: TapeOptions,
     *,
     by_device_map: bool,
+    places: Places,
 ) -> dict[Weight, Block]:
     """The base, weight by weight; what is left of it cast to fp32; and the adapters, which come last.
 
     Another loader than transformers' takes them in the order of their modules: torchtune's, one of one's
-    own. A weight's scales come behind it, what is in no file at the end.
+    own. A weight's scales come behind it, what is in no file at the end: those of ``places``, others later.
     """
     how = options.quantization
     assert how is not None
@@ -43,10 +46,10 @@ def load_quantized(
         else:
             size = allocated_bytes(weight[0].numel, loaded_dtype(weight[0], options))
             loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-        for size in scales.get(weight, ()):
-            ledger.allocate(size, 0, ComponentKind.BUFFERS, how.scale_words)
-    for size, words in others:
-        ledger.allocate(size, 0, ComponentKind.BUFFERS, words)
+        for each in scales.get(weight, ()):
+            tables.load(each)
+    for each in others:
+        tables.load(each)
     if how.upcast is not Upcast.NONE:
         _upcast(ledger, loaded, options.quantized_from)
     for weight in weights:
@@ -60,17 +63,17 @@ def _beside_weights(
     weights: Sequence[Weight],
     places: Places,
     how: Quantization,
-) -> tuple[dict[Weight, list[int]], list[tuple[int, str]]]:
+) -> tuple[dict[Weight, list[Buffer]], list[Buffer]]:
     """The scales of each packed weight, and all other buffers."""
-    scales: dict[Weight, list[int]] = {}
-    others: list[tuple[int, str]] = []
+    scales: dict[Weight, list[Buffer]] = {}
+    others: list[Buffer] = []
     owner: Weight | None = None
     for weight in (*weights, None):
-        for size, words in places.get(weight, ()):
-            if owner is not None and words == how.scale_words:
-                scales.setdefault(owner, []).append(size)
+        for each in places.get(weight, ()):
+            if owner is not None and each.words == how.scale_words:
+                scales.setdefault(owner, []).append(each)
             else:
-                others.append((size, words))
+                others.append(each)
         if weight is not None and weight[0].packed is not None:
             owner = weight
     return scales, others
