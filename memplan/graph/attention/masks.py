@@ -8,8 +8,9 @@ mode does.
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import RESULT
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Tensor
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.stack_context import StackContext
 from memplan.model.attention import AttentionSpec
 from memplan.model.layers import StackSpec
@@ -17,10 +18,27 @@ from memplan.model.spec import ModelSpec
 from memplan.training.choices_of_kernels.kernels import AttentionKernel, Packing
 
 
-def causal_pattern(t: Tape, queries: int, keys: int) -> Tensor:
+def places(t: Tape, batch: int, queries: int, keys: int) -> list[Tensor]:
+    """Numbers of sequences, heads, queries and keys, which ``sdpa_mask`` compares and holds until it returns."""
+    found = []
+    for count in (batch, 1):
+        numbers = t.tensor(count, DType.INT64)
+        t.record(OperationKind.ARANGE, (), (numbers,))
+        found.append(numbers)
+    for count in (queries, keys):
+        first, moved = (t.tensor(count, DType.INT64) for _ in range(2))
+        t.record(OperationKind.ARANGE, (), (first,))
+        t.record(OperationKind.ADD_SCALAR, (first,), (moved,))
+        found.append(moved)
+    return found
+
+
+def causal_pattern(t: Tape, batch: int, queries: int, keys: int) -> Tensor:
     """``kv <= q``: one boolean matrix for the whole batch."""
+    numbers = places(t, batch, queries, keys)
     pattern = t.tensor(queries * keys, DType.BOOL)
     t.record(OperationKind.LE, (), (pattern,))
+    t.touch(*numbers)
     return pattern
 
 
@@ -74,7 +92,11 @@ def two_sided_pattern(t: Tape, length: int) -> Tensor:
 def additive_mask(t: Tape, pattern: Tensor, batch: int, dtype: DType) -> Tensor:
     """Zero or the dtype's lowest number, written out for each sequence (``eager_mask``)."""
     mask = t.tensor(pattern.numel * batch, dtype)
-    t.record(OperationKind.WHERE, (pattern,), (mask,))
+    number = allocated_bytes(1, dtype)
+    t.record(
+        OperationKind.WHERE, (pattern,), (mask,),
+        forward_scratch_bytes=(number, number, RESULT, ~1, ~0),
+    )  # fmt: skip
     return mask
 
 
@@ -118,7 +140,9 @@ def attention_masks(
     length = context.seq_len
     full = sliding = None
     if eager and (stack.mixed_masks or len(windows) < len(attentions(stack))):
-        full = additive_mask(t, causal_pattern(t, length, length), context.batch, t.compute)
+        full = additive_mask(
+            t, causal_pattern(t, context.batch, length, length), context.batch, t.compute
+        )
         t.hold(full)
     needed = eager or stack.window_block_masks or length >= min(windows, default=0)
     if windows and needed:

@@ -83,7 +83,7 @@ class Flow:
         """Make what eager attention adds to a causal tower's scores."""
         self.mask = None
         if t.kernels.attention is AttentionKernel.EAGER:
-            pattern = causal_pattern(t, length, length)
+            pattern = causal_pattern(t, self.items, length, length)
             self.mask = additive_mask(t, pattern, self.items, t.compute)
             self.share(t, self.mask)
 

@@ -6,6 +6,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.experts.routing import divided, summed_rows
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.products import linear
 from memplan.model.towers.compared.contrast import Contrast, ContrastBody
@@ -25,7 +26,7 @@ def contrast(t: Tape, body: ContrastBody, given: dict[str, Tensor]) -> Tensor:
     logits = _scaled(t, products, body)
     if body.shift:
         logits = t.add(logits, t.parameter(body.shift))
-    t.returned.append(logits)
+    t.returned += [texts, pictures, logits]
     t.give_out(logits)
     if body.kind is Contrast.SIGMOID:
         return _sigmoid_loss(t, logits)
@@ -53,13 +54,11 @@ def _unit(t: Tape, x: Tensor, width: int) -> Tensor:
     """Each row over its length (``_get_vector_norm``)."""
     # Autocast has powers and sums made in fp32.
     given = x if t.autocast is None else t.cast(x, DType.FP32)
-    length = t.square(t.mean(t.square(given), width))
-    out = t.tensor(x.numel, length.dtype)
-    t.record(
-        OperationKind.DIV, (x, length), (out,), saves=(x, length),
-        gradients=(Gradient.FRESH, 3 * out.storage.num_bytes),
-    )  # fmt: skip
-    return out
+    squares = t.square(given)
+    total = summed_rows(t, squares, x.numel // width)
+    length = t.square(total)
+    t.touch(squares, total)
+    return divided(t, x, length, in_place=False)
 
 
 def _sigmoid_loss(t: Tape, logits: Tensor) -> Tensor:

@@ -142,7 +142,8 @@ def _attention(t: Tape, x: Tensor, body: ConformerLayerBody, flow: Flow) -> Tens
     read = x
     if body.distances is Distances.ROTARY and flow.tables is not None:
         read = _turned(t, x, *flow.tables)
-    bias, held = None, ()
+    bias: Tensor | None = None
+    held: tuple[Tensor, ...] = ()
     biased = body.distances in (Distances.SINES, Distances.TABLE)
     query = _projected(t, read, "q", spec, split=shape.heads_split or biased)
     key = _projected(t, read, "k", spec, split=shape.heads_split)
