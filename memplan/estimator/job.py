@@ -37,6 +37,7 @@ from memplan.training.choices_of_kernels.kernels import (
     TILED_LOSSES,
     WHOLE,
     AttentionKernel,
+    KernelPreset,
     Packing,
 )
 from memplan.training.precision import PRECISIONS, Engine
@@ -405,6 +406,7 @@ def _check(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> None:
         check_tiled(model, setup)
     _refuse_kernels(setup, gpu)
     _refuse_sdpa(setup, model)
+    _refuse_flash(setup, model)
     _refuse_half(setup, model)
     _refuse_autocast(setup, model)
     _refuse_fp8(setup, gpu)
@@ -444,6 +446,24 @@ def _refuse_sdpa(setup: TrainingSetup, model: ModelSpec) -> None:
         msg = (
             f"attention: sdpa: transformers' class of {model.family} raises where it is asked for that; "
             "choose eager, or leave it out"
+        )
+        raise SetupError(msg)
+
+
+_TRANSFORMERS = (KernelPreset.HF, KernelPreset.LIGER)
+"""Kernels under which transformers' own classes run, of a version that is known."""
+
+
+def _refuse_flash(setup: TrainingSetup, model: ModelSpec) -> None:
+    """Refuse to ask a class of transformers for the flash-attention package where it raises at that."""
+    kernel = setup.attention
+    if kernel is None or not kernel.is_package or setup.kernels not in _TRANSFORMERS:
+        return
+    if model.without_flash:
+        others = "eager" if model.without_sdpa else "sdpa or eager"
+        msg = (
+            f"attention: {kernel.value}: transformers' class of {model.family} raises where it is asked for that; "
+            f"choose {others}"
         )
         raise SetupError(msg)
 

@@ -12,6 +12,7 @@ from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.families.class_checks import (
     DECLARING_FP32,
     WITHOUT_AUTOCAST,
+    WITHOUT_FLASH,
     WITHOUT_SDPA,
     check_heads,
 )
@@ -68,6 +69,7 @@ def read_model(
         model,
         layerdrop=_layerdrop(reader),
         without_sdpa=model_type in WITHOUT_SDPA,
+        without_flash=model_type in WITHOUT_FLASH,
         declares_fp32=model_type in DECLARING_FP32,
         without_autocast=model_type in WITHOUT_AUTOCAST,
     )

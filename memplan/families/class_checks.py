@@ -28,6 +28,26 @@ WITHOUT_SDPA = frozenset(
 """Types whose classes raise where ``attn_implementation="sdpa"`` is asked for (``_supports_sdpa``;
 ``PreTrainedModel._sdpa_can_dispatch``). Where nothing is asked for they run what they have."""
 
+WITHOUT_FLASH = frozenset(
+    {
+        "align", "big_bird", "bigbird_pegasus", "bit", "blip-2", "bloom", "clvp", "codegen",
+        "convbert", "convnext", "convnextv2", "cpmant", "cvt", "deberta", "deberta-v2",
+        "decision_transformer", "deepseek_v32", "deepseek_v4", "doge", "dpr",
+        "efficientnet", "encodec", "falcon_mamba", "flava", "fnet", "focalnet", "fsmt",
+        "funnel", "glm_moe_dsa", "glpn", "got_ocr2", "granite_speech",
+        "granite_speech_plus", "groupvit", "layoutlm", "led", "levit", "lilt", "llama4",
+        "llama4_text", "longformer", "longt5", "luke", "lxmert", "mamba", "mamba2",
+        "mllama", "mobilevit", "mpnet", "mpt", "mt5", "openai-gpt", "patchtsmixer",
+        "perceiver", "poolformer", "pp_formulanet", "prophetnet", "pvt", "reformer",
+        "regnet", "rembert", "resnet", "rwkv", "sam", "sam_hq", "seamless_m4t",
+        "seamless_m4t_v2", "siglip2", "siglip2_vision_model", "speech_to_text", "speecht5",
+        "squeezebert", "step3p7", "swinv2", "switch_transformers", "t5", "timesformer",
+        "umt5", "upernet", "vilt", "visual_bert", "vitmatte", "wav2vec2-bert",
+        "wav2vec2-conformer", "wavlm", "xglm", "xlnet",
+    }
+)  # fmt: skip
+"""Types whose classes raise where the flash-attention package is asked for (``_supports_flash_attn``;
+``PreTrainedModel._flash_attn_can_dispatch``)."""
 
 DECLARING_FP32 = frozenset({"deberta", "xlnet"})
 """Types of which a weight is ``torch.FloatTensor`` or ``dtype=torch.float`` in the class itself: built or

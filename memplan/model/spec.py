@@ -94,6 +94,8 @@ class ModelSpec(Displayed, HashedOnce):
     """The chance with which a step leaves a layer out, by what the name of its stack has in it."""
     without_sdpa: bool = False
     """The class cannot be asked for torch's ``scaled_dot_product_attention``."""
+    without_flash: bool = False
+    """Nor, or apart from that, for the flash-attention package."""
     declares_fp32: bool = False
     """The class makes a weight in fp32 whatever format it is built or loaded in, and then raises."""
     without_autocast: bool = False

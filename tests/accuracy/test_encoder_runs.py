@@ -34,7 +34,11 @@ REQUESTED, RESERVED = 0.0002, 0.0011
 the second, but where ``KNOWN`` says otherwise."""
 KNOWN: dict[str, tuple[float, float, str]] = {
     "r00-hubert-amp-sdpa-1": (0.01, 0, "sums within the norms of 100,000 rows are made in parts"),
-    "r07-clip-amp-eager-0": (0, 0.0031, "one segment of 332: where blocks of 512 bytes of checks lie decides"),
+    "r07-clip-amp-eager-0": (
+        0,
+        0.0031,
+        "one segment of 332: where blocks of 512 bytes of checks lie decides",
+    ),
     "r13-albert-bf16-eager-0": (0, 0.011, "shared weights' gradients are summed bias first"),
     "r19-clip-fp32-eager-0": (0.0004, 0, "seen, cause not looked for"),
     "r32-hubert-bf16-eager-0": (

@@ -18,6 +18,7 @@ from memplan.classes.translating.layers import (
 from memplan.classes.translating.stacks import clamped
 from memplan.classes.translating.tables import PositionsWithoutOffset
 from memplan.dtypes import DType
+from memplan.errors import UnsupportedOperationError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, dropout
 from memplan.graph.modules.handles import Handle, made_by
@@ -132,6 +133,7 @@ class BigBirdPegasusEncoder(NormedStack):
             del attention_mask
             beside = (written_mask(run, batch, length),)
         else:
+            self.refuse_autocast()
             if whole != length:
                 x, attention_mask = self.padded(x, attention_mask, whole)
             beside = None, *create_masks(attention_mask, self.sizes.block)
@@ -139,6 +141,15 @@ class BigBirdPegasusEncoder(NormedStack):
             x = encoder_layer(x, *beside)
         x = self.closed(x)
         return x if whole in (None, length) else x.narrow(length, dim=1)
+
+    def refuse_autocast(self) -> None:
+        """``attention_probs`` have the masks' fp32, what ``scatter_`` writes into them autocast's 16 bits: it raises."""
+        if self.run.autocast is not None:
+            msg = (
+                "transformers' class of bigbird_pegasus attends in blocks and raises under autocast (scatter_ of 16 "
+                "bits into fp32); choose precision bf16 or fp32, or a sequence so short that it attends as a whole"
+            )
+            raise UnsupportedOperationError(msg)
 
     def padded(self, x: Handle, mask: Handle, whole: int) -> tuple[Handle, Handle]:
         """``_pad_to_block_size``."""

@@ -1,5 +1,6 @@
 """What computes in NeMo AutoModel's files: attention, norms, losses, experts' routes, compiled layers."""
 
+from memplan.families.class_checks import WITHOUT_FLASH
 from memplan.sources.stacks.common.found import Found
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import model_type
@@ -26,6 +27,7 @@ _OTHER_KERNELS = {
     ("model.backend.dispatcher", "mok"): "runs experts in one kernel",
 }
 """Other values of ``BackendConfig`` than those that are modelled."""
+_PACKAGE = ("flash", "flash3")
 _OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
 """Types whose class in transformers has no other attention than eager."""
 
@@ -65,6 +67,11 @@ def read_kernels(keys: Keys, found: Found) -> None:
         found.notes.append(
             "AutoModel's own class runs attention with sinks in a kernel; transformers' class, which is counted, "
             "has eager alone"
+        )
+    elif found.fields["attention"] in _PACKAGE and model_type(found.model) in WITHOUT_FLASH:
+        found.fields["attention"] = None
+        found.notes.append(
+            "AutoModel's own class attends in the package's kernel; transformers' class, which is counted, cannot"
         )
     if found.fields.get("context_parallel", 1) != 1 and keys.text("model.backend.attn") == "te":
         found.fields["attention"] = None
