@@ -106,6 +106,27 @@ class BatchNorm(Module):
         return x.like(made)
 
 
+class GroupNorm(Module):
+    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
+
+    def __init__(self, groups: int, channels: int) -> None:
+        self.groups = groups
+        self.weight = Weight(channels, role=WeightRole.NORM)
+        self.bias = Weight(channels, role=WeightRole.NORM)
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel."""
+        run, x = x.run, fp32_under_autocast(x)
+        weight, bias = self.parameter(self.weight), self.parameter(self.bias)
+        made = run.tensor(x.numel, x.dtype)
+        statistics = [run.tensor(x.shape[0] * self.groups, x.dtype) for _ in range(2)]
+        run.record(
+            OperationKind.LAYER_NORM, (x.record, weight, bias), (made, *statistics),
+            saves=(x.record, *statistics, weight, bias), gradients=(Gradient.FRESH,) * 3,
+        )  # fmt: skip
+        return x.like(made)
+
+
 class DropPath(Module):
     """Whole samples are left out at random: what is left is divided by its share.
 
@@ -142,3 +163,15 @@ def mean_of_picture(x: Handle) -> Handle:
     """``torch.nn.AdaptiveAvgPool2d(1)``, which is a mean."""
     batch, channels, height, width = x.shape
     return Handle(x.run, x.run.mean(x.record, height * width), (batch, channels, 1, 1))
+
+
+def max_pool2d(x: Handle, kernel: int, stride: int) -> Handle:
+    """``F.max_pool2d``: keeps what it was given, and the places of the greatest."""
+    batch, channels, *sides = x.shape
+    shape = batch, channels, *((side - kernel) // stride + 1 for side in sides)
+    made, places = empty(x.run, shape, x.dtype), empty(x.run, shape, DType.INT64)
+    x.run.record(
+        OperationKind.MAX, (x.record,), (made.record, places.record),
+        saves=(x.record, places.record), gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))

@@ -54,20 +54,10 @@ class ResidualBody:
     branch: tuple[TowerBody, ...]
     shortcut: tuple[TowerBody, ...] = ()
     """What the other way changes; empty: nothing."""
-    shortcut_first: bool = False
     in_place: bool = False
     """The sum is written over what the branch gave."""
-    scale: str = ""
-    """A weight that multiplies what is added, as ``module.name``."""
     dropout: float = 0.0
     drop_path: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LessItselfBody:
-    """What a part gives, less what it read (PoolFormer)."""
-
-    part: TowerBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +67,7 @@ class GateBody:
     parts: tuple[TowerBody, ...]
 
 
-BranchBody = CallBody | ResidualBody | LessItselfBody | GateBody
+BranchBody = CallBody | ResidualBody | GateBody
 
 TowerBody = (
     ChainBody

@@ -1,23 +1,20 @@
-"""ResNet, RegNet and BiT: residual stages of convolutions."""
+"""ResNet: residual stages of convolutions."""
 
 from collections.abc import Callable
 
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.parts import convolution_norm
-from memplan.families.towers.sizes import at_least_one, each_stage, ratio
+from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers.body import ChainBody, GateBody, ResidualBody, TowerBody
+from memplan.model.towers.body import ChainBody, ResidualBody, TowerBody
 from memplan.model.towers.gridded.grids import LevelBody
 from memplan.model.towers.gridded.nets import (
     BatchNormBody,
     ConvolutionBody,
-    GroupNormBody,
-    PaddingBody,
     PixelsBody,
-    SigmoidBody,
     Window,
     WindowBody,
 )
@@ -96,43 +93,6 @@ def resnet_tower(
     _stages(table, name, reader, layer, active, keeps=keeps_levels)
 
 
-def regnet_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """RegNet X, or Y with squeeze and excitation; its convolutions are grouped."""
-    kind = reader.choice("layer_type", reader.text("layer_type"), ("x", "y"))
-    width = reader.integer("groups_width")
-    active = tower_activation(reader, "hidden_act", default="relu")
-
-    def layer(table: ParameterTable, before: int, after: int, stride: int) -> tuple[TowerBody, ...]:
-        groups = max(1, after // width)
-        reader.divide("hidden_sizes", after, "groups_width", groups)
-        parts = _conv_norm(table, "layer.0", before, after, 1, activation=active)
-        parts += _conv_norm(
-            table, "layer.1", after, after, 3, stride=stride, groups=groups, activation=active
-        )
-        if kind == "y":
-            squeezed = round(before / 4)
-            table.convolution("attention.0", after, squeezed, 1, 1)
-            table.convolution("attention.2", squeezed, after, 1, 1)
-            parts += (_squeezed(),)
-        return (*parts, *_conv_norm(table, "layer.3", after, after, 1))
-
-    _stem(table, name, reader, kernel=3)
-    _stages(table, name, reader, layer, active)
-
-
-def _squeezed() -> GateBody:
-    """``RegNetSELayer``."""
-    return GateBody(
-        parts=(
-            whole_mean(),
-            ConvolutionBody(module="attention.0", kernel=1, bias=True),
-            ActivationBody(activation=Activation.RELU),
-            ConvolutionBody(module="attention.2", kernel=1, bias=True),
-            SigmoidBody(),
-        )
-    )
-
-
 def _stem(
     table: ParameterTable,
     name: str,
@@ -198,122 +158,3 @@ def _layer(
         branch = layer(table, step.before, step.after, step.stride)
         added = ResidualBody(branch=branch, shortcut=shortcut, in_place=True)
         table.computes(ChainBody(parts=(*before, added, ActivationBody(activation=active))))
-
-
-STRIDE_OF_STEM = 4
-"""How much smaller a picture is behind BiT's stem (``BitEncoder``)."""
-
-
-def bit_tower(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """BiT: weights are standardized, norms are of groups and stand before each convolution."""
-    preactivated = reader.text("layer_type") == "preactivation"
-    size, channels = reader.integer("embedding_size"), reader.integer("num_channels")
-    sizes = resnet_sizes(reader)
-    depths = each_stage(reader, "depths", len(sizes))
-    kind = _BitKind(
-        groups=reader.integer("num_groups"),
-        activation=tower_activation(reader, "hidden_act", default="relu"),
-        preactivated=preactivated,
-        written=_bit_is_written(reader, len(sizes)),
-    )
-    stem: tuple[TowerBody, ...] = (
-        PixelsBody(channels=channels, image=(PICTURE, PICTURE)),
-        ConvolutionBody(module="embedder", kernel=7, stride=2, padding=6, standardized=True),
-        PaddingBody(rows=2),
-    )
-    if not preactivated:
-        stem += kind.norm("embedder.norm")
-    if reader.flag("embedding_dynamic_padding"):
-        stem += (PaddingBody(rows=1),)
-    stem += (WindowBody(window=Window.GREATEST, kernel=3, stride=2),)
-    with table.block(f"{name}.embed", body=kind.body(stem)):
-        table.convolution("embedder", channels, size, 7, 7, bias=False)
-        if not preactivated:
-            table.norm("embedder.norm", size)
-    factor = ratio(reader, "width_factor", default=1)
-    drops = reader.number("drop_path_rate", default=0.0) > 0
-    before = size
-    for index, depth in enumerate(depths):
-        after = _to_eights(sizes[index] * factor)
-        # The very first layer's share of dropped samples is 0.
-        first = kind.layer(2 if index else 1, drops=drops and index > 0, is_first=True)
-        with table.block(f"{name}.stages.{index}.first", body=first):
-            table.convolution("downsample", before, after, 1, 1, bias=False)
-            if not preactivated:
-                table.norm("downsample.norm", after)
-            _standardized(table, before, after, preactivated=preactivated)
-        rest = kind.layer(1, drops=drops)
-        with table.block(f"{name}.stages.{index}.rest", count=depth - 1, body=rest):
-            _standardized(table, after, after, preactivated=preactivated)
-        before = after
-    if preactivated:
-        with table.block(f"{name}.norm", body=kind.body(kind.norm("norm"))):
-            table.norm("norm", sizes[-1])
-
-
-def _bit_is_written(reader: ConfigReader, num_stages: int) -> bool:
-    """Whether convolutions pad as they always do, and none is dilated."""
-    dilated = reader.integer("output_stride", default=32) < STRIDE_OF_STEM * 2 ** (num_stages - 1)
-    return reader.raw("global_padding") is None and not dilated
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _BitKind:
-    groups: int
-    activation: Activation
-    preactivated: bool
-    written: bool
-
-    def body(self, parts: tuple[TowerBody, ...]) -> TowerBody | None:
-        return ChainBody(parts=parts) if self.written else None
-
-    def norm(self, module: str, *, active: bool = True) -> tuple[TowerBody, ...]:
-        activation = self.activation if active else None
-        return (GroupNormBody(module=module, groups=self.groups, activation=activation),)
-
-    def layer(self, stride: int, *, drops: bool, is_first: bool = False) -> TowerBody | None:
-        """``BitPreActivationBottleneckLayer`` or ``BitBottleneckLayer``."""
-        conv = {
-            name: ConvolutionBody(module=name, kernel=1, standardized=True)
-            for name in ("conv1", "conv3")
-        }
-        middle = ConvolutionBody(
-            module="conv2", kernel=3, stride=stride, padding=2, standardized=True
-        )
-        past = ConvolutionBody(module="downsample", kernel=1, stride=stride, standardized=True)
-        if not self.preactivated:
-            branch = (
-                conv["conv1"], *self.norm("norm1"), middle, *self.norm("norm2"), conv["conv3"],
-                *self.norm("norm3", active=False),
-            )  # fmt: skip
-            shortcut = (past, *self.norm("downsample.norm", active=False)) if is_first else ()
-            added = ResidualBody(
-                branch=branch, shortcut=shortcut, shortcut_first=True, drop_path=drops
-            )
-            return self.body((added, ActivationBody(activation=self.activation)))
-        before = self.norm("norm1")
-        branch = (
-            conv["conv1"], *self.norm("norm2"), middle, *self.norm("norm3"), conv["conv3"]
-        )  # fmt: skip
-        if is_first:
-            added = ResidualBody(
-                branch=branch, shortcut=(past,), shortcut_first=True, drop_path=drops
-            )
-            return self.body((*before, added))
-        return self.body((ResidualBody(branch=(*before, *branch), drop_path=drops),))
-
-
-def _standardized(table: ParameterTable, before: int, after: int, *, preactivated: bool) -> None:
-    narrow = _to_eights(after / 4)
-    table.norm("norm1", before if preactivated else narrow)
-    table.convolution("conv1", before, narrow, 1, 1, bias=False)
-    table.norm("norm2", narrow)
-    table.convolution("conv2", narrow, narrow, 3, 3, bias=False)
-    table.norm("norm3", narrow if preactivated else after)
-    table.convolution("conv3", narrow, after, 1, 1, bias=False)
-
-
-def _to_eights(value: float) -> int:
-    """The nearest multiple of eight, not more than a tenth below (``make_div``)."""
-    rounded = max(8, int(value + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * value else rounded

@@ -13,7 +13,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.convolutions import convolution, convolve
+from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import Flow, sensed
@@ -21,7 +21,6 @@ from memplan.model.towers.body import (
     BranchBody,
     CallBody,
     GateBody,
-    LessItselfBody,
     ResidualBody,
     TowerBody,
 )
@@ -29,7 +28,6 @@ from memplan.model.towers.gridded.nets import (
     BatchNormBody,
     ConvolutionBody,
     DropoutBody,
-    DropPathBody,
     GroupNormBody,
     NetBody,
     PaddingBody,
@@ -74,8 +72,6 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
             return out
         case DropoutBody():
             return dropout(t, x, body.probability)
-        case DropPathBody():
-            return drop_path(t, x, flow.items)
         case PixelsBody():
             return pixels(t, body, flow)
 
@@ -87,8 +83,6 @@ def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Writ
             return _called(t, x, body, write)
         case ResidualBody():
             return _residual(t, x, body, flow, write)
-        case LessItselfBody():
-            return _less(t, write(x, body.part), x)
         case GateBody():
             return _gated(t, x, body, flow, write)
 
@@ -129,16 +123,7 @@ def _fewer(flow: Flow, kernel: int, stride: int, padding: int) -> None:
 def _convolved(t: Tape, x: Tensor, body: ConvolutionBody, flow: Flow) -> Tensor:
     _fewer(flow, body.kernel, body.stride, body.padding)
     positions = flow.items * flow.grid[0] * flow.grid[1]
-    if not body.standardized:
-        return convolution(t, x, body.module, positions, bias=body.bias)
-    weight = t.parameter(f"{body.module}.weight")
-    normed = t.tensor(weight.numel, weight.dtype)
-    statistics = [t.tensor(weight.shape[0], DType.FP32) for _ in range(2)]
-    t.record(
-        OperationKind.BATCH_NORM, (weight,), (normed, *statistics), saves=(weight, *statistics),
-        gradients=(Gradient.FRESH,),
-    )  # fmt: skip
-    return convolve(t, x, normed, None, positions, weight.shape[0])
+    return convolution(t, x, body.module, positions, bias=body.bias)
 
 
 def batch_norm(t: Tape, x: Tensor, module: str, channels: int) -> Tensor:
@@ -205,8 +190,6 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
     before = after = flow.grid
     past, added = x, x
     ways = [body.branch, body.shortcut]
-    if body.shortcut_first:
-        ways.reverse()
     for way in ways:
         flow.grid = before
         made = x
@@ -217,8 +200,6 @@ def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) 
         else:
             past = made
     flow.grid = after
-    if body.scale:
-        added = t.mul(t.parameter(body.scale), added)
     added = dropout(t, added, body.dropout)
     if body.drop_path:
         added = drop_path(t, added, flow.items)
@@ -240,13 +221,6 @@ def drop_path(t: Tape, x: Tensor, items: int) -> Tensor:
     t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
     out = t.mul(t.scale(x, OperationKind.DIV), factors)
     t.touch(x)
-    return out
-
-
-def _less(t: Tape, left: Tensor, right: Tensor) -> Tensor:
-    out = t.tensor(left.numel, left.dtype)
-    t.record(OperationKind.SUB, (left, right), (out,), gradients=(Gradient.ALIAS, Gradient.FRESH))
-    t.touch(left)
     return out
 
 

@@ -34,8 +34,6 @@ class ConvolutionBody:
     padding: int = 0
     """Rows that the convolution itself adds, above and below together."""
     bias: bool = False
-    standardized: bool = False
-    """Its weight is normed at each step (BiT)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +95,6 @@ class DropoutBody:
     probability: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DropPathBody:
-    """Whole samples are dropped."""
-
-
 NetBody = (
     PixelsBody
     | ConvolutionBody
@@ -111,5 +104,4 @@ NetBody = (
     | WindowBody
     | SigmoidBody
     | DropoutBody
-    | DropPathBody
 )
