@@ -7,7 +7,6 @@ kernel, and only what is really written moves.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 
 from memplan.compute.attended import AttentionTimes
 from memplan.compute.flops import early_stop, recomputed_positions
@@ -42,6 +41,7 @@ from memplan.graph.core.operation_kinds import (
 from memplan.graph.core.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.graph.remembered import OF_TAPES
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation
 from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Send
@@ -89,7 +89,7 @@ class _Same:
         return isinstance(other, _Same) and other.value is self.value
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _segment_work(tape: _Same, model: _Same, rates: Rates) -> Sequence[SegmentWork]:
     assert isinstance(tape.value, Tape)
     assert isinstance(model.value, ModelSpec)

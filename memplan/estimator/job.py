@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from functools import lru_cache, partial
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from memplan.fast_dataclass import dataclass, fields, replace
 from memplan.graph.attention.masks import attentions
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import trainable_parameters
+from memplan.graph.remembered import OF_TAPES
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory import accounts
 from memplan.memory.account import ComponentKind, Entry, Phase, RankAccount
@@ -68,6 +69,7 @@ class Job(_LookedAt):
     @classmethod
     def of(cls, model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> "Job":
         """Fill the setup's defaults in, record the model and walk it."""
+        OF_TAPES.make_room()
         resolved = setup.resolve(
             model.context_length,
             has_bf16=gpu is None or gpu.has_bf16,
@@ -207,6 +209,7 @@ class _Latest(NamedTuple):
 
 _LATEST: OrderedDict[int, _Latest] = OrderedDict()
 """By the setup itself, which a job holds."""
+OF_TAPES.forget_with(_LATEST.clear)
 
 
 class Prepared(NamedTuple):
@@ -290,7 +293,7 @@ class _Given:
         return isinstance(other, _Given) and other.key == self.key
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def worst_account(made_from: _Given, resolved: TrainingSetup) -> RankAccount:  # noqa: ARG001
     """The worst rank's account on a GPU with room to load; remembered, since GPUs share it."""
     return rank_account(made_from.given)

@@ -1,6 +1,5 @@
 """A job's other models laid out: which there are, over which rows they run, and on top of what."""
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -16,6 +15,7 @@ from memplan.graph.attention.masks import attentions
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tape import Tape
 from memplan.graph.counts import total_parameters
+from memplan.graph.remembered import OF_TAPES
 from memplan.graph.written.joint_losses import check_objective
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.beside import ALONE, Beside, Share, SideModel, When, raised
@@ -74,7 +74,7 @@ def _with_scalar_head(model: ModelSpec) -> ModelSpec:
     return replace(model, task=Task.SEQUENCE_CLASSIFICATION, num_labels=1)
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def beside(walked: Walked, resolved: TrainingSetup, gpu: GpuSpec | None) -> Beside:
     """All that a job has beside the model that is trained.
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from memplan.errors import SetupError
 from memplan.estimator.recording import Walked, record, walked_on_card
 from memplan.graph.core.options import TapeOptions
+from memplan.graph.remembered import OF_TAPES
 from memplan.graph.stages import check_stages, stage_model, stage_options
 from memplan.memory.engine_options import says_pipeline
 from memplan.memory.rank import Stage
@@ -237,7 +238,7 @@ def stages_of(
     return _stages(model, options, counts, pipeline)
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def _stages(
     model: ModelSpec, options: TapeOptions, counts: tuple[int, ...], pipeline: PipelineParallel
 ) -> tuple[Stage, ...]:
@@ -258,6 +259,6 @@ def _stages(
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _stage(walked: Walked) -> Stage:
     return Stage(tape=walked.tape, passes=walked.passes)

@@ -1,6 +1,5 @@
 """A model recorded and walked: what all engines, and all cards that run the same kernels, share."""
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.dtypes import DType
@@ -11,6 +10,7 @@ from memplan.graph.core.sorting import sort_tile
 from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
 from memplan.graph.operations.reduction import Multiprocessors, may_be_split
+from memplan.graph.remembered import OF_TAPES
 from memplan.hardware.gpu import (
     GpuSpec,
     is_ampere,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from memplan.training.splitting.megatron import MegatronLayers
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def record(model: ModelSpec, options: TapeOptions) -> Tape:
     """The model on the tape; remembered, since cards are compared by it.
 
@@ -59,11 +59,13 @@ def record(model: ModelSpec, options: TapeOptions) -> Tape:
         found = tape.as_on(options)
         if found is not None:
             return found
-    written.append(record_model(model, options))
-    return written[-1]
+    tape = record_model(model, options)
+    OF_TAPES.count(tape)
+    written.append(tape)
+    return tape
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _written_down(model: ModelSpec, plain: TapeOptions) -> list[Tape]:  # noqa: ARG001
     """What was recorded of a model with these options, for one card after the other."""
     return []
@@ -97,7 +99,7 @@ def one_token(options: TapeOptions) -> TapeOptions:
     )
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def record_and_walk(model: ModelSpec, options: TapeOptions) -> tuple[Tape, StepPasses]:
     """The model on the tape, and the walk over it; remembered, since engines share activations."""
     tape = record(model, options)
@@ -133,20 +135,20 @@ def reducing_device(setup: TrainingSetup, gpu: GpuSpec | None) -> Multiprocessor
     return Multiprocessors(num_multiprocessors(gpu), threads_per_multiprocessor(gpu))
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def walked_on_card(model: ModelSpec, options: TapeOptions) -> Walked:
     """Remembered by a card's own options too: a model is long to tell from another."""
     return _walked(model, shared_options(model, options))
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def walked_forward(model: ModelSpec, options: TapeOptions) -> Walked:
     """Forward alone: of a model that runs in stages, which are walked themselves."""
     tape = record(model, shared_options(model, options))
     return Walked(model=model, options=options, tape=tape, passes=StepWalk(tape).forward())
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _walked(model: ModelSpec, options: TapeOptions) -> Walked:
     tape, passes = record_and_walk(model, options)
     return Walked(model=model, options=options, tape=tape, passes=passes)
@@ -370,7 +372,7 @@ def needs_transposes(recipe: Fp8Recipe, gpu: GpuSpec | None) -> bool:
     return recipe is Fp8Recipe.NONE or capability is None or capability < (10, 0)
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def attention_kernel(tape: Tape) -> str:
     """Which kernel computes the attention scores.
 

@@ -4,13 +4,13 @@ Batches of one structure share an outline (``memplan.memory.outline``); what is 
 shown by the passes that it is laid over.
 """
 
-from functools import lru_cache
 from operator import attrgetter
 
 from memplan.fast_dataclass import dataclass, fields
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
+from memplan.graph.remembered import OF_TAPES
 from memplan.memory.beside import ALONE, Beside
 from memplan.memory.engine_options import reduces_each_micro_batch
 from memplan.memory.passes import BackwardPass, StepPasses
@@ -167,7 +167,7 @@ def unstopped_spots(given: RankInput) -> Spots:
     return _spots(_Same(given.passes), _Same(None), _Same(given.beside))
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def _spots(passes: _Same, stops: _Same, beside: _Same) -> Spots:
     """Where an engine that stops there finds the model, and those beside it."""
     assert isinstance(passes.value, StepPasses)
@@ -199,13 +199,13 @@ def _staged(given: RankInput) -> "tuple[Spots, _Structure]":
     return spots, _interned(*key)
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _same_stage(tape: _Same, passes: _Same) -> tuple[object, ...]:
     assert isinstance(tape.value, Tape)
     return _structure(tape, passes), tape.value.options.stage
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def _spots_of_stages(unlike: "tuple[_Same, ...]") -> Spots:
     main: Spots | None = None
     for each in unlike:
@@ -222,7 +222,7 @@ def _spots_of_stages(unlike: "tuple[_Same, ...]") -> Spots:
 # -- structure -----------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _structure(tape: _Same, passes: _Same) -> "_Structure":
     assert isinstance(tape.value, Tape)
     assert isinstance(passes.value, StepPasses)
@@ -237,14 +237,14 @@ def _structure(tape: _Same, passes: _Same) -> "_Structure":
     )
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _cut_structure(structure: "_Structure", spots: _Same, members: _Same) -> "_Structure":
     """The same where an engine takes part within segments: in which order it does what."""
     assert isinstance(spots.value, Spots)
     return _interned(structure, spots.value.acts, members.value)
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _joint_structure(structure: "_Structure", beside: _Same) -> "_Structure":
     """The same with other models beside."""
     assert isinstance(beside.value, Beside)
@@ -256,7 +256,7 @@ class _Run:
     """All that an outline depends on but the rank: equal ones are one object."""
 
 
-@lru_cache(maxsize=REMEMBERED)
+@OF_TAPES.remembered(maxsize=REMEMBERED)
 def _run(structure: "_Structure", engine_fields: tuple[object, ...]) -> _Run:  # noqa: ARG001
     return _Run()
 
@@ -265,7 +265,7 @@ class _Structure:
     """What an outline depends on of a model: equal ones are one object."""
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _interned(*key: object) -> _Structure:  # noqa: ARG001  (the key alone tells them apart)
     return _Structure()
 

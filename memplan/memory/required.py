@@ -3,10 +3,11 @@
 Everything that only a replay needs is imported when one is asked for.
 """
 
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from memplan.fast_dataclass import dataclass, replace
+from memplan.graph.remembered import OF_TAPES
 from memplan.memory.rank import RankInput
 from memplan.training.choices import AllocatorKind
 from memplan.training.setup import TrainingSetup
@@ -68,7 +69,7 @@ class _Walked:
         )
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _played(
     walked: _Walked,
     setup: TrainingSetup,
@@ -83,8 +84,24 @@ def _played(
     )
 
 
-@lru_cache(maxsize=8)
 def _replayer(
+    walked: _Walked,
+    setup: TrainingSetup,
+    rank: int,
+    workspace_bytes: int,
+    capacity_bytes: int | None,
+    likeness: "Hashable",
+) -> "Replayer":
+    """The run, ready to be replayed; kept, since cards and searches ask it again."""
+    key = (walked, setup, rank, workspace_bytes, capacity_bytes, likeness)
+    found = REPLAYERS.get(key)
+    if found is None:
+        found = _prepared(*key)
+        REPLAYERS.keep(key, found, found.num_events)
+    return found
+
+
+def _prepared(
     walked: _Walked,
     setup: TrainingSetup,
     rank: int,
@@ -108,7 +125,7 @@ def _replayer(
             from memplan.memory.shapes import numbered
 
             kept = _ledger(numbered(given), rank, workspace_bytes, capacity_bytes)
-            NUMBERED.keep(key, kept)
+            NUMBERED.keep(key, kept, len(kept.events))
         ledger = kept
     expandable = setup.allocator is AllocatorKind.EXPANDABLE
     return Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable, sizes=sizes)
@@ -133,32 +150,56 @@ KEPT_EVENTS = 2_000_000
 and again, with other sizes."""
 
 
-class KeptLedgers:
-    """Runs with stand-ins for the sizes of the model's blocks, for all runs of one shape: the latest, as far as they
-    are short enough together."""
+RunT = TypeVar("RunT")
 
-    def __init__(self, most_events: int = KEPT_EVENTS) -> None:
+
+class KeptRuns(Generic[RunT]):
+    """What is kept of runs: the latest, as far as they are short and few enough together."""
+
+    def __init__(
+        self,
+        most_events: int = KEPT_EVENTS,
+        *,
+        most_runs: int | None = None,
+        least_runs: int = 0,
+    ) -> None:
+        """``least_runs`` are kept however long they are."""
         self.most_events = most_events
-        self._ledgers: dict[Hashable, Ledger] = {}
+        self.most_runs = most_runs
+        self.least_runs = least_runs
+        self._runs: dict[Hashable, tuple[RunT, int]] = {}
         self._num_events = 0
 
-    def get(self, key: "Hashable") -> "Ledger | None":
+    def get(self, key: "Hashable") -> RunT | None:
         """One that is kept; it is then the latest."""
-        found = self._ledgers.pop(key, None)
-        if found is not None:
-            self._ledgers[key] = found
-        return found
+        found = self._runs.pop(key, None)
+        if found is None:
+            return None
+        self._runs[key] = found
+        return found[0]
 
-    def keep(self, key: "Hashable", ledger: "Ledger") -> None:
-        """A new one; what is too long by itself lasts in the compiled code alone."""
-        self._num_events += len(ledger.events)
-        self._ledgers[key] = ledger
-        while self._num_events > self.most_events:
-            first = next(iter(self._ledgers))
-            self._num_events -= len(self._ledgers.pop(first).events)
+    def keep(self, key: "Hashable", run: RunT, num_events: int) -> None:
+        """A new one; what is too long by itself lasts with who asked for it alone."""
+        self._num_events += num_events
+        self._runs[key] = run, num_events
+        while len(self._runs) > self.least_runs and self._is_too_much():
+            self._num_events -= self._runs.pop(next(iter(self._runs)))[1]
+
+    def _is_too_much(self) -> bool:
+        is_many = self.most_runs is not None and len(self._runs) > self.most_runs
+        return is_many or self._num_events > self.most_events
+
+    def clear(self) -> None:
+        """Keep none."""
+        self._runs.clear()
+        self._num_events = 0
 
 
-NUMBERED = KeptLedgers()
+NUMBERED = KeptRuns["Ledger"]()
+"""Runs with stand-ins for the sizes of the model's blocks, for all runs of one shape."""
+REPLAYERS = KeptRuns["Replayer"](most_runs=8, least_runs=1)
+"""Runs as they are replayed, the tapes that they are of with them."""
+OF_TAPES.forget_with(REPLAYERS.clear)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,7 +158,7 @@ def test_of_models_too(
         from memplan.memory import required
 
         required._played.cache_clear()
-        required._replayer.cache_clear()
+        required.REPLAYERS.clear()
         found = estimate(load_model(model), setup, load_gpu("a100"))
         answers.append((found.required_bytes, found.reserved_bytes, found.run.peaks))
     assert answers[0] == answers[1]

@@ -7,7 +7,7 @@ import pytest
 from memplan import TrainingSetup, Verdict, estimate, load_gpu
 from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.replaying.replay import Replayer, replay
-from memplan.memory.required import KeptLedgers, PlayedRun
+from memplan.memory.required import KeptRuns, PlayedRun
 from memplan.model.heads import HeadSpec
 from memplan.model.parameters import ParameterBlock, ParameterShape
 from memplan.model.spec import ModelSpec, Task
@@ -58,16 +58,27 @@ def test_a_model_whose_operations_are_not_written_down_runs_as_its_states() -> N
 
 
 def test_runs_of_one_shape_are_kept_while_they_are_short_enough_together() -> None:
-    kept, long = KeptLedgers(most_events=6), Ledger()
+    kept, long = KeptRuns[Ledger](most_events=6), Ledger()
     for _ in range(7):
         long.allocate(MIB)
     runs = {name: ledger() for name in "abcd"}  # of three events each
     for name in "ab":
-        kept.keep(name, runs[name])
+        kept.keep(name, runs[name], 3)
     assert kept.get("a") is runs["a"]
-    kept.keep("c", runs["c"])
+    kept.keep("c", runs["c"], 3)
     assert [kept.get(name) for name in "abc"] == [runs["a"], None, runs["c"]]
-    kept.keep("long", long)
+    kept.keep("long", long, 7)
     assert [kept.get(name) for name in ("a", "c", "long")] == [None, None, None]
-    kept.keep("d", runs["d"])
+    kept.keep("d", runs["d"], 3)
     assert kept.get("d") is runs["d"]
+
+
+def test_of_runs_that_are_asked_again_the_latest_few_are_kept_however_long() -> None:
+    kept = KeptRuns[str](most_events=6, most_runs=2, least_runs=1)
+    for name in "abc":
+        kept.keep(name, name, 1)
+    assert [kept.get(name) for name in "abc"] == [None, "b", "c"]
+    kept.keep("long", "long", 7)
+    assert [kept.get(name) for name in ("b", "c", "long")] == [None, None, "long"]
+    kept.clear()
+    assert kept.get("long") is None

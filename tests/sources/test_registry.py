@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memplan.families import supported_families
-from memplan.graph.counts import count_parameters
+from memplan.graph.counts import num_parameters
 from memplan.sources.about_models import entry_file
 from memplan.sources.about_models.defaults import class_defaults, known_keys
 from memplan.sources.about_models.registry import (
@@ -218,7 +218,7 @@ def test_what_stands_in_an_entry_but_names_none(written: str) -> None:
 def test_parameters_equal_those_of_transformers(checkout: Path) -> None:
     """The counts were made by transformers itself: see the file's ``source``."""
     counted = json.loads((checkout / "tests" / "data" / "builtin_params.json").read_text())
-    found = {name: count_parameters(load_model(name)).total for name in NAMES}
+    found = {name: num_parameters(load_model(name)) for name in NAMES}
     assert found == {name: counted["total_params"][name] for name in NAMES}
 
 

@@ -52,6 +52,7 @@ from memplan.estimator.time.timer import (
 )
 from memplan.estimator.time.timer import HOST as OFFLOAD
 from memplan.fast_dataclass import dataclass, field, replace
+from memplan.graph.remembered import OF_TAPES
 from memplan.hardware.gpu import GpuSpec
 from memplan.hardware.network import network_of
 from memplan.memory.accounts import step_visits
@@ -454,6 +455,7 @@ def _flops(job: Job) -> StepFlops:
 
 _WHOLE: OrderedDict[Walked, StepFlops] = OrderedDict()
 """Of split models, as they are whole."""
+OF_TAPES.forget_with(_WHOLE.clear)
 REMEMBERED = 64
 
 
@@ -472,7 +474,7 @@ def _counted_whole(job: Job) -> StepFlops:
     return found
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _counted(walked: Walked) -> StepFlops:
     return count_flops(walked.tape, walked.model, scores=ScoreCount.FULL)
 

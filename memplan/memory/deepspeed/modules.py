@@ -12,13 +12,13 @@ together, and their gradients are reduced only when the last one is there.
 
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass, field
 from memplan.graph.core.segments import Operation, Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
+from memplan.graph.remembered import OF_TAPES
 from memplan.memory.deepspeed.partition import ModelWeights, model_weights
 from memplan.memory.stops import Stops
 from memplan.memory.walks.walk import last_recomputed
@@ -73,7 +73,7 @@ class FoundStops(list[SegmentStops]):
     """Parameters whose gradients wait for others of their module."""
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def find_stops(tape: Tape) -> FoundStops:
     """Where hooks stand in all segments; the small parameters' modules are among them."""
     weights = model_weights(tape)

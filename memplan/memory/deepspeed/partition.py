@@ -6,13 +6,14 @@ Parameters stand in the order of ``model.parameters()``, by which the flat buffe
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.graph.declaration import declared_parameters
+from memplan.graph.remembered import OF_TAPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class ModelWeights:
         return max(self.trained_numels, default=0)
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def model_weights(tape: Tape) -> ModelWeights:
     """The parameters of a tape: the same for every setup that is recorded so."""
     return ModelWeights(tape)

@@ -1,9 +1,9 @@
 """What each engine asks the allocator for in a run, in its order: programs over one ledger."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.graph.core.tape import Tape
+from memplan.graph.remembered import OF_TAPES
 from memplan.memory.beside import ALONE, SideModel
 from memplan.memory.engine_options import has_module_hooks
 from memplan.memory.programs.contracts import RankProgram
@@ -117,7 +117,7 @@ def stops_of(given: RankInput | SideModel) -> "StopsWithin | None":
     return _stops_at_modules(given.tape) if has_module_hooks(given.setup) else None
 
 
-@lru_cache(maxsize=64)
+@OF_TAPES.remembered(maxsize=64)
 def _stops_at_modules(tape: Tape) -> "StopsWithin":
     from memplan.memory.deepspeed.modules import find_stops
 

@@ -7,9 +7,9 @@ buffers that stay.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 
+from memplan.graph.remembered import OF_TAPES
 from memplan.memory.account import ComponentKind
 from memplan.memory.rank import RankInput, Stage
 from memplan.memory.replaying.ledger import Block, Ledger
@@ -119,7 +119,7 @@ def chunk_sizes(given: RankInput, numbers: Iterable[int]) -> dict[int, int]:
     return {number: sent_bytes(_sendable(given.stages[number]), ratio) for number in numbers}
 
 
-@lru_cache(maxsize=256)
+@OF_TAPES.remembered(maxsize=256)
 def _sendable(stage: Stage) -> int:
     return sendable_bytes(stage.tape, stage.passes, LEAST_BYTES)
 

@@ -1,12 +1,12 @@
 """A model's weights on one rank, in the order of ``named_parameters()``, and the buffers between them."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from memplan.graph.core.segments import Buffer, Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.graph.declaration import declared_parameters
+from memplan.graph.remembered import OF_TAPES
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -14,7 +14,7 @@ Places = Mapping[Weight | None, Sequence[Buffer]]
 """The buffers that stand before each weight; None: behind all of them."""
 
 
-@lru_cache(maxsize=8)
+@OF_TAPES.remembered(maxsize=8)
 def weights_of(tape: Tape) -> tuple[Weight, ...]:
     """Every parameter of every copy of its segment, in the order of ``named_parameters()``."""
     return tuple(

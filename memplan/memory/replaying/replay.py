@@ -170,6 +170,11 @@ class Replayer:
             return None
 
     @property
+    def num_events(self) -> int:
+        """How long it is, loading and the steps that are played out."""
+        return self._num_events
+
+    @property
     def caution(self) -> int:
         """Into how many parts a surplus is cut to take one of them away (``floor_bytes``)."""
         cycle = self._num_events - self._cycle.start if self._cycle is not None else 0
