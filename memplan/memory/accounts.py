@@ -5,11 +5,10 @@ over each batch's own passes.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
-from memplan.graph.remembered import OF_TAPES
 from memplan.memory.account import (
     STEP_PHASES,
     ComponentKind,
@@ -229,7 +228,7 @@ def _program(question: "Question", given: RankInput, ledger: Tally) -> RankProgr
     )
 
 
-@OF_TAPES.remembered(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _loaded(question: "Question") -> _Loaded:
     """Load as a rank does on a card without room for what loading takes elsewhere."""
     asked = question.asked
@@ -241,7 +240,7 @@ def _loaded(question: "Question") -> _Loaded:
     return _Loaded(outline=outline, host=_with_average(program))
 
 
-@OF_TAPES.remembered(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _load_outline(question: "Question") -> Outline:
     """Run a rank's program as far as it goes by the room of a card: what comes after loading does not."""
     given, spots = question.taken()
@@ -251,7 +250,7 @@ def _load_outline(question: "Question") -> Outline:
     return ledger.close(program.weight_words)
 
 
-@OF_TAPES.remembered(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _outlined(question: "Question") -> _Outlined:
     """Run a rank's program over a tally: loading, a steady step, a checkpoint."""
     given, spots = question.taken()
@@ -308,7 +307,7 @@ def _ranks(asked: Asked) -> Sequence[int]:
     return _heaviest(Question(asked, 0))
 
 
-@OF_TAPES.remembered(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _heaviest(question: "Question") -> tuple[int, ...]:
     """Which ranks are weighed for the fullest: the same for every batch."""
     given, _ = question.taken()

@@ -4,6 +4,7 @@ Batches of one structure share an outline (``memplan.memory.outline``); what is 
 shown by the passes that it is laid over.
 """
 
+from functools import lru_cache
 from operator import attrgetter
 
 from memplan.fast_dataclass import dataclass, fields
@@ -256,7 +257,7 @@ class _Run:
     """All that an outline depends on but the rank: equal ones are one object."""
 
 
-@OF_TAPES.remembered(maxsize=REMEMBERED)
+@lru_cache(maxsize=REMEMBERED)
 def _run(structure: "_Structure", engine_fields: tuple[object, ...]) -> _Run:  # noqa: ARG001
     return _Run()
 
@@ -265,7 +266,7 @@ class _Structure:
     """What an outline depends on of a model: equal ones are one object."""
 
 
-@OF_TAPES.remembered(maxsize=256)
+@lru_cache(maxsize=256)
 def _interned(*key: object) -> _Structure:  # noqa: ARG001  (the key alone tells them apart)
     return _Structure()
 
