@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_OPERATIONS = 100_000
-"""Of all tapes that are remembered: some 1.7 KB each with their walks, outlines and events, as measured. A Llama has
+MOST_OPERATIONS = 150_000
+"""Of all tapes that are remembered: some 2 KB each with their walks and events, as measured. A Llama has
 70, Kimi-Linear 16,000."""
 
 
