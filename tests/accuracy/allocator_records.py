@@ -11,7 +11,7 @@ from memplan.memory.account import ComponentKind, RankAccount
 from memplan.memory.accounts import rank_account
 from memplan.memory.fsdp2.units import is_tied
 from memplan.memory.programs import program_of
-from memplan.memory.programs.fsdp2 import Fsdp2Program
+from memplan.memory.programs.fully_sharded.program import Fsdp2Program
 from memplan.memory.programs.program import Program
 from memplan.memory.programs.weights import Weight
 from memplan.memory.rank import RankInput

@@ -14,7 +14,7 @@ from memplan.memory.fsdp1.wrapping import wrap
 from memplan.memory.fsdp2.units import num_spread, places_alike
 from memplan.memory.fsdp2.units import own_states as own_shards
 from memplan.memory.programs import program_of
-from memplan.memory.programs.fsdp2 import Fsdp2Program
+from memplan.memory.programs.fully_sharded.program import Fsdp2Program
 from memplan.memory.replaying.ledger import Ledger
 from memplan.training.setup import TrainingSetup
 from tests.accuracy.sharding_records import account_of

@@ -87,10 +87,12 @@ def engine_program(
 
 def _fsdp2_program(given: RankInput, ledger: Ledger, *, workspace_bytes: int, rank: int) -> Program:
     if given.tape.options.stage is not None:
-        from memplan.memory.programs.fsdp2_stage import Fsdp2StageProgram  # only for pipelines
+        from memplan.memory.programs.fully_sharded.stage import (
+            Fsdp2StageProgram,  # only for pipelines
+        )
 
         return Fsdp2StageProgram(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
-    from memplan.memory.programs.fsdp2 import Fsdp2Program
+    from memplan.memory.programs.fully_sharded.program import Fsdp2Program
 
     return Fsdp2Program(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
 

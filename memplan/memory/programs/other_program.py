@@ -85,7 +85,7 @@ def _program(side: SideModel, ledger: SideLedger) -> Program:
 
         return FrozenShardsProgram(prepare_job(given, rank=0, capacity_bytes=None), ledger)
     if engine is Engine.FSDP and side.is_one_unit:
-        from memplan.memory.programs.gathered_whole import GatheredWholeProgram
+        from memplan.memory.programs.fully_sharded.gathered_whole import GatheredWholeProgram
 
         return GatheredWholeProgram(given, ledger)
     from memplan.memory.programs import engine_program

@@ -6,7 +6,8 @@ the forward pass is over (torch 2.13, ``wait_for_unshard``).
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.fsdp2.units import whole_unit
-from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
+from memplan.memory.programs.fully_sharded.holding import UnitUse
+from memplan.memory.programs.fully_sharded.program import Fsdp2Program
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger
 

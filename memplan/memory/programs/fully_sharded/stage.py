@@ -9,7 +9,8 @@ with the reduction (torch 2.13, torch/distributed/pipelining/stage.py, ``backwar
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.fsdp2 import Fsdp2Program, UnitUse
+from memplan.memory.programs.fully_sharded.holding import UnitUse
+from memplan.memory.programs.fully_sharded.program import Fsdp2Program
 from memplan.memory.programs.weights import is_trained
 from memplan.training.splitting.schedules import PassKind
 
