@@ -32,7 +32,12 @@ from memplan.memory.step import StepWalk
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
-from memplan.training.choices_of_kernels.kernels import LossKernel, Packing, SelectivePolicy
+from memplan.training.choices_of_kernels.kernels import (
+    KernelPreset,
+    LossKernel,
+    Packing,
+    SelectivePolicy,
+)
 from memplan.training.choices_of_kernels.sdpa import (
     SDPA_SUPPORT,
     sdpa_support,
@@ -342,9 +347,16 @@ def _input_gradients(setup: TrainingSetup) -> bool:
     """Whether the input embeddings' output is made to require a gradient.
 
     peft does so for a model that checkpoints its activations (``peft_model.py``,
-    ``prepare_model_for_gradient_checkpointing``), whose frozen first layers hand none on otherwise.
+    ``prepare_model_for_gradient_checkpointing``), whose frozen first layers hand none on otherwise; and
+    transformers 5 wherever it checkpoints them itself (``_activation_checkpointing_enable``). Under FSDP, and
+    where it is selective, layers are wrapped from outside.
     """
-    return setup.adapter is not None and setup.checkpointing not in (Recomputation.NONE, 0.0)
+    if setup.checkpointing in (Recomputation.NONE, 0.0):
+        return False
+    of_transformers = setup.kernels in (KernelPreset.HF, KernelPreset.LIGER)
+    wrapped = setup.chosen_engine in (Engine.FSDP, Engine.FSDP1)
+    wrapped |= setup.checkpointing is Recomputation.SELECTIVE
+    return setup.adapter is not None or (of_transformers and not wrapped)
 
 
 def kept_dtype(setup: TrainingSetup) -> DType:
