@@ -77,10 +77,10 @@ class ConfigReader:
         return ConfigError(f"{self.source}: {self.path}{key}: {problem}")
 
     def names(self, key: str) -> tuple[str, ...]:
-        """The key and its other names in this class."""
+        """The key and its other names in this class; the common one is set last, and so decides (``attribute_map``)."""
         own = self.renamed.get(key)
         common = tuple(name for name, other in self.renamed.items() if other == key)
-        return (key, own, *common) if own else (key, *common)
+        return (*common, key, own) if own else (*common, key)
 
     def raw(self, *keys: str) -> object:
         """The first value present under any of the keys, else the class's default, else None."""
@@ -89,8 +89,10 @@ class ConfigReader:
     def _look_up(self, keys: tuple[str, ...], *, is_size: Callable[[object], bool]) -> object:
         names = self._ask(*keys)
         for name in names:
-            if self.config.get(name) is not None:
-                return self.config[name]
+            found = self.config.get(name)
+            if found is not None:
+                self._note_overruled(name, found)
+                return found
         for name in names:
             value = self.defaults.get(name)
             if value is not None and name not in self.config:
@@ -105,6 +107,12 @@ class ConfigReader:
         same = frozenset(names)
         self._part.spellings.update(dict.fromkeys(names, same))
         return names
+
+    def _note_overruled(self, name: str, value: object) -> None:
+        """Note that the class's own name for a key is there too, and says something else."""
+        own = self.renamed.get(name)
+        if own is not None and self.config.get(own, value) not in (value, None):
+            self.log.overruled[f"{self.path}{own}"] = f"{self.path}{name}"
 
     def _note_default(self, name: str, value: object) -> None:
         self.log.add_default(

@@ -59,6 +59,8 @@ class ReadLog:
         self.defaults: dict[tuple[str, str, str], DefaultRead] = {}
         """By path, absent part and key."""
         self.retyped: list[Retyped] = []
+        self.overruled: dict[str, str] = {}
+        """By a class's own name for a key, the common one, which says something else and decides; with their paths."""
 
     def part(
         self, path: str, config: Mapping[str, object], model_type: str, absent_part: str

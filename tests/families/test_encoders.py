@@ -230,9 +230,9 @@ def test_eager_attention_keeps_the_scores() -> None:
     eager = saved_bytes(model, Kernels(attention=AttentionKernel.EAGER))
     fused = saved_bytes(model, Kernels(attention=AttentionKernel.SDPA))
     # Softmax, dropout's result and its mask for 2 sequences, 4 heads, 128 x 128 pairs, 2 layers;
-    # against it the log-sum-exp and the random state that sdpa's kernel keeps.
+    # against it the log-sum-exp that sdpa's kernel keeps.
     scores = 2 * 2 * 4 * 128 * 128
-    assert eager - fused == scores * (4 + 4 + 1) - 2 * (2 * 4 * 128 * 4 + 2 * 512)
+    assert eager - fused == scores * (4 + 4 + 1) - 2 * (2 * 4 * 128 * 4)
 
 
 def test_deberta_knows_no_other_attention_than_eager() -> None:

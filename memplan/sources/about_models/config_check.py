@@ -102,6 +102,10 @@ def unmodelled_notes(log: ReadLog, *, source: str) -> list[str]:
         "makes of it"
         for read in log.retyped
     ]
+    notes += [
+        f"{own}: {common} says something else, and decides, as in transformers"
+        for own, common in log.overruled.items()
+    ]
     return notes
 
 
