@@ -93,7 +93,7 @@ class ConfigReader:
             if found is not None:
                 self._note_overruled(name, found)
                 return found
-        for name in names:
+        for name in sorted(names, key=self.renamed.__contains__):  # its own names first
             value = self.defaults.get(name)
             if value is not None and name not in self.config:
                 if is_size(value):

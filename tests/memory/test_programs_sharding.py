@@ -131,3 +131,20 @@ def test_states_that_an_optimizer_is_made_with_are_there_when_it_is_loaded(engin
     assert {part for _, part in states} == {Part.LOAD}
     # One fp32 number for each weight of this rank's half.
     assert sum(size for size, _ in states) == pytest.approx(124_439_808 * 4 / 2, rel=0.01)
+
+
+def test_micro_batches_that_reduce_nothing_are_resharded_before_gradients_are_cast() -> None:
+    """Ten steps of an XGLM on the two ranks of PyTorch 2.13's CUDA build, A100: they die with a granule less.
+
+    (``_fsdp_param_group.py``, ``post_backward``: gradients in the order of the unit's parameters.)
+    """
+    config = {
+        "model_type": "xglm", "d_model": 2048, "ffn_dim": 8192, "num_layers": 5, "attention_heads": 16,
+        "vocab_size": 256008, "max_position_embeddings": 2048, "scale_embedding": True,
+    }  # fmt: skip
+    setup = TrainingSetup(
+        engine="fsdp", num_gpus=2, gradient_accumulation_steps=2, optimizer="sgd", attention="eager",
+        micro_batch_size=2, seq_len=1024,
+    )  # type: ignore[arg-type]  # fmt: skip
+    found = estimate(load_model(config, "causal-lm"), setup, load_gpu("a100-sxm4-80gb"))
+    assert found.required_bytes == 16_122_904_576

@@ -486,3 +486,14 @@ def test_a_bad_size_names_the_file_and_the_key(tmp_path: Path) -> None:
     path = write_config(tmp_path, {**CONFIG, "hidden_size": -64})
     with pytest.raises(InputError, match=r"config\.json: hidden_size: "):
         load_model(path)
+
+
+def test_a_common_name_decides_over_the_class_own() -> None:
+    """transformers 5.23 sets it last (``attribute_map``): a BigBird-Pegasus with both has 220 million parameters, not 195."""
+    config = {"model_type": "bart", "d_model": 64, "encoder_layers": 3, "decoder_layers": 2}
+    both = load_model({**config, "num_hidden_layers": 5})
+    assert both.num_params == load_model({**config, "encoder_layers": 5}).num_params
+    (note,) = (each for each in both.assumptions if "encoder_layers" in each)
+    assert note.startswith("encoder_layers: num_hidden_layers says something else, and decides")
+    same = load_model({**config, "num_hidden_layers": 3})
+    assert not any("says something else" in each for each in same.assumptions)

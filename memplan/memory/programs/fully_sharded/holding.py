@@ -35,7 +35,7 @@ class UnitUse:
     """One unit's parameters: of a run of layers there are as many as layers."""
 
     __slots__ = (
-        "all_gather", "copy", "done", "gathered", "gradient_shards", "gradients", "is_even", "unit", "whole",
+        "all_gather", "copy", "done", "gathered", "gradient_shards", "gradients", "unit", "whole",
     )  # fmt: skip
 
     def __init__(self, unit: Unit, copy: int) -> None:
@@ -52,8 +52,6 @@ class UnitUse:
         self.gradient_shards: Block | None = None
         self.done = False
         """Its backward pass is over."""
-        self.is_even: bool | None = None
-        """Every gradient is reduced in the format that it is computed in; None: nobody asked."""
 
 
 class HoldingShards(ShardedProgram[UnitUse]):

@@ -1,7 +1,5 @@
 """What becomes of gradients under FSDP2 (``foreach_reduce``): they wait for their unit, and are reduced together."""
 
-from collections.abc import Iterable
-
 from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.fsdp2.units import cut_dimension
@@ -38,14 +36,16 @@ class ReducingGradients(HoldingShards):
         self.all_reduced.clear()
 
     def _post_backward(self, use: UnitUse) -> None:
-        """Reshard, then reduce the unit's gradients, or keep them for the last micro-batch."""
+        """Reshard, then reduce the unit's gradients, or keep them for the last micro-batch (``post_backward``)."""
         use.done = True
-        self._accumulate_whole(use)
+        self._add_to_whole(use)
         if self.reduces:
             self._match_shares(use)
         self._reshard(use)
         if self.reduces:
             self._reduce(use)
+        else:
+            self._make_whole(use)
 
     def _reduce(self, use: UnitUse) -> None:
         """Lay the unit's gradients side by side and reduce them over its ranks."""
@@ -112,26 +112,25 @@ class ReducingGradients(HoldingShards):
                     self.ledger.free(block)
                     table[parameter] = made
 
-    def _accumulate_whole(self, use: UnitUse) -> None:
-        """Under ``no_sync`` gradients are cast to the format they are reduced in, and added."""
-        if not use.gradients or (self.reduces and not use.whole):
+    def _add_to_whole(self, use: UnitUse) -> None:
+        """What earlier micro-batches left takes new gradients up (``accumulate_unsharded_grad_if_needed``)."""
+        if not use.whole:
             return
+        for parameter in use.unit.parameters:
+            if parameter in use.whole and parameter in use.gradients:
+                self.ledger.free(use.gradients.pop(parameter))
+
+    def _make_whole(self, use: UnitUse) -> None:
+        """Under ``no_sync`` gradients are cast to the format they are reduced in (``to_accumulated_grad_if_needed``)."""
         formats, ledger = self.formats, self.ledger
-        if use.is_even is None:
-            use.is_even = self._is_even(use.unit.parameters)
-        if use.is_even or self._is_even(use.gradients):
-            return
-        for parameter, block in list(use.gradients.items()):
-            if parameter not in use.whole:
-                size = allocated_bytes(parameter.gradient_numel, formats.reduce_of(parameter))
+        for parameter in use.unit.parameters if use.gradients else ():
+            block = use.gradients.get(parameter)
+            dtype = formats.reduce_of(parameter)
+            if block is not None and dtype is not formats.compute_of(parameter):
+                size = allocated_bytes(parameter.gradient_numel, dtype)
                 weight = parameter, use.copy
                 use.whole[parameter] = ledger.allocate(size, 0, ComponentKind.GRADIENTS, weight)
-            ledger.free(block)
-        use.gradients.clear()
-
-    def _is_even(self, parameters: Iterable[Parameter]) -> bool:
-        formats = self.formats
-        return all(formats.reduce_of(each) is formats.compute_of(each) for each in parameters)
+                ledger.free(use.gradients.pop(parameter))
 
     def _keep_shards(self, use: UnitUse) -> None:
         """The reduced shards, cast to the kept format."""

@@ -38,7 +38,8 @@ class Fsdp2StageProgram(Fsdp2Program):
                     self.gradient_ready(weight, block)
             return
         for use in self._uses():
-            self._accumulate_whole(use)
+            self._add_to_whole(use)
+            self._make_whole(use)
 
     def unshard(self) -> None:
         """All units are gathered at once; they are copied out where the stage runs (``UNSHARD``)."""
@@ -110,7 +111,8 @@ class Fsdp2StageProgram(Fsdp2Program):
             super()._post_backward(use)
             return
         use.done = True
-        self._accumulate_whole(use)
+        self._add_to_whole(use)
+        self._make_whole(use)
 
     def reduce_gradients(self) -> None:
         """Each unit is resharded and reduced, the stage's own first (``perform_reduce_grad``)."""
