@@ -3,7 +3,7 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator import estimate, recording
 from memplan.estimator.job import worst_account
-from memplan.memory import accounts
+from memplan.memory import accounts, likeness
 from memplan.memory.deepspeed import job
 from memplan.search.grid import Grid
 from memplan.search.sweep import sweep
@@ -20,7 +20,7 @@ def forget() -> None:
         recording.record, recording.record_and_walk, worst_account,
         recording._walked, recording.walked_on_card,
         job.remembered_buffer, job.remembered_partition,
-        accounts._outlined, accounts._spots, accounts._structure, accounts._interned,
+        accounts._outlined, likeness._spots, likeness._structure, likeness._interned,
     ):  # fmt: skip
         remembered.cache_clear()
 
