@@ -33,7 +33,7 @@ from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import (
-    KernelPreset,
+    OF_TRANSFORMERS,
     LossKernel,
     Packing,
     SelectivePolicy,
@@ -353,7 +353,7 @@ def _input_gradients(setup: TrainingSetup) -> bool:
     """
     if setup.checkpointing in (Recomputation.NONE, 0.0):
         return False
-    of_transformers = setup.kernels in (KernelPreset.HF, KernelPreset.LIGER)
+    of_transformers = setup.kernels in OF_TRANSFORMERS
     wrapped = setup.chosen_engine in (Engine.FSDP, Engine.FSDP1)
     wrapped |= setup.checkpointing is Recomputation.SELECTIVE
     return setup.adapter is not None or (of_transformers and not wrapped)

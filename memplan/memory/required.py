@@ -4,7 +4,7 @@ Everything that only a replay needs is imported when one is asked for.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.remembered import OF_TAPES
@@ -39,7 +39,7 @@ class RunSource:
     @property
     def played(self) -> "PlayedRun":
         """The run. What is found of it is kept, since GPUs and hints share it."""
-        return _played(
+        run = _Run(
             _Walked(self.record()),
             self.setup,
             self.rank,
@@ -47,6 +47,7 @@ class RunSource:
             self.capacity_bytes,
             self.likeness,
         )
+        return _played(run)
 
 
 class _Walked:
@@ -69,49 +70,37 @@ class _Walked:
         )
 
 
+class _Run(NamedTuple):
+    """All that a run which is played out depends on (``RunSource``)."""
+
+    walked: _Walked
+    setup: TrainingSetup
+    rank: int
+    workspace_bytes: int
+    capacity_bytes: int | None
+    likeness: "Hashable"
+
+
 @OF_TAPES.remembered(maxsize=256)
-def _played(
-    walked: _Walked,
-    setup: TrainingSetup,
-    rank: int,
-    workspace_bytes: int,
-    capacity_bytes: int | None,
-    likeness: "Hashable",
-) -> "PlayedRun":
+def _played(run: _Run) -> "PlayedRun":
     """The run, and what replays find of it, which outlives its many events."""
-    return PlayedRun(
-        partial(_replayer, walked, setup, rank, workspace_bytes, capacity_bytes, likeness)
-    )
+    return PlayedRun(partial(_replayer, run))
 
 
-def _replayer(
-    walked: _Walked,
-    setup: TrainingSetup,
-    rank: int,
-    workspace_bytes: int,
-    capacity_bytes: int | None,
-    likeness: "Hashable",
-) -> "Replayer":
+def _replayer(run: _Run) -> "Replayer":
     """The run, ready to be replayed; kept, since cards and searches ask it again."""
-    key = (walked, setup, rank, workspace_bytes, capacity_bytes, likeness)
-    found = REPLAYERS.get(key)
+    found = REPLAYERS.get(run)
     if found is None:
-        found = _prepared(*key)
-        REPLAYERS.keep(key, found, found.num_events)
+        found = _prepared(run)
+        REPLAYERS.keep(run, found, found.num_events)
     return found
 
 
-def _prepared(
-    walked: _Walked,
-    setup: TrainingSetup,
-    rank: int,
-    workspace_bytes: int,
-    capacity_bytes: int | None,
-    likeness: "Hashable",
-) -> "Replayer":
+def _prepared(run: _Run) -> "Replayer":
     """Play loading and steps, up to one that all later ones are like."""
     from memplan.memory.replaying.replay import Replayer
 
+    walked, setup, rank, workspace_bytes, capacity_bytes, likeness = run
     given, sizes = replace(walked.given, setup=setup), list[int]()
     if likeness is None:
         ledger = _ledger(given, rank, workspace_bytes, capacity_bytes)

@@ -175,6 +175,9 @@ class KernelPreset(Enum):
     UNSLOTH = "unsloth"
 
 
+OF_TRANSFORMERS = (KernelPreset.HF, KernelPreset.LIGER)
+"""Under which transformers' own classes run, of the version that is known (5.23)."""
+
 WHOLE = 1
 """Tiles of what is not cut."""
 FITTING_TILES = 0
