@@ -197,7 +197,7 @@ def run_of(
     from memplan.sources.about_models.found_config import local_config
     from memplan.sources.models import load_model
     from memplan.verify.run import Run
-    from memplan.verify.scope import check_model, check_scope
+    from memplan.verify.scope import check_model, check_scope, loaded_whole
 
     setup, named_model = asked
     chosen = model or named_model
@@ -217,7 +217,7 @@ def run_of(
     check_model(spec)
     check_scope(resolved, has_gpu=True)
     return Run(
-        config=config, name=name, model=spec, setup=resolved,
+        config=config, name=name, model=spec, setup=loaded_whole(resolved),
         num_steps=steps,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from memplan.errors import SetupError
+from memplan.memory.engine_options import loads_under_zero_init
 from memplan.model.spec import ModelSpec
 from memplan.training.activation_offload import ActivationOffload
 from memplan.training.adapters import Lora
@@ -152,6 +153,23 @@ def check_scope(setup: TrainingSetup, *, has_gpu: bool) -> None:
     if setup.chosen_kernels.attention in (AttentionKernel.FLASH, AttentionKernel.FLASH3):
         msg = "attention: the flash-attention package runs on GPUs alone, and here is none: verify sdpa"
         raise SetupError(msg)
+
+
+def loaded_whole(setup: TrainingSetup) -> TrainingSetup:
+    """The same where verify moves the model to the card before DeepSpeed's stage 3 cuts it, without ``zero.Init``.
+
+    Raises ``SetupError`` where the setup insists on that.
+
+    >>> loaded_whole(TrainingSetup(num_gpus=8, engine="deepspeed", zero_stage=3)).engine_options
+    (('zero_init', False),)
+    """
+    if not loads_under_zero_init(setup):
+        return setup
+    options = dict(setup.engine_options)
+    if options.get("zero_init") is not None:
+        msg = "engine_options: zero_init: verify loads the model whole before stage 3 cuts it: leave it out, or say false"
+        raise SetupError(msg)
+    return replace(setup, engine_options={**options, "zero_init": False})
 
 
 def check_model(model: ModelSpec) -> None:

@@ -63,6 +63,11 @@ class Stepper:
             self.is_made = True
             self._make(tensors, of)
 
+    def construct_another(self, tensors: Sequence[Stepped], *, of: str) -> None:
+        """Make one over these that is never stepped, and is not let go of."""
+        if self.row.made is Made.CONSTRUCTION:
+            self._make(tensors, of)
+
     def _check_targets(self, tensors: Sequence[Stepped]) -> None:
         """Raise ``SetupError`` where the names of what is projected are no layer's.
 

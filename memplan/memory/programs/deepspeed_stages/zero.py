@@ -8,11 +8,13 @@ from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.programs.program import Program
+from memplan.memory.programs.stepping import stepped_all
 from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.training.optimizers.script import Stepped
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
+_WHOLE = "whole weights, by the optimizer that was made first"
 HOST_PASSES_BYTES = 14
 """Of each fp32 master on the CPU, what is read and written beside Adam's own update: the gradient scaled in place
 (``unscale_and_clip_grads``), the new weight cast."""
@@ -31,6 +33,8 @@ class DeepSpeedProgram(Program):
         self.unsaved = job.options.unsaved
         self.ranks = Ranks(job.num_ranks)
         """Over which states are spread."""
+        self.is_wrapped = True
+        """The optimizer steps other tensors than the model's own parameters."""
         self.last = True
         """The optimizer steps after this micro-batch."""
         self.adds = False
@@ -48,6 +52,19 @@ class DeepSpeedProgram(Program):
         if stage is None or not stage.has_copy:
             return frozenset()
         return frozenset(self.number((each, 0)) for each in tape.segments[-1].parameters)
+
+    def load_model(self) -> dict[Weight, Block]:
+        """Every weight, whole; then the engine's first optimizer (``basic_optimizer``) is made of these.
+
+        What the stage steps is made anew, and the first one is kept: where states come with the optimizer
+        (torch's Adagrad) they are there twice (engine.py, ``_configure_optimizer``;
+        zero/stage_1_and_2.py and zero/stage3.py, ``initialize_optimizer_states``).
+        """
+        loaded = super().load_model()
+        if self.is_wrapped and not self.job.offloads_optimizer:
+            trained = stepped_all(weight[0] for weight in self.weights if weight[0].requires_grad)
+            self.optimizer.construct_another(trained, of=_WHOLE)
+        return loaded
 
     def make_optimizer(self) -> None:
         """States are of master weights, which come later than the optimizer."""
@@ -109,11 +126,17 @@ class DeepSpeedProgram(Program):
         self.ledger.free_all(blocks)
         blocks.clear()
 
+    def make_over_masters(self, numels: Sequence[int], *, of: str) -> None:
+        """The optimizer that steps flat masters of these sizes [elements], made while each has a gradient of zeros."""
+        self.optimizer.construct(self._masters(numels), of=of)
+
     def step_masters(self, numels: Sequence[int], *, of: str, first: bool) -> None:
         """One step over flat masters of these sizes [elements]."""
+        self.optimizer.step(self._masters(numels), of=of, first=first)
+
+    def _masters(self, numels: Sequence[int]) -> list[Stepped]:
         dtype = DType.BF16 if self.job.options.bf16_masters else DType.FP32
-        shards = [Stepped((numel,), dtype) for numel in numels]
-        self.optimizer.step(shards, of=of, first=first)
+        return [Stepped((numel,), dtype) for numel in numels]
 
     def step_on_host(self, numel: int) -> None:
         """The optimizer's step over so many elements of fp32 masters in CPU RAM, and the new weights'

@@ -18,6 +18,7 @@ gradients are the optimizer's own.
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import MASTER_BYTES, Job
 from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
+from memplan.memory.programs.updating import Updating
 from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.exchange import ExchangeKind
@@ -71,6 +72,11 @@ class ReplicatedProgram(DeepSpeedProgram):
             ]
         self.step_masters(self.stepped, of=_PARAMETER, first=True)
         self.free_all(zeros)
+
+    def make_optimizer(self) -> None:
+        """In fp32 it steps the parameters themselves."""
+        if not self.is_wrapped:
+            Updating.make_optimizer(self)
 
     def _make_master(self, num_bytes: int, fp32_bytes: int, name: str | Weight) -> None:
         clone = self.allocate(num_bytes, ComponentKind.TEMPORARIES, _CLONE)

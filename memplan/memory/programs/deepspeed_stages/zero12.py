@@ -23,6 +23,7 @@ from memplan.training.splitting.exchange import ExchangeKind, Hiding
 REDUCE_STREAM = 1
 _BUFFERS, _GRADIENTS = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GRADIENTS
 _TEMPORARIES = ComponentKind.TEMPORARIES
+_PART = "this rank's part"
 _KEPT = "kept by this rank"
 _FLAT_COPY = "the flat copy of a bucket while it is reduced"
 _NORM = "a gradient in fp32, for its norm"
@@ -103,7 +104,9 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self.allocate(job.master_bytes * part, ComponentKind.MASTER_WEIGHTS, masters)
             self.ledger.free(cloned)
         zeros = f"{job.master_name} zeros, for a moment"
-        self.use(job.master_bytes * part, kind=_GRADIENTS, name=zeros)
+        gradient = self.allocate(job.master_bytes * part, _GRADIENTS, zeros)
+        self.make_over_masters([part], of=_PART)
+        self.ledger.free(gradient)
 
     def host_memory(self) -> HostMemory:
         """The model while it is loaded, what is offloaded, and a checkpoint on its way."""
@@ -354,7 +357,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
                 self.free_all(gradient)
                 gradient = [cast]
             self.free_all(owned)
-        self.step_masters([partition.size], of="this rank's part", first=first)
+        self.step_masters([partition.size], of=_PART, first=first)
         self.free_all([*gradient, *owned])
         self._gather_weights()
 

@@ -38,6 +38,7 @@ GATHER_STREAM, REDUCE_STREAM = 1, 2
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
+_SHARDS = "the shards"
 _NORM = "a gradient in fp32, for its norm"
 _OVERFLOW = "flags that look for overflow"
 
@@ -173,22 +174,29 @@ class ShardedParametersProgram(DeepSpeedProgram):
         return self.allocate(job.weight_bytes * numel, ComponentKind.PARAMETERS, name)
 
     def _make_masters(self) -> None:
-        """Each sub-group is cast and cloned; the variable of the cast is only then set anew."""
+        """Each sub-group is cast and cloned; the variable of the cast is only then set anew.
+
+        Of weights that are fp32 there is a clone too: what would leave it out (``_create_fp32_partitions``) compares
+        a ``torch.device`` with its name, which are never equal.
+        """
         job, ledger = self.job, self.ledger
-        if job.given.formats.master_weights:
-            masters = f"{job.master_name}, of the same shards"
-            cast: Block | None = None
-            for group in self.plan.groups:
-                size = job.master_bytes * group
+        masters = f"{job.master_name}, of the same shards"
+        is_cast = job.weight_bytes != job.master_bytes
+        cast: Block | None = None
+        for group in self.plan.groups:
+            size = job.master_bytes * group
+            if is_cast:
                 before, cast = cast, self.allocate(size, _TEMPORARIES, "a sub-group cast")
                 if before is not None:
                     ledger.free(before)
-                self.allocate(size, ComponentKind.MASTER_WEIGHTS, masters)
-            if cast is not None:
-                ledger.free(cast)
+            self.allocate(size, ComponentKind.MASTER_WEIGHTS, masters)
+        if cast is not None:
+            ledger.free(cast)
         largest = job.master_bytes * max(self.plan.groups, default=0)
         zeros = f"{job.master_name} zeros of the largest sub-group"
-        self.use(largest, kind=_GRADIENTS, name=zeros)
+        gradient = self.allocate(largest, _GRADIENTS, zeros)
+        self.make_over_masters(self.plan.groups, of=_SHARDS)
+        ledger.free(gradient)
 
     def save(self) -> None:
         """Module by module gathered, while the 16-bit model is put together on rank 0."""
@@ -489,7 +497,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
             flat, gradient = gradient, ledger.allocate(size, 0, _TEMPORARIES, name)
             if flat is not None:
                 ledger.free(flat)
-        self.step_masters([group], of="the shards", first=first)
+        self.step_masters([group], of=_SHARDS, first=first)
         if gradient is not None:
             ledger.free(gradient)
 
