@@ -6,7 +6,7 @@ where it takes part: before and after a segment, when a parameter's gradient is 
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from memplan.graph.core.segments import Segment, SegmentComponent
+from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
@@ -127,14 +127,9 @@ class Playback(ForwardPlayback):
         """The gradient that a backward pass begins with, where it is of its own."""
         self.gone: set[Storage] = set()
         seed = seed_of(self.tape)
-        # A model whose operations are not written down has a loss without bytes.
         if seed is not None and seed.num_bytes:
-            kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
-            if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
-                kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
-            size = seed.num_bytes
-            if self.passes.stand_ins:
-                size = self.passes.stand_ins.seed
+            size = self.passes.stand_ins.seed if self.passes.stand_ins else seed.num_bytes
+            kind, name = ComponentKind.TEMPORARIES, "gradient that comes from behind"
             self.flow = self.ledger.allocate(size, 0, kind, name)
 
     def backward(self) -> None:

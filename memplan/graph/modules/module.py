@@ -160,7 +160,11 @@ class Module:
             run.block = around
             return made
         if self.owns_weights:
-            return self.forward(*args)
+            segment, start = run.segment, len(run.segment.operations)
+            made = self.forward(*args)
+            if self.weights and run.segment is segment:
+                segment.spans.append((start, len(segment.operations), self.within))
+            return made
         run.enter(self.within)
         made = self.forward(*args)
         if isinstance(made, Handle) and made.requires_grad:

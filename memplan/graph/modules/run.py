@@ -200,6 +200,7 @@ def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]
     segment.operations = kept
     segment.entered = [(before[position], name) for position, name in segment.entered]
     segment.left = [(before[position], name) for position, name in segment.left]
+    segment.spans = [(before[start], before[stop], name) for start, stop, name in segment.spans]
     segment.regions = [
         replace(each, start=before[each.start], stop=before[each.stop]) for each in segment.regions
     ]
