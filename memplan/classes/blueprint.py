@@ -110,7 +110,7 @@ def blueprint_of(
     """
     if model.family not in CLASSES or model.task not in TASKS:
         return None
-    if not (model.stacks or model.denoises or model.picture):
+    if not (model.stacks or model.denoises or model.picture or model.sound):
         return None
     return ClassBlueprint(model.family, config, row, source=model.source)
 

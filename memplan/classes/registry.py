@@ -167,6 +167,12 @@ CLASSES = {
     "xlm-roberta": "encoders.bert.XLMRobertaModel",
     "xlm-roberta-xl": "encoders.prenorm.XLMRobertaXLModel",
     "xmod": "encoders.xmod.XmodModel",
+    "wav2vec2": "sounds.wav2vec2.Wav2Vec2Model",
+    "hubert": "sounds.wav2vec2.HubertModel",
+    "unispeech": "sounds.wav2vec2.UniSpeechModel",
+    "unispeech-sat": "sounds.wav2vec2.UniSpeechSatModel",
+    "data2vec-audio": "sounds.wav2vec2.Data2VecAudioModel",
+    "wavlm": "sounds.wavlm.WavLMModel",
     "zamba": "recurrent.zamba.ZambaModel",
     "zamba2": "recurrent.zamba.Zamba2Model",
 }

@@ -155,8 +155,9 @@ def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
     """Refuse layers and stacks to freeze that the model does not have."""
     owned = {block.owner for block in model.tables} | {stack.name for stack in model.stacks}
-    if model.picture is not None:
-        owned |= set(model.picture.stacks)
+    sensed = model.picture or model.sound
+    if sensed is not None:
+        owned |= set(sensed.stacks)
     for name in ("encoder", "decoder", "vision_tower", "audio_tower", "text_tower", "projector"):
         if getattr(freeze, name) and name not in owned:
             msg = f"freeze: {name}: {model.name} has none"
@@ -209,7 +210,7 @@ def _depth(model: ModelSpec) -> int:
     if model.stacks:
         return max(stack.num_layers for stack in model.stacks)
     towers = [block.count for block in model.tables if block.part is ModelPart.LAYERS]
-    if model.denoiser is not None or model.picture is not None:
+    if model.denoiser is not None or model.picture is not None or model.sound is not None:
         return model.num_layers
     return 0 if model.activations_left_out else max(towers, default=0)
 

@@ -52,7 +52,11 @@ class Projections(AttentionModule):
         self.causal, self.dropout = causal, config.number("attention_dropout")
         if cross:
             self.block = LayerBlock.CROSS_ATTENTION
-        self.bias, role = self.is_biased(config), WeightRole.QUERY_KEY
+        self.declare(hidden, bias=self.is_biased(config))
+
+    def declare(self, hidden: int, *, bias: bool) -> None:
+        """Declare the projections."""
+        self.bias, role = bias, WeightRole.QUERY_KEY
         self.k_proj = Linear(hidden, hidden, bias=self.bias, role=role)
         self.v_proj = Linear(hidden, hidden, bias=self.bias)
         self.q_proj = Linear(hidden, hidden, bias=self.bias, role=role)

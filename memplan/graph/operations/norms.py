@@ -2,7 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.segments import RESULT, Gradient, Operation
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
@@ -142,11 +142,7 @@ def layer_norm_kernel(
     copied = (strided or x.by_channel) and not t.decomposed
     size = allocated_bytes(x.numel, x.dtype)
     scratch: tuple[int, ...] = (size, RESULT) if copied else ()
-    backward = scratch
-    if (copied and between) or (turned and not t.decomposed):
-        results = sum(each.requires_grad for each in (x, *weights))
-        backward = (*scratch[:1], *(RESULT,) * results, size)
-    backward = beside_partial_sums(t, backward, x, weights)
+    backward = beside_partial_sums(t, scratch, x, weights)
     out = t.tensor(x.numel, x.dtype)
     out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
@@ -155,7 +151,18 @@ def layer_norm_kernel(
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
         forward_scratch_bytes=scratch, backward_scratch_bytes=backward,
     )  # fmt: skip
+    if (copied and between) or (turned and not t.decomposed):
+        copy_gradient_first(t, t.segment.operations[-1])
     return out
+
+
+def copy_gradient_first(t: Tape, norm: Operation) -> None:
+    """Note that what arrives in backward does not lie in rows, and is copied."""
+    x, *weights = norm.inputs
+    results = sum(each.requires_grad for each in norm.inputs)
+    size = allocated_bytes(x.numel, x.dtype)
+    scratch = (*norm.forward_scratch[:1], *(RESULT,) * results, size)
+    norm.backward_scratch = beside_partial_sums(t, scratch, x, tuple(weights))
 
 
 MANY_ROWS = 64 * 1024

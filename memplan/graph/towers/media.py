@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from memplan.graph.towers.images import picture_size
 from memplan.model.pictures import PictureSpec
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
@@ -79,8 +80,10 @@ def sees(model: ModelSpec) -> bool:
     return pictures_of(model) is not None
 
 
-def sound_of(model: ModelSpec) -> SignalBody | FeaturesBody | None:
+def sound_of(model: ModelSpec) -> SignalBody | FeaturesBody | SoundSpec | None:
     """How a model's clips are read; None where it hears none, or that is not known."""
+    if model.sound is not None:
+        return model.sound if _is_known(model) else None
     found = (
         each
         for each in _bodies(model)
