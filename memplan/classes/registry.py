@@ -173,6 +173,8 @@ CLASSES = {
     "unispeech-sat": "sounds.wav2vec2.UniSpeechSatModel",
     "data2vec-audio": "sounds.wav2vec2.Data2VecAudioModel",
     "wavlm": "sounds.wavlm.WavLMModel",
+    "wav2vec2-bert": "sounds.conformers.Wav2Vec2BertModel",
+    "wav2vec2-conformer": "sounds.conformers.Wav2Vec2ConformerModel",
     "zamba": "recurrent.zamba.ZambaModel",
     "zamba2": "recurrent.zamba.Zamba2Model",
 }

@@ -9,7 +9,7 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.modules.basic import ActivationModule, LayerNorm
+from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle, empty, made_by
@@ -17,7 +17,8 @@ from memplan.graph.modules.layer_list import LayerList, LayerRun
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ModelPart
+from memplan.model.networks import Activation
+from memplan.model.parameters import LayerBlock, ModelPart
 
 MASK_PROBABILITY = 0.05
 """Of a stretch of time, in every class of the family; a model that masks owns a mask embedding."""
@@ -38,6 +39,36 @@ def gated_halves(x: Handle, dim: int = 1) -> Handle:
         gradients=(Gradient.FRESH,),
     )  # fmt: skip
     return x.leads_to(made, in_rows(x.shape))
+
+
+class GLU(Module):
+    """``torch.nn.GLU(dim=1)``."""
+
+    def forward(self, x: Handle) -> Handle:
+        return gated_halves(x)
+
+
+class FeedForward(Module):
+    """``Wav2Vec2FeedForward``."""
+
+    block = LayerBlock.NETWORK
+
+    def __init__(
+        self, size: int, inner: int, kind: Activation, inner_dropout: float, dropout: float
+    ) -> None:
+        self.intermediate_dropout = Dropout(inner_dropout)
+        self.intermediate_dense = Linear(size, inner, bias=True)
+        self.intermediate_act_fn = ActivationModule(kind)
+        self.output_dense = Linear(inner, size, bias=True)
+        self.output_dropout = Dropout(dropout)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        hidden_states = self.intermediate_dense(hidden_states)
+        hidden_states = self.intermediate_act_fn(hidden_states)
+        hidden_states = self.intermediate_dropout(hidden_states)
+        hidden_states = self.output_dense(hidden_states)
+        hidden_states = self.output_dropout(hidden_states)
+        return hidden_states
 
 
 class SignalConvolution(Module):

@@ -11,6 +11,7 @@ from typing import ClassVar
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundModel, SoundTask, begin
 from memplan.classes.sounds.parts import (
     FeatureEncoder,
+    FeedForward,
     OutsideCheckpoints,
     WeightNormConv1d,
     gated_halves,
@@ -109,24 +110,13 @@ class Wav2Vec2Attention(BartAttention):
         self.declare(hidden, bias=True)
 
 
-class Wav2Vec2FeedForward(Module):
-    block = LayerBlock.NETWORK
-
-    def __init__(self, config: ConfigReader) -> None:
-        hidden, inner = config.integer("hidden_size"), config.integer("intermediate_size")
-        self.intermediate_dropout = Dropout(config.number("activation_dropout", default=0.0))
-        self.intermediate_dense = Linear(hidden, inner, bias=True)
-        self.intermediate_act_fn = ActivationModule(tower_activation(config, "hidden_act"))
-        self.output_dense = Linear(inner, hidden, bias=True)
-        self.output_dropout = Dropout(config.number("hidden_dropout", default=0.0))
-
-    def forward(self, hidden_states: Handle) -> Handle:
-        hidden_states = self.intermediate_dense(hidden_states)
-        hidden_states = self.intermediate_act_fn(hidden_states)
-        hidden_states = self.intermediate_dropout(hidden_states)
-        hidden_states = self.output_dense(hidden_states)
-        hidden_states = self.output_dropout(hidden_states)
-        return hidden_states
+def network(config: ConfigReader) -> FeedForward:
+    """Of a layer."""
+    return FeedForward(
+        config.integer("hidden_size"), config.integer("intermediate_size"),
+        tower_activation(config, "hidden_act"), config.number("activation_dropout", default=0.0),
+        config.number("hidden_dropout", default=0.0),
+    )  # fmt: skip
 
 
 class LayerParts(Module):
@@ -139,7 +129,7 @@ class LayerParts(Module):
         self.attention = self.attention_class(config, is_first=is_first)
         self.dropout = Dropout(config.number("hidden_dropout", default=0.0))
         self.layer_norm = LayerNorm(hidden)
-        self.feed_forward = Wav2Vec2FeedForward(config)
+        self.feed_forward = network(config)
         self.final_layer_norm = LayerNorm(hidden)
 
 
@@ -209,9 +199,7 @@ class EncoderParts(Module):
         if self.is_stable:
             self.layer_norm.segment = "encoder.norm", ModelPart.NORM
         self.dropout = Dropout(config.number("hidden_dropout", default=0.0))
-        kinds = range(config.layers("num_hidden_layers"))
-        if not self.collects:
-            kinds = [min(number, self.first_differs) for number in kinds]
+        kinds = layer_kinds(config, collects=self.collects, differs=self.first_differs)
         self.layers = LayerList("encoder.layers", kinds, partial(self.made_layer, config))
 
     def made_layer(self, config: ConfigReader, kind: int) -> Module:
@@ -242,6 +230,12 @@ class Wav2Vec2EncoderStableLayerNorm(Wav2Vec2Encoder):
     layer_class = Wav2Vec2EncoderLayerStableLayerNorm
 
 
+def layer_kinds(config: ConfigReader, *, collects: bool, differs: bool = False) -> list[int]:
+    """A kind for each layer: where what all give is kept, none stands for others."""
+    numbers = range(config.layers("num_hidden_layers"))
+    return [number if collects else min(number, differs) for number in numbers]
+
+
 def weighs_layers(config: ConfigReader) -> bool:
     """Whether a head reads all layers' results; the class for transcripts has none that does."""
     return config.flag("use_weighted_layer_sum") and not any(
@@ -265,7 +259,6 @@ class Wav2Vec2AdapterLayer(Module):
 class Wav2Vec2Adapter(Module):
     """Frames are made fewer."""
 
-    layer_class: Callable[[ConfigReader], Module] = Wav2Vec2AdapterLayer
     turns = True
     """Its layers read channels in turn."""
 
@@ -276,7 +269,11 @@ class Wav2Vec2Adapter(Module):
             self.proj = Linear(hidden, size, bias=True)
             self.proj_layer_norm = LayerNorm(size)
         kinds = [0] * config.layers("num_adapter_layers")
-        self.layers = OutsideCheckpoints("adapter.layers", kinds, lambda _: self.layer_class(config))
+        self.layers = OutsideCheckpoints("adapter.layers", kinds, lambda _: self.made_layer(config))
+
+    def made_layer(self, config: ConfigReader) -> Module:
+        """A layer."""
+        return Wav2Vec2AdapterLayer(config)
 
     def forward(self, hidden_states: Handle) -> Handle:
         if "proj" in self.children:
@@ -364,16 +361,11 @@ class Wav2Vec2Model(SoundModel):
         extract_features = self.frames(input_values)
         hidden_states, extract_features = self.feature_projection(extract_features)
         hidden_states = self.masked(hidden_states)
-        hidden_states, all_hidden_states = self.encode(hidden_states)
-        return hidden_states, all_hidden_states, extract_features
-
-    def encode(self, hidden_states: Handle) -> tuple[Handle, list[Handle]]:
-        """The encoder's layers, and the adapter behind them."""
         encoder_outputs = self.encoder(hidden_states)
         hidden_states = encoder_outputs[0]
         if "adapter" in self.children:
             hidden_states = self.adapter(hidden_states)
-        return hidden_states, encoder_outputs[1]
+        return hidden_states, encoder_outputs[1], extract_features
 
 
 class UniSpeechModel(Wav2Vec2Model):
@@ -437,8 +429,8 @@ class HubertModel(UniSpeechModel):
         extract_features = self.frames(input_values)
         hidden_states = self.feature_projection(extract_features)
         hidden_states = self.masked(hidden_states)
-        hidden_states, all_hidden_states = self.encode(hidden_states)
-        return hidden_states, all_hidden_states
+        encoder_outputs: tuple[Handle, list[Handle]] = self.encoder(hidden_states)
+        return encoder_outputs
 
 
 class Data2VecAudioPositionalConvLayer(Module):
