@@ -113,6 +113,7 @@ CLASSES = {
     "mixtral": "mixed.mixtures.MixtralModel",
     "mobilevit": "pictures.mobilevit.MobileViTModel",
     "modernbert": "encoders.modernbert.ModernBertModel",
+    "moonshine": "sounds.moonshine.MoonshineModel",
     "mpnet": "encoders.mpnet.MPNetModel",
     "mpt": "older.alibi.MptModel",
     "mt5": "translating.t5.MT5Model",
@@ -153,6 +154,7 @@ CLASSES = {
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
     "solar_open": "mixed.deepseek.SolarOpenModel",
+    "speech_to_text": "sounds.whisper.Speech2TextModel",
     "squeezebert": "encoders.squeezebert.SqueezeBertModel",
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
@@ -175,6 +177,7 @@ CLASSES = {
     "wavlm": "sounds.wavlm.WavLMModel",
     "wav2vec2-bert": "sounds.conformers.Wav2Vec2BertModel",
     "wav2vec2-conformer": "sounds.conformers.Wav2Vec2ConformerModel",
+    "whisper": "sounds.whisper.WhisperModel",
     "zamba": "recurrent.zamba.ZambaModel",
     "zamba2": "recurrent.zamba.Zamba2Model",
 }

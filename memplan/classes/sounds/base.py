@@ -113,7 +113,7 @@ class SoundTask(Task):
         self.add_head(config)
 
     @property
-    def model(self) -> Any:
+    def listener(self) -> Any:
         """The base model."""
         return self.base
 
@@ -125,7 +125,7 @@ class SoundTask(Task):
 
     def begin(self) -> None:
         """The base model's first segment begins."""
-        self.model.begin_first()
+        self.listener.begin_first()
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
@@ -135,10 +135,14 @@ class SoundTask(Task):
             return
         run = self.run
         run.enter(BASE_MODEL)
-        outputs = self.base(self.model.clips())
+        outputs = self.outputs()
         self.begin_head(outputs[0])
         run.leave(BASE_MODEL)
         finish(self, self.loss_of(*outputs))
+
+    def outputs(self) -> Any:
+        """Run the base model, and hold what it is given and returns."""
+        return self.base(self.listener.clips())
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """The loss of what the base model returned."""

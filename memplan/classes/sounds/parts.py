@@ -9,8 +9,10 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
+from memplan.graph.modules.functional import made_from
 from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList, LayerRun
@@ -39,6 +41,33 @@ def gated_halves(x: Handle, dim: int = 1) -> Handle:
         gradients=(Gradient.FRESH,),
     )  # fmt: skip
     return x.leads_to(made, in_rows(x.shape))
+
+
+class Sines(Module):
+    """``Speech2TextSinusoidalPositionalEmbedding``: rows of a buffer, by how many tokens came before that are no padding."""
+
+    offset = 2
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.rows, self.width = rows + self.offset, width
+
+    def forward(self, input_ids: Handle) -> Handle:
+        """Of each sequence."""
+        run, shape = self.run, input_ids.shape
+        position_ids = self.position_ids(input_ids)
+        run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
+        return made_from(
+            OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids
+        )
+
+    def position_ids(self, input_ids: Handle) -> Handle:
+        """``create_position_ids_from_input_ids``."""
+        kinds = OperationKind
+        mask = input_ids.apart(kinds.NE, dtype=DType.BOOL).apart(kinds.TO, dtype=DType.INT32)
+        numbers = mask.apart(kinds.TO, dtype=DType.INT64).apart(kinds.CUMSUM)
+        numbers = numbers.apart(kinds.TO, dtype=DType.INT32)
+        numbers = numbers.apart(kinds.ADD).apart(kinds.MUL, mask)
+        return numbers.apart(kinds.TO, dtype=DType.INT64).apart(kinds.ADD)
 
 
 class GLU(Module):

@@ -40,7 +40,7 @@ class ForCTC(SpeechTask):
     def add_head(self, config: ConfigReader) -> None:
         """Dropout and the output matrix."""
         self.dropout = Dropout(config.number("final_dropout", default=0.0))
-        self.lm_head = Linear(self.model.output_width(config), config.integer("vocab_size"), bias=True)
+        self.lm_head = Linear(self.listener.output_width(config), config.integer("vocab_size"), bias=True)
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """Of as many labels as there are, at most a frame each."""
@@ -57,7 +57,7 @@ class ForCTC(SpeechTask):
 
     def mask_of_ones(self, batch: int) -> Handle | None:
         """``torch.ones_like(input_values, dtype=torch.long)``, where what is given is a signal."""
-        model: SoundModel = self.model
+        model: SoundModel = self.listener
         if model.sound.is_framed:
             return None
         shape = batch, model.clips_length()
@@ -131,7 +131,7 @@ class ForSequenceClassification(ClassifiedTask):
         """Two linear layers."""
         super().add_head(config)
         width = config.integer("classifier_proj_size")
-        self.projector = Linear(self.model.width, width, bias=True)
+        self.projector = Linear(self.listener.width, width, bias=True)
         self.classifier = Linear(width, self.spec.num_labels, bias=True)
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
@@ -150,7 +150,7 @@ class ForAudioFrameClassification(ClassifiedTask):
     def add_head(self, config: ConfigReader) -> None:
         """A linear layer."""
         super().add_head(config)
-        self.classifier = Linear(self.model.width, self.spec.num_labels, bias=True)
+        self.classifier = Linear(self.listener.width, self.spec.num_labels, bias=True)
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """Cross-entropy."""
@@ -186,7 +186,7 @@ class ForXVector(ClassifiedTask):
         super().add_head(config)
         widths = at_least_one(config, "tdnn_dim")
         kernels = each_stage(config, "tdnn_kernel", len(widths))
-        self.projector = Linear(self.model.width, widths[0], bias=True)
+        self.projector = Linear(self.listener.width, widths[0], bias=True)
         before = widths[0]
         for index, (width, kernel) in enumerate(zip(widths, kernels, strict=True)):
             setattr(self, f"tdnn.{index}", TDNNLayer(before, width, kernel))
@@ -218,7 +218,7 @@ class ForPreTraining(SpeechTask):
         """Declare them."""
         width, met = config.integer("codevector_dim"), config.integer("proj_codevector_dim")
         self.quantizer = GumbelVectorQuantizer(config)
-        self.project_hid = Linear(self.model.width, met, bias=True)
+        self.project_hid = Linear(self.listener.width, met, bias=True)
         self.project_q = Linear(width, met, bias=True)
 
 

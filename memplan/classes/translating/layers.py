@@ -42,6 +42,8 @@ class Projections(AttentionModule):
     block = LayerBlock.ATTENTION
     has_biases = True
     """Its projections have biases."""
+    has_key_bias = True
+    """That of keys has one where the others have."""
 
     def __init__(
         self, config: ConfigReader, stack: str, *, causal: bool = False, cross: bool = False
@@ -57,7 +59,7 @@ class Projections(AttentionModule):
     def declare(self, hidden: int, *, bias: bool) -> None:
         """Declare the projections."""
         self.bias, role = bias, WeightRole.QUERY_KEY
-        self.k_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+        self.k_proj = Linear(hidden, hidden, bias=bias and self.has_key_bias, role=role)
         self.v_proj = Linear(hidden, hidden, bias=self.bias)
         self.q_proj = Linear(hidden, hidden, bias=self.bias, role=role)
         self.out_proj = Linear(hidden, hidden, bias=self.bias, role=WeightRole.ATTENTION_OUTPUT)
