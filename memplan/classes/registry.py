@@ -155,6 +155,7 @@ CLASSES = {
     "smollm3": "llama_kin.SmolLM3Model",
     "solar_open": "mixed.deepseek.SolarOpenModel",
     "speech_to_text": "sounds.whisper.Speech2TextModel",
+    "speecht5": "sounds.speecht5.SpeechT5Model",
     "squeezebert": "encoders.squeezebert.SqueezeBertModel",
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",

@@ -121,7 +121,7 @@ FAMILY_MODULES: dict[str, str] = {
     "whisper": "written_once",
     "speech_to_text": "written_once",
     "moonshine": "written_once",
-    "speecht5": "sounds.speech",
+    "speecht5": "written_once",
     "seamless_m4t": "sounds.seamless",
     "seamless_m4t_v2": "sounds.seamless",
     "reformer": "reading_both_ways.reformer",
