@@ -68,10 +68,6 @@ class SoundModel(Base):
         """What its layers see of a sample."""
         raise NotImplementedError
 
-    def left_out(self, ending: str) -> bool:
-        """Whether the operations of its class for a task are not written down."""
-        return ending in self.endings and self.endings[ending].is_counted
-
     def clips_length(self) -> int:
         """Of the batch's clips [samples or frames]."""
         seconds = self.run.options.audio_seconds
@@ -86,7 +82,7 @@ class SoundModel(Base):
 
     def begin_first(self) -> None:
         """The first segment begins."""
-        begin(self, "embed", ModelPart.EMBEDDING, None)
+        raise NotImplementedError
 
     def described(
         self,
@@ -124,13 +120,16 @@ class SoundTask(Task):
         """Declare what the task adds."""
 
     def begin(self) -> None:
-        """The base model's first segment begins."""
-        self.listener.begin_first()
+        """The base model's first segment begins; of one that is counted, the only one before its layers."""
+        if self.is_counted:
+            begin(self, "embed", ModelPart.EMBEDDING, None)
+        else:
+            self.listener.begin_first()
 
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
         del batch, length, received
-        if self.spec.activations_left_out:
+        if self.is_counted:
             finish(self, declare_all(self))
             return
         run = self.run

@@ -4,6 +4,7 @@ from memplan.classes.blueprint import blueprint_from
 from memplan.classes.sounds.base import SoundModel
 from memplan.families.classes import BARE
 from memplan.families.request import ReadRequest, checkpoint_dtype, task_named
+from memplan.fast_dataclass import replace
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.spec import ModelSpec, Task
@@ -31,9 +32,9 @@ def read_sounds(base: SoundModel, reader: ConfigReader, request: ReadRequest) ->
         eager_attention_only=base.eager_only,
         recomputes=base.recomputes,
         sound=base.sound,
-        activations_left_out=f"activations of {family}" if base.left_out(ending) else "",
         blueprint=blueprint_from(reader, family),
         source=reader.source,
     )
-    kind.named_task(reader, model)(reader, model, kind)  # it refuses what its head cannot be made from
-    return model
+    made = kind.named_task(reader, model)
+    made(reader, model, kind)  # it refuses what its head cannot be made from
+    return replace(model, activations_left_out=f"activations of {family}" * made.is_counted)

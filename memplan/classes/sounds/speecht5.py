@@ -29,7 +29,6 @@ from memplan.classes.sounds.recognition import (
 from memplan.classes.sounds.wav2vec2 import FeatureProjection, PositionalConvEmbedding
 from memplan.classes.translating.layers import Projections
 from memplan.dtypes import DType
-from memplan.families.classes import BARE
 from memplan.families.towers.layers import tower_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
@@ -351,6 +350,12 @@ class SpeechT5Decoder(SoundDecoder):
         return outputs
 
 
+class BareStates(TranscriptStates):
+    """The base model has nothing before its encoder, nor before its decoder; counted alone."""
+
+    is_counted = True
+
+
 class ForSpeechToText(Generation):
     """Speech in, text out."""
 
@@ -420,13 +425,11 @@ class SpeechT5Model(Recognizer):
     @classmethod
     def named_task(cls, config: ConfigReader, model: Any) -> type[SoundTask]:
         """Of two that speak, that which ``architectures`` name."""
+        if model.task is Task.BASE:
+            return BareStates
         found = super().named_task(config, model)
         hears = any("ForSpeechTo" in each for each in config.texts("architectures"))
         return ForSpeechToSpeech if model.task is Task.OTHER and hears else found
-
-    def left_out(self, ending: str) -> bool:
-        """The base model has nothing before its encoder, nor before its decoder."""
-        return ending == BARE or super().left_out(ending)
 
     def begin_first(self) -> None:
         """That of the first convolution."""
