@@ -151,6 +151,8 @@ CLASSES = {
     "roberta-prelayernorm": "encoders.prenorm.RobertaPreLayerNormModel",
     "roc_bert": "encoders.bert_kin.RoCBertModel",
     "rwkv": "recurrent.rwkv.RwkvModel",
+    "seamless_m4t": "sounds.seamless.SeamlessM4TModel",
+    "seamless_m4t_v2": "sounds.seamless.SeamlessM4Tv2Model",
     "seed_oss": "llama_kin.SeedOssModel",
     "smollm3": "llama_kin.SmolLM3Model",
     "solar_open": "mixed.deepseek.SolarOpenModel",

@@ -162,6 +162,15 @@ class SoundStates(SoundTask):
         return last_hidden_state.record
 
 
+def beside_its_lists(module: Module) -> list[Module]:
+    """It and all modules in it that no layer has."""
+    found = [module]
+    for each in module.children.values():
+        if not isinstance(each, LayerList):
+            found += beside_its_lists(each)
+    return found
+
+
 def begin(
     module: Module, name: str, part: ModelPart, x: Handle | None, *, checkpointed: bool = False
 ) -> None:

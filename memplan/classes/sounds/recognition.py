@@ -132,10 +132,15 @@ class Generation(Transcripts):
             made.weight = table.weight
         setattr(self, self.listener.output, made)
 
+    @property
+    def head(self) -> Module:
+        """The output matrix."""
+        return self.children[self.listener.output]
+
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """The loss of what the decoder gave."""
         _, labels, _ = others
-        logits = self.children[self.listener.output](last_hidden_state)
+        logits = self.head(last_hidden_state)
         self.run.returned.append(logits.record)
         self.run.give_out(logits.record)
         given = logits.float() if self.listener.upcasts else logits

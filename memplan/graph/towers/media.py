@@ -83,7 +83,7 @@ def sees(model: ModelSpec) -> bool:
 def sound_of(model: ModelSpec) -> SignalBody | FeaturesBody | SoundSpec | None:
     """How a model's clips are read; None where it hears none, or that is not known."""
     if model.sound is not None:
-        return model.sound if _is_known(model) else None
+        return model.sound if _is_known(model) and model.sound.channels else None
     found = (
         each
         for each in _bodies(model)
