@@ -10,6 +10,7 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.overlay import adapter_module
 from memplan.graph.core.tape import Tape
 from memplan.model.parameters import ModelPart
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.choices_of_kernels.kernels import WHOLE
 from memplan.training.compilation import Compilation
@@ -200,7 +201,8 @@ def _check_media(model: ModelSpec, options: TapeOptions) -> None:
             msg = f"{name}: no operations are known by which {model.name} {what} anything; leave it out"
             raise SetupError(msg)
     sound = sound_of(model)
-    if options.audio_seconds is not None and sound is not None and not sound.rate:
+    is_padded = not (isinstance(sound, SoundSpec) and sound.rate)
+    if options.audio_seconds is not None and is_padded:
         msg = f"audio_seconds: {model.name} pads every clip to 30 seconds; leave it out"
         raise SetupError(msg)
 

@@ -56,7 +56,7 @@ class Blueprint(Protocol):
     def record(self, model: ModelSpec, options: Any) -> Any:
         """Write the class's training step on a new tape."""
 
-    def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
         """The shapes of the class's parameters, of each kind of layer once."""
 
     def with_layers(self, *stacks: Sequence[int]) -> Blueprint:

@@ -50,7 +50,7 @@ class SoundModel(Base):
     def named_task(cls, config: ConfigReader, model: "ModelSpec") -> "type[SoundTask]":
         """That which ``architectures`` name or the task means."""
         ending = cls.ending(config, model.family, model.task)
-        return SoundStates if ending == BARE else cls.endings[ending]
+        return {BARE: SoundStates, **cls.endings}[ending]
 
     @classmethod
     def ending(cls, config: ConfigReader, family: str, task: TaskKind | None) -> str:
@@ -122,7 +122,9 @@ class SoundTask(Task):
     def begin(self) -> None:
         """The base model's first segment begins; of one that is counted, the only one before its layers."""
         if self.is_counted:
-            begin(self, "embed", ModelPart.EMBEDDING, None)
+            writes = self.listener.vocab_size > 0
+            name, part = ("embed", ModelPart.EMBEDDING) if writes else ("model", ModelPart.OTHER)
+            begin(self, name, part, None)
         else:
             self.listener.begin_first()
 
@@ -130,7 +132,10 @@ class SoundTask(Task):
         """Run the base model, the head and the loss."""
         del batch, length, received
         if self.is_counted:
-            finish(self, declare_all(self))
+            made = declare_all(self)
+            for weight in self.weights.values():
+                self.parameter(weight)
+            finish(self, made)
             return
         run = self.run
         run.enter(BASE_MODEL)

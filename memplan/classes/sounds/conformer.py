@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from memplan.classes.sounds.parts import GLU, FeedForward
 from memplan.classes.translating.stacks import projected_heads
@@ -27,7 +28,7 @@ from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.functional import padded
 from memplan.graph.modules.grids import BatchNorm
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.config import ConfigReader
@@ -79,7 +80,7 @@ def read_conformer(
     )  # fmt: skip
 
 
-def positions_of(config: ConfigReader, known: tuple[str, ...]) -> dict[str, object]:
+def positions_of(config: ConfigReader, known: tuple[str, ...]) -> dict[str, Any]:
     """How positions are told apart, and what that asks of the config."""
     name = config.text("position_embeddings_type", default="")
     around = 0
@@ -136,6 +137,10 @@ class ConformerSelfAttention(Module):
     """Scores may get numbers of every head and pair."""
 
     block = LayerBlock.ATTENTION
+    linear_q: Linear
+    linear_k: Linear
+    linear_v: Linear
+    linear_out: Linear
 
     def __init__(self, kind: Conformer) -> None:
         size = kind.size
@@ -161,13 +166,13 @@ class ConformerSelfAttention(Module):
         query_states = self.in_heads(self.linear_q(query_key_states))
         key_states = projected_heads(self.linear_k(query_key_states), self.head_size)
         value_states = self.in_heads(self.linear_v(value_states))
-        named: tuple[Handle | None, ...] = (None,)
+        named: tuple[Handle, ...] = ()
         if self.distances == SINES:
-            query_states, *named = self.shifted(query_states, *relative)
+            query_states, *named = self.shifted(query_states, *relative)  # type: ignore[assignment]
         elif self.distances == TABLE:
             named = self.looked_up(query_states)
         attn_output, attn_weights = self.attended(
-            query_states, key_states, value_states, mask, named[0]
+            query_states, key_states, value_states, mask, *named[:1]
         )
         attn_output = attn_output.reshape(batch, length, -1)
         attn_output = self.linear_out(attn_output)
@@ -234,7 +239,7 @@ class ConformerSelfAttention(Module):
         key: Handle,
         value: Handle,
         mask: Handle | None,
-        bias: Handle | None,
+        bias: Handle | None = None,
     ) -> Attended:
         """What the attention function makes of it.
 

@@ -4,7 +4,6 @@
 """
 
 from memplan.classes.glm import apply_rotary_glm
-
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS
 from memplan.classes.sounds.parts import read_in_rows
 from memplan.classes.sounds.recognition import ENDINGS, Recognizer, SoundDecoder, SoundStack

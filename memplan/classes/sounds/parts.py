@@ -192,7 +192,6 @@ class WeightNormConv1d(Conv1d):
         return self.convolved(x, weight.record)
 
 
-
 def overwrite_masked(module: Module, vector: Weight, x: Handle) -> Handle:
     """``x[mask] = vector``: keeps the mask."""
     run, weight = x.run, module.parameter(vector)

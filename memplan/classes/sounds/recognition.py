@@ -1,6 +1,6 @@
 """Speech in, text out: an encoder of clips, a decoder of transcripts, and the class around both."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from memplan.classes.sounds.base import SoundModel, SoundStates, SoundTask, begin
 from memplan.dtypes import DType
@@ -26,6 +26,7 @@ class SoundStack(Module):
     norm = "layer_norm"
     """What the class calls the norm."""
     layers: LayerList
+    layer_norm: LayerNorm
 
     def add_norm(self, made: LayerNorm) -> None:
         """Declare it, in a segment of its own."""
@@ -59,7 +60,9 @@ class Recognizer(SoundModel):
     longest: int | None = None
     """Tokens that positions are there for, where more raise."""
 
-    def add_facts(self, config: ConfigReader, channels: int, length: int, rate: int, **how: Any) -> None:
+    def add_facts(
+        self, config: ConfigReader, channels: int, length: int, rate: int, **how: Any
+    ) -> None:
         """Say what it is given, and what it writes."""
         table = self.decoder.embed_tokens
         self.vocab_size, self.width = table.weight.shape

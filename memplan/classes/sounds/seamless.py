@@ -6,11 +6,11 @@ skip are counted as run. (transformers 5.23: models/seamless_m4t, seamless_m4t_v
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.encoders.base import spare, spare_alone
 from memplan.classes.heads import MakeBase
-from memplan.classes.sounds.base import SECONDS, begin, beside_its_lists
+from memplan.classes.sounds.base import SECONDS, SoundTask, begin, beside_its_lists
 from memplan.classes.sounds.conformer import (
     ROTARY,
     SINES,
@@ -33,7 +33,14 @@ from memplan.dtypes import DType
 from memplan.families.towers.layers import tower_activation
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear, dropout
+from memplan.graph.modules.basic import (
+    ActivationModule,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    dropout,
+)
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask
@@ -57,7 +64,7 @@ class SeamlessM4TAttention(BartAttention):
         self.causal, self.dropout = causal, config.number("attention_dropout", default=0.0)
         if cross:
             self.block = LayerBlock.CROSS_ATTENTION
-        self.declare(hidden, bias=True)
+        self.add_projections(hidden, bias=True)
 
 
 class FeedForwardNetwork(Module):
@@ -296,7 +303,10 @@ class UnitDecoder(Module):
         self.embed_tokens = Embedding(config.integer("t2u_vocab_size"), hidden)
         self.embed_char = Embedding(config.integer("char_vocab_size"), hidden)
         self.pos_emb_alpha_char, self.pos_emb_alpha = Weight(1), Weight(1)
-        sizes = (config.integer(f"{predictor}_{key}") for key in ("embed_dim", "hidden_dim", "kernel_size"))
+        sizes = (
+            config.integer(f"{predictor}_{key}")
+            for key in ("embed_dim", "hidden_dim", "kernel_size")
+        )
         self.duration_predictor = VariancePredictor(*sizes)
         kinds = [0] * config.layers("t2u_decoder_layers")
         make = partial(UnitDecoderLayer, config, SeamlessM4TAttention)
@@ -399,7 +409,10 @@ class SeamlessM4TModel(Recognizer):
     prefix = "model"
     positions_key = "max_position_embeddings"
     output = "lm_head"
-    endings = {"ForTextToText": Translation, "ForTextToSpeech": ToSpeech}
+    endings: ClassVar[dict[str, type[SoundTask]]] = {
+        "ForTextToText": Translation,
+        "ForTextToSpeech": ToSpeech,
+    }
     second = False
     """Its speech encoder sees what was before alone, and it speaks without a decoder of units."""
 

@@ -5,7 +5,7 @@ Scores get queries times a vector of each pair's distance, looked up once for al
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.heads import MakeBase
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundTask, begin
@@ -43,7 +43,7 @@ from memplan.graph.modules.masks import causal_mask
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
-from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.model.parameters import LayerBlock, ModelPart
 
 if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
@@ -60,7 +60,7 @@ class SpeechT5Attention(Projections):
         self.head_dim = config.divide("hidden_size", hidden, key, self.num_heads)
         self.dropout = config.number("attention_dropout", default=0.0)
         self.block = LayerBlock.CROSS_ATTENTION if cross else LayerBlock.ATTENTION
-        self.declare(hidden, bias=True)
+        self.add_projections(hidden, bias=True)
 
     def forward(
         self,
@@ -275,6 +275,8 @@ class WrappedEncoder(Module):
 
 
 class SpeechT5Encoder(SoundStack):
+    prenet: Any
+
     def __init__(self, config: ConfigReader, before: str) -> None:
         if before:
             self.prenet = _ENCODER_PRENETS[before](config)
@@ -406,11 +408,14 @@ class ForSpeechToSpeech(Speaking):
 
 
 class SpeechT5Model(Recognizer):
+    encoder: SpeechT5Encoder
     prefix = "speecht5"
     output = "text_decoder_postnet.lm_head"
     positions_key = "max_text_positions"
     eager_only = True
-    endings = {"ForSpeechToText": ForSpeechToText, "ForTextToSpeech": Speaking}
+    endings: ClassVar[dict[str, type[SoundTask]]] = {
+        "ForSpeechToText": ForSpeechToText, "ForTextToSpeech": Speaking,
+    }  # fmt: skip
 
     def __init__(self, config: ConfigReader, *, before: str = "", behind: str = "") -> None:
         self.encoder = SpeechT5Encoder(config, before)

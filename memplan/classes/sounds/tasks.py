@@ -40,7 +40,9 @@ class ForCTC(SpeechTask):
     def add_head(self, config: ConfigReader) -> None:
         """Dropout and the output matrix."""
         self.dropout = Dropout(config.number("final_dropout", default=0.0))
-        self.lm_head = Linear(self.listener.output_width(config), config.integer("vocab_size"), bias=True)
+        self.lm_head = Linear(
+            self.listener.output_width(config), config.integer("vocab_size"), bias=True
+        )
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """Of as many labels as there are, at most a frame each."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
-from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundModel, SoundTask, begin
+from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundModel, SoundTask
 from memplan.classes.sounds.parts import (
     FeatureEncoder,
     FeedForward,
@@ -37,7 +37,7 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
-from memplan.model.parameters import LayerBlock, ModelPart
+from memplan.model.parameters import ModelPart
 
 POSITIONS = 1500
 """What the layers see of 30 seconds at 50 vectors a second, which is how long clips are cut."""
@@ -46,7 +46,7 @@ POSITIONS = 1500
 class FeatureProjection(Module):
     """A norm, a linear layer; what the norm gives is returned beside it."""
 
-    segment = "feature_projection", ModelPart.OTHER
+    segment: tuple[str, ModelPart] | None = ("feature_projection", ModelPart.OTHER)
 
     def __init__(self, config: ConfigReader, channels: int) -> None:
         if self.is_normed(config):
@@ -107,7 +107,7 @@ class Wav2Vec2Attention(BartAttention):
         self.head_dim = config.divide("hidden_size", hidden, "num_attention_heads", heads)
         self.num_heads, self.causal = heads, False
         self.dropout = config.number("attention_dropout", default=0.0)
-        self.declare(hidden, bias=True)
+        self.add_projections(hidden, bias=True)
 
 
 def network(config: ConfigReader) -> FeedForward:
@@ -136,13 +136,13 @@ class LayerParts(Module):
 class Wav2Vec2EncoderLayer(LayerParts):
     def forward(self, hidden_states: Handle, *beside: Handle | None) -> tuple[Handle, ...]:
         attn_residual = hidden_states
-        hidden_states, _, *beside = self.attention(hidden_states, *beside)
+        hidden_states, _, *shared = self.attention(hidden_states, *beside)
         hidden_states = self.dropout(hidden_states)
         hidden_states = attn_residual + hidden_states
         hidden_states = self.layer_norm(hidden_states)
         hidden_states = hidden_states + self.feed_forward(hidden_states)
         hidden_states = self.final_layer_norm(hidden_states)
-        return hidden_states, *beside
+        return hidden_states, *shared
 
 
 class Wav2Vec2EncoderLayerStableLayerNorm(LayerParts):
@@ -156,13 +156,13 @@ class Wav2Vec2EncoderLayerStableLayerNorm(LayerParts):
     def forward(self, hidden_states: Handle, *beside: Handle | None) -> tuple[Handle, ...]:
         attn_residual = hidden_states
         hidden_states = self.layer_norm(hidden_states)
-        hidden_states, _, *beside = self.attention(hidden_states, *beside)
+        hidden_states, _, *shared = self.attention(hidden_states, *beside)
         hidden_states = self.dropout(hidden_states)
         hidden_states = attn_residual + hidden_states
         hidden_states = hidden_states + self.feed_forward(self.final_layer_norm(hidden_states))
         if "adapter_layer" in self.children:
             hidden_states = hidden_states + self.adapter_layer(hidden_states)
-        return hidden_states, *beside
+        return hidden_states, *shared
 
 
 class Wav2Vec2AttnAdapterLayer(Module):
@@ -403,7 +403,7 @@ class HubertFeatureProjection(FeatureProjection):
         """As the config says."""
         return config.flag("feat_proj_layer_norm", default=True)
 
-    def forward(self, hidden_states: Handle) -> Handle:
+    def forward(self, hidden_states: Handle) -> Handle:  # type: ignore[override]
         if "layer_norm" in self.children:
             hidden_states = self.layer_norm(hidden_states)
         hidden_states = self.projection(hidden_states)
@@ -425,7 +425,9 @@ class HubertModel(UniSpeechModel):
     encoder_class = HubertEncoder
     stable_class = HubertEncoderStableLayerNorm
 
-    def forward(self, input_values: Handle) -> tuple[Handle, list[Handle]]:
+    def forward(  # type: ignore[override]
+        self, input_values: Handle
+    ) -> tuple[Handle, list[Handle]]:
         extract_features = self.frames(input_values)
         hidden_states = self.feature_projection(extract_features)
         hidden_states = self.masked(hidden_states)

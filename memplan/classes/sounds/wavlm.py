@@ -16,7 +16,13 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.experts.routing import sum_dtype
 from memplan.graph.modules.basic import Embedding, Linear, dropout
-from memplan.graph.modules.functional import batched_product, in_rows_again, linear, repeated, softmax
+from memplan.graph.modules.functional import (
+    batched_product,
+    in_rows_again,
+    linear,
+    repeated,
+    softmax,
+)
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Weight
@@ -31,6 +37,10 @@ GATES = 2, 4
 
 class WavLMAttention(Module):
     block = LayerBlock.ATTENTION
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    out_proj: Linear
 
     def __init__(self, config: ConfigReader, *, is_first: bool) -> None:
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")

@@ -54,9 +54,9 @@ class Projections(AttentionModule):
         self.causal, self.dropout = causal, config.number("attention_dropout")
         if cross:
             self.block = LayerBlock.CROSS_ATTENTION
-        self.declare(hidden, bias=self.is_biased(config))
+        self.add_projections(hidden, bias=self.is_biased(config))
 
-    def declare(self, hidden: int, *, bias: bool) -> None:
+    def add_projections(self, hidden: int, *, bias: bool) -> None:
         """Declare the projections."""
         self.bias, role = bias, WeightRole.QUERY_KEY
         self.k_proj = Linear(hidden, hidden, bias=bias and self.has_key_bias, role=role)

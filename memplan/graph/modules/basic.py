@@ -314,9 +314,7 @@ class LayerNorm(Norm):
 def layer_norm(x: Handle, width: int, weights: tuple[Tensor, ...] = ()) -> Handle:
     """``torch.nn.functional.layer_norm``."""
     run, strided = x.run, not is_contiguous(x.shape, x.strides)
-    made = Handle(
-        run, native_layer_norm(run, x.laid(), width, weights, strided=strided), x.shape
-    )
+    made = Handle(run, native_layer_norm(run, x.laid(), width, weights, strided=strided), x.shape)
     if run.decomposed:
         return x.leads_to(made, in_rows(x.shape))
     copies = partial(copy_gradient_first, run, run.segment.operations[-1])

@@ -70,8 +70,6 @@ class Conv1d(Module):
         """
         found = (length + 2 * self.padding - self.kernel) // self.stride + 1
         if found < 1:
-            msg = (
-                f"audio_seconds: clips are too short for this model, whose windows of {self.kernel} find none"
-            )
+            msg = f"audio_seconds: clips are too short for this model, whose windows of {self.kernel} find none"
             raise SetupError(msg)
         return found

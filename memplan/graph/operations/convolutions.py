@@ -13,7 +13,6 @@ def convolution(
     positions: int,
     *,
     bias: bool = True,
-    reads_rows: bool = False,
     gives_rows: bool = False,
     channels_last: bool = False,
 ) -> Tensor:
@@ -25,7 +24,7 @@ def convolution(
     addend = t.parameter(f"{module}.bias") if bias else None
     return convolve(
         t, x, weight, addend, positions, weight.shape[0],
-        reads_rows=reads_rows, gives_rows=gives_rows, channels_last=channels_last,
+        gives_rows=gives_rows, channels_last=channels_last,
     )  # fmt: skip
 
 

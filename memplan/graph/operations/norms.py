@@ -90,19 +90,13 @@ def layer_norm(
     *,
     bias: bool = True,
     strided: bool = False,
-    between: bool = False,
-    turned: bool = False,
 ) -> Tensor:
-    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row.
-
-    ``between`` convolutions its gradient lies channel by channel, as its input does, and is copied too;
-    what is ``turned`` behind it has such a gradient alone.
-    """
+    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row."""
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
         inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
-    return native_layer_norm(t, x, width, inputs, strided=strided, between=between, turned=turned)
+    return native_layer_norm(t, x, width, inputs, strided=strided)
 
 
 def native_layer_norm(
@@ -112,17 +106,13 @@ def native_layer_norm(
     weights: tuple[Tensor, ...],
     *,
     strided: bool = False,
-    between: bool = False,
-    turned: bool = False,
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``: in fp32 under autocast.
 
     What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = layer_norm_kernel(
-        t, full, width, weights, strided=strided, between=between, turned=turned
-    )
+    out = layer_norm_kernel(t, full, width, weights, strided=strided)
     t.touch(x)
     return out
 
@@ -134,8 +124,6 @@ def layer_norm_kernel(
     weights: tuple[Tensor, ...],
     *,
     strided: bool = False,
-    between: bool = False,
-    turned: bool = False,
 ) -> Tensor:
     """The kernel itself, in the format of ``x``: it keeps its input and two numbers a row."""
     rows = x.numel // width
@@ -151,8 +139,6 @@ def layer_norm_kernel(
         gradients=(Gradient.FRESH,) * (1 + len(weights)),
         forward_scratch_bytes=scratch, backward_scratch_bytes=backward,
     )  # fmt: skip
-    if (copied and between) or (turned and not t.decomposed):
-        copy_gradient_first(t, t.segment.operations[-1])
     return out
 
 

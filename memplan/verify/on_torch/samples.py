@@ -16,10 +16,10 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.joining import tokens_seen
 from memplan.graph.towers.media import pictures_of, sound_of
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.sounds import SoundSpec
-from memplan.model.towers.sounds import FeaturesBody, SignalBody
+from memplan.model.towers.sounds import SignalBody
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 from memplan.verify.on_torch.formats import FORMATS
@@ -303,14 +303,14 @@ def _square_pictures(sampler: Sampler, number: int) -> Any:
 
 def _sound(sampler: Sampler) -> Any:
     body = sound_of(sampler.model)
-    if body is None or isinstance(body, FeaturesBody) or (isinstance(body, SoundSpec) and body.is_framed):
+    if body is None or (isinstance(body, SoundSpec) and body.is_framed):
         raise _unknown(sampler.model)
     casts = isinstance(body, SignalBody) and body.casts
     return sampler.signal(*_clip_shape(sampler, body), casts=casts)
 
 
 def _clip_shape(sampler: Sampler, body: SignalBody | SoundSpec) -> tuple[int, ...]:
-    if not body.rate:
+    if not isinstance(body, SoundSpec) or not body.rate:
         return sampler.num_rows, body.channels, body.length
     seconds = sampler.setup.audio_seconds
     return sampler.num_rows, body.length if seconds is None else seconds * body.rate
