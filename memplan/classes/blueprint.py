@@ -77,9 +77,11 @@ class ClassBlueprint:
             all_defaults=parts if isinstance(parts, dict) else {},
         )  # fmt: skip
 
-    def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
         """The shapes of the class's parameters, of each kind of layer once."""
-        return tuple(each.shape for each in base_class(self.family)(self.reader()).parameters())
+        from memplan.classes.record import build  # only when it is asked for
+
+        return tuple(each.shape for each in build(self.reader(), model).parameters())
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
         """Write the training step of the model's class on a new tape."""
@@ -110,7 +112,7 @@ def blueprint_of(
     """
     if model.family not in CLASSES or model.task not in TASKS:
         return None
-    if not (model.stacks or model.denoises or model.picture):
+    if not (model.stacks or model.denoises or model.picture or model.sound):
         return None
     return ClassBlueprint(model.family, config, row, source=model.source)
 
@@ -119,7 +121,9 @@ def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
     begin = f"{reader.model_type}."
     named = reader.all_defaults  # of which a row is parsed when it is looked up
-    parts = {name: named[name] for name in named if name.startswith(begin)}
+    kinds = base_class(family).part_types
+    own = {*kinds, family} if kinds else ()
+    parts = {name: named[name] for name in named if name.startswith(begin) or name in own}
     row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 

@@ -78,7 +78,7 @@ def text_transformer(
             names_weights=False,
         ),
         activation=tower_activation(reader, "hidden_act"), norms_last=True,
-        norms_sums=True, dropout=reader.number("hidden_dropout_prob", default=0.1),
+        dropout=reader.number("hidden_dropout_prob", default=0.1),
     )  # fmt: skip
     with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
         for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):

@@ -28,14 +28,10 @@ from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.series import series, write_series
-from memplan.graph.towers.sounded.conformer import write_conformer
-from memplan.graph.towers.sounded.distanced import write_distanced
-from memplan.graph.towers.sounded.sounds import features, signal, targets, write_sound
-from memplan.graph.towers.sounded.speech import write_speech
+from memplan.graph.towers.sounds import signal, write_sound
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
-from memplan.graph.towers.turned import write_turned
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
@@ -44,8 +40,6 @@ from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
 from memplan.model.towers.compared.videos import VideoContrastBody
-from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
@@ -67,11 +61,9 @@ from memplan.model.towers.parts import (
 )
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
-from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
-from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.sounds import SignalBody, SoundBody
+from memplan.model.towers.texts import DecodedTokensBody, TokensBody, TypedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
-from memplan.model.towers.turned import TurnedBody
 
 
 def write_body(
@@ -113,12 +105,8 @@ def write_body(
             return patch_queries(t, x, body, flow, given)
         case ContrastBody():
             return contrast(t, body, given)
-        case TargetsBody():
-            return targets(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
-        case FeaturesBody():
-            return features(t, body, flow)
         case SeriesBody():
             return series(t, body, flow)
         case _:
@@ -156,16 +144,8 @@ def _read_on(
         return write_branches(t, x, body, flow, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
-    if isinstance(body, SpeechBody):
-        return write_speech(t, x, body, flow)
     if isinstance(body, SeriesPart):
         return write_series(t, x, body, flow)
-    if isinstance(body, DistancedBody):
-        return write_distanced(t, x, body, flow)
-    if isinstance(body, TurnedBody):
-        return write_turned(t, x, body, flow)
-    if isinstance(body, ConformerBody):
-        return write_conformer(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):

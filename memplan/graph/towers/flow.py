@@ -15,8 +15,8 @@ from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.counted import declare_block
 from memplan.graph.stacks import cut_layers
 from memplan.graph.towers.bodies import write_body
-from memplan.graph.towers.sounded.sounds import output
 from memplan.graph.towers.state import Flow
+from memplan.graph.towers.texts import output
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
@@ -24,7 +24,6 @@ from memplan.model.towers.clips import ClipBody, FramesPatchesBody
 from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
-from memplan.model.towers.distanced import DistancedLayerBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.parsing import NormedLevelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
@@ -33,16 +32,14 @@ from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.series import SeriesBody
-from memplan.model.towers.sounds import FeaturesBody, SignalBody
+from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
     DecodedTokensBody,
     OutputBody,
-    TargetsBody,
     TokensBody,
     TypedTokensBody,
 )
 from memplan.model.towers.tiles import TilesBody
-from memplan.model.towers.turned import TurnedLayerBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -64,16 +61,11 @@ def record_flow(
         if x is not None and (starts(block) or _is_returned(blocks, block)):
             t.hold(x)
             held.append(x)
-        if (
-            isinstance(block.body, LayerBody | TurnedLayerBody | DistancedLayerBody)
-            and block.body.memory
-        ):
+        if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
             ending, flow.returned = [*ending, *flow.returned], []
-        if flow.entered is not None and blocks[index - 1].part is ModelPart.LAYERS:
-            ending, flow.entered = [*ending, flow.entered], None
         if isinstance(block.body, NormedLevelsBody):
             # The backbone returns before the model that reads its levels does.
             ending, held = held, []
@@ -135,7 +127,6 @@ def starts(block: ParameterBlock) -> bool:
         PatchesBody
         | PixelsBody
         | ClipBody
-        | FeaturesBody
         | FramesPatchesBody
         | PlacesBody
         | SeriesBody
@@ -145,8 +136,7 @@ def starts(block: ParameterBlock) -> bool:
         | TokensBody
         | TypedTokensBody
         | WordsPatchesBody
-        | InstructionBody
-        | TargetsBody,
+        | InstructionBody,
     )
 
 
@@ -179,9 +169,7 @@ def _runs(t: Tape, block: ParameterBlock) -> list[_Run]:
     part = {
         ModelPart.EMBEDDING: freeze.embeddings, ModelPart.NORM: freeze.norm, ModelPart.HEAD: freeze.head,
     }.get(block.part, False)  # fmt: skip
-    whole = isinstance(block.body, SignalBody) and block.body.recomputed
-    checkpointed = whole and options.checkpointed_layers == 1.0
-    return [_Run(block.count, checkpointed, owner or (part and own))]
+    return [_Run(block.count, checkpointed=False, frozen=owner or (part and own))]
 
 
 def _segment(

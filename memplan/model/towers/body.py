@@ -10,8 +10,6 @@ from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
 from memplan.model.towers.compared.videos import VideoContrastBody
-from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
@@ -27,10 +25,8 @@ from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SoundBody
-from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
-from memplan.model.towers.turned import TurnedBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +76,6 @@ TowerBody = (
     | TextBody
     | LayerBody
     | ConvolvedBody
-    | ConformerBody
-    | TurnedBody
-    | DistancedBody
     | SeriesBody
     | SeriesPart
     | NetBody
@@ -91,7 +84,6 @@ TowerBody = (
     | LatentsBody
     | MattersBody
     | SoundBody
-    | SpeechBody
     | PlacesBody
     | SegmentingBody
     | PoolingBody
