@@ -250,20 +250,20 @@ def peaks_in_python(
     run: "PythonRun", capacity_bytes: int | None, max_cycles: int = MAX_CYCLES
 ) -> AllocatorPeaks:
     """What a run reaches, told without compiled code."""
-    allocator, followed = run.follow(capacity_bytes, max_cycles=max_cycles)
-    lacked = allocator.lacked
+    followed = run.follow(capacity_bytes, max_cycles=max_cycles)
+    way = followed.way
     return AllocatorPeaks(
-        requested_bytes=allocator.peak_requested * _UNIT,
-        allocated_bytes=allocator.peak_allocated * _UNIT,
-        reserved_bytes=allocator.peak_reserved * _UNIT,
-        num_mallocs=allocator.num_mallocs,
-        num_flushes=allocator.num_flushes,
-        died_at=followed.died_at,
+        requested_bytes=way.requested * _UNIT,
+        allocated_bytes=way.allocated * _UNIT,
+        reserved_bytes=way.reserved * _UNIT,
+        num_mallocs=way.num_mallocs,
+        num_flushes=way.num_flushes,
+        died_at=way.died_at,
         num_cycles=followed.num_cycles,
         flushes_recur=followed.flushes,
         is_settled=followed.is_settled or run.cycle is None,
-        lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
-        pressed_bytes=allocator.pressed * _UNIT,
+        lacked_bytes=None if way.lacked >= _ENDLESS else way.lacked * _UNIT,
+        pressed_bytes=way.pressed * _UNIT,
     )
 
 
