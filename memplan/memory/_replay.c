@@ -558,7 +558,7 @@ static Block *allocate_expandable(State *state, int64_t request, int32_t number)
 
 typedef struct {
     int64_t *events;
-    int32_t *pools;
+    int16_t *pools;
     Py_ssize_t count, before, cycle;
 } Run;
 
@@ -990,16 +990,25 @@ static PyObject *replay(PyObject *module, PyObject *args) {
                          outcome.flushing);
 }
 
-/* The events and their pools from lists; 0: an error is set. */
-static int read_events(Run *run, PyObject *list, PyObject *sizes) {
+/* The numbers of an array("q"). Returns 0 where it is none, with an error set. */
+static int take_numbers(PyObject *array, Py_buffer *numbers) {
+    if (PyObject_GetBuffer(array, numbers, PyBUF_FORMAT) < 0) return 0;
+    if (numbers->itemsize == sizeof(int64_t) && numbers->format && !strcmp(numbers->format, "q")) return 1;
+    PyBuffer_Release(numbers);
+    PyErr_SetString(PyExc_TypeError, "neither events nor sizes are an array of 64 bits");
+    return 0;
+}
+
+/* The events and their pools; 0: an error is set. */
+static int read_events(Run *run, const int64_t *events, const int64_t *sizes, Py_ssize_t num_sizes) {
     for (Py_ssize_t number = 0; number < run->count; number++) {
-        int64_t event = PyLong_AsLongLong(PyList_GetItem(list, number));
-        if (event == -1 && PyErr_Occurred()) return 0;
+        int64_t event = events[number];
         if (event >= FIRST_STAND_IN) {
-            PyObject *size = PyList_GetItem(sizes, (Py_ssize_t)(event - FIRST_STAND_IN));
-            if (!size) return 0; /* there are fewer */
-            event = PyLong_AsLongLong(size);
-            if (event == -1 && PyErr_Occurred()) return 0;
+            if (event - FIRST_STAND_IN >= num_sizes) {
+                PyErr_SetString(PyExc_IndexError, "there are fewer sizes");
+                return 0;
+            }
+            event = sizes[event - FIRST_STAND_IN];
         }
         if (event > LARGEST * UNIT) {
             PyErr_SetString(PyExc_OverflowError, "a block is too large");
@@ -1027,7 +1036,7 @@ static long read_streams(Run *run, PyObject *streams) {
             PyErr_SetString(PyExc_ValueError, "a stream of no event");
             return 0;
         }
-        run->pools[number] |= (int32_t)stream << 1;
+        run->pools[number] |= (int16_t)(stream << 1);
         if (stream >= num_streams) num_streams = stream + 1;
     }
     return num_streams;
@@ -1035,46 +1044,59 @@ static long read_streams(Run *run, PyObject *streams) {
 
 PyDoc_STRVAR(prepare_doc,
 "prepare(events, streams, sizes, before, cycle, expandable) -> a run, as replay() takes it.\n"
-"An event of FIRST_STAND_IN or more bytes stands for one of `sizes`; `cycle` is the number of events where\n"
+"Events and sizes are arrays of type q. An event of FIRST_STAND_IN or more bytes stands for one of `sizes`; `cycle` is the number of events where\n"
 "no step recurs. Raises OverflowError for a block that no card will ever hold.");
 
-static PyObject *prepare(PyObject *module, PyObject *args) {
-    PyObject *list, *streams, *sizes, *found;
-    Py_ssize_t before, cycle;
-    int expandable;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!nnp", &PyList_Type, &list, &PyDict_Type, &streams, &PyList_Type,
-                          &sizes, &before, &cycle, &expandable))
-        return NULL;
+/* A run with room for its events; NULL: an error is set. */
+static Kept *new_run(Py_ssize_t num_events, Py_ssize_t before, Py_ssize_t cycle, int expandable) {
     Kept *kept = calloc(1, sizeof(Kept));
-    if (!kept) return PyErr_NoMemory();
+    if (!kept) { PyErr_NoMemory(); return NULL; }
+    Run *run = &kept->run;
+    size_t count = (size_t)num_events, again = cycle < num_events ? count - (size_t)cycle : 0;
+    *run = (Run){malloc((count + 1) * sizeof(int64_t)), calloc(count + 1, sizeof(int16_t)), num_events, before, cycle};
+    kept->state.expandable = expandable;
+    kept->made = calloc(count + 1, sizeof(Block *));
+    kept->spare = calloc(again + 1, sizeof(Block *));
+    if (run->events && run->pools && kept->made && kept->spare) return kept;
+    PyErr_NoMemory();
+    discard(kept);
+    return NULL;
+}
+
+/* Fill it. Returns 0 where that is no run, with an error set. */
+static int fill(Kept *kept, const Py_buffer *events, const Py_buffer *sizes, PyObject *streams) {
     Run *run = &kept->run;
     State *state = &kept->state;
-    size_t count = (size_t)(run->count = PyList_Size(list));
-    run->before = before;
-    run->cycle = cycle;
-    state->expandable = expandable;
-    run->events = malloc((count + 1) * sizeof(int64_t));
-    run->pools = calloc(count + 1, sizeof(int32_t));
-    kept->made = calloc(count + 1, sizeof(Block *));
-    kept->spare = calloc(count + 1, sizeof(Block *));
-    if (!run->events || !run->pools || !kept->made || !kept->spare) { PyErr_NoMemory(); goto failed; }
-    if (!read_events(run, list, sizes)) goto failed;
+    if (!read_events(run, events->buf, sizes->buf, sizes->len / (Py_ssize_t)sizeof(int64_t))) return 0;
     long num_streams = read_streams(run, streams);
-    if (!num_streams) goto failed;
+    if (!num_streams) return 0;
     if (!is_sound(run, 2 * (int)num_streams)) {
         PyErr_SetString(PyExc_ValueError, "these events are no run");
-        goto failed;
+        return 0;
     }
     cut(kept);
     state->pools = calloc(2 * (size_t)num_streams, sizeof(Pool));
-    if (!state->pools) { PyErr_NoMemory(); goto failed; }
+    if (!state->pools) { PyErr_NoMemory(); return 0; }
     state->num_pools = 2 * (int)num_streams;
-    found = PyCapsule_New(kept, NAME, discard_capsule);
-    if (found) return found;
-failed:
-    discard(kept);
-    return NULL;
+    return 1;
+}
+
+static PyObject *prepare(PyObject *module, PyObject *args) {
+    PyObject *array, *streams, *size_array, *found = NULL;
+    Py_buffer events, sizes;
+    Py_ssize_t before, cycle;
+    int expandable;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!Onnp", &array, &PyDict_Type, &streams, &size_array, &before, &cycle, &expandable))
+        return NULL;
+    if (!take_numbers(array, &events)) return NULL;
+    if (!take_numbers(size_array, &sizes)) { PyBuffer_Release(&events); return NULL; }
+    Kept *kept = new_run(events.len / (Py_ssize_t)sizeof(int64_t), before, cycle, expandable);
+    if (kept && fill(kept, &events, &sizes, streams)) found = PyCapsule_New(kept, NAME, discard_capsule);
+    if (kept && !found) discard(kept);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&events);
+    return found;
 }
 
 static PyMethodDef methods[] = {
@@ -1083,7 +1105,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-#define INTERFACE 2  /* as replay.py has it: one that was built before is left aside */
+#define INTERFACE 3  /* as replay.py has it: one that was built before is left aside */
 
 static int add_interface(PyObject *module) {
     return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
