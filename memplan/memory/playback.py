@@ -209,21 +209,21 @@ class Playback(ForwardPlayback):
         """As another repetition was played."""
         name, left = (segment.index, repetition), script.left
         stops = [acts for each in cuts or () for _, acts in each]
-        blocks = self._given_back(name)
+        there = script.begun(self._given_back(name))
         for stretch in script.stretches:
-            stretch.write(self.ledger, blocks)
+            stretch.write(self.ledger, there)
             act = stretch.act
             if act.kind is ActKind.REACH:
                 self.engine.reach(segment, repetition, stops[act.stop])
             elif act.parameter is not None:
-                block = None if stretch.block is None else blocks[stretch.block]
+                block = None if stretch.block is None else ~there[stretch.block]
                 self._gradient((act.parameter, repetition if act.is_own else 0), block)
         self._take(left.taken, self.inputs.get(name, {}))
-        self.frames[name] = {key: blocks[each] for key, each in left.frame.items()}
-        self.flow = None if left.flow is None else blocks[left.flow]
+        self.frames[name] = {key: ~there[each] for key, each in left.frame.items()}
+        self.flow = None if left.flow is None else ~there[left.flow]
         self.flow_is_view = left.flow_is_view
-        self.shared = {key: blocks[each] for key, each in left.shared.items()}
-        self.transit = [blocks[each] for each in left.transit]
+        self.shared = {key: ~there[each] for key, each in left.shared.items()}
+        self.transit = [~there[each] for each in left.transit]
 
     def _backward_anew(
         self,
