@@ -23,7 +23,7 @@ class ClassBlueprint:
     Two are equal where their configs are, so that models can be looked up by them.
     """
 
-    __slots__ = ("_key", "_values", "family", "source")
+    __slots__ = ("_key", "_shapes", "_values", "family", "source")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class ClassBlueprint:
         self.source = source
         self._values = config, row, layers
         self._key = family, _text(config), layers
+        self._shapes: tuple[tuple[int, ...], ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassBlueprint) and self._key == other._key
@@ -78,8 +79,11 @@ class ClassBlueprint:
         )  # fmt: skip
 
     def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the class's parameters, of each kind of layer once."""
-        return tuple(each.shape for each in base_class(self.family)(self.reader()).parameters())
+        """The shapes of the class's parameters, of each kind of layer once; found once, whoever asks."""
+        if self._shapes is None:
+            base = base_class(self.family)(self.reader())
+            self._shapes = tuple(each.shape for each in base.parameters())
+        return self._shapes
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
         """Write the training step of the model's class on a new tape."""
