@@ -74,6 +74,21 @@ def test_many_lengths_become_few() -> None:
         assert found.share_up_to(length) <= length / 2000 + 1e-9
 
 
+def test_half_of_those_beyond_each_length_that_is_kept_are_beyond_the_next() -> None:
+    """Of 2,048 lengths as many as there are: each is counted as the next longer one that is kept, the longest exactly."""
+    found = Lengths.of(range(1, 2049))
+    beyond = [1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 0]
+    assert [length for length, _ in found.shares] == [2048 - each for each in beyond]
+    assert [2048 * share for _, share in found.shares] == [*beyond[:-1], 1]
+    assert all(found.share_up_to(length) == length / 2048 for length, _ in found.shares)
+
+
+def test_sixteen_lengths_stay_as_they_are() -> None:
+    few = range(1, MAX_POINTS + 1)
+    assert Lengths.of(few).shares == tuple((length, 1 / MAX_POINTS) for length in few)
+    assert len(Lengths.of([*few, MAX_POINTS + 1]).shares) < MAX_POINTS
+
+
 def test_lengths_from_files(tmp_path: Path) -> None:
     counts = tmp_path / "counts.txt"
     counts.write_text("10\n10\n30\n40\n", encoding="utf-8")
