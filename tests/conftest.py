@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,9 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from tests.forgetting import forget_everything
+
+if TYPE_CHECKING:
+    from memplan.memory.replaying.replay import OnCard
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,6 +115,16 @@ def reference_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("there is no ../shared/reference beside this checkout")
     return folder
+
+
+@pytest.fixture
+def no_least_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much less memory would do as well is not looked for: of tests that a command is read and answered."""
+
+    def as_reserved(on_card: "OnCard", *, caution: int) -> int:  # noqa: ARG001
+        return on_card(None).reserved_bytes
+
+    monkeypatch.setattr("memplan.memory.replaying.replay.floor_bytes", as_reserved)
 
 
 @pytest.fixture
