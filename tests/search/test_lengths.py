@@ -6,7 +6,7 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.estimator import Verdict, estimate
-from memplan.search.lengths import batch_lengths, batch_peaks, with_batches
+from memplan.search.lengths import _percent, batch_lengths, batch_peaks, with_batches
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.lengths_file import read_lengths
 from memplan.sources.models import load_model
@@ -102,3 +102,16 @@ def test_lengths_from_files(tmp_path: Path) -> None:
     rows.write_text("ten\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=":1: expected a length"):
         read_lengths(str(rows))
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (0.0, "0.00%"), (5e-5, "5.0e-05"), (0.0001, "0.01%"), (0.125, "12.50%"), (0.99985, "99.98%"),
+        (0.99995, "99.9950%"), (1 - 1e-9, "100%"), (1.0, "100%"),
+    ],
+)  # fmt: skip
+def test_a_probability_is_written_as_long_as_it_takes_to_tell_it(
+    probability: float, text: str
+) -> None:
+    assert _percent(probability) == text
