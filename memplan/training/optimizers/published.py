@@ -130,21 +130,42 @@ def adam_mini_states(script: Script, tensor: Stepped) -> None:
     """``m`` whole; a second moment for each row, each head of queries and keys, or each norm."""
     script.state("m", tensor.numel, tensor.dtype)
     if not tensor.is_factored:
-        script.state("vmean", 1, tensor.dtype)
-        return
+        script.let("square", tensor.numel, tensor.dtype)
+        script.let("sum", 1, tensor.dtype)
+        script.drop("square")
+    script.state("vmean", _num_means(script, tensor), tensor.dtype)
+    script.drop("sum")
+
+
+def _num_means(script: Script, tensor: Stepped) -> int:
+    if not tensor.is_factored:
+        return 1
     rows = tensor.num_rows
     if tensor.role is TensorRole.QUERY_KEY:
         rows = max(1, rows // script.number("head_dim"))
-    script.state("vmean", rows, tensor.dtype)
+    return rows
 
 
 def adam_mini(script: Script, tensor: Stepped) -> None:
-    """``update = (m * stepsize).view(...)``, and ``-update``."""
+    """``torch.mean(grad * grad)``; ``vmean.sqrt() / c`` and ``1 / c / h``; then ``m * stepsize``, and ``-update``."""
+    means = _num_means(script, tensor)
     script.let("square", tensor.numel, tensor.dtype)
-    script.drop("square")
+    _bind(script, "tmp_lr", means, tensor.dtype, lets_go="square")
+    if not tensor.is_factored:
+        _bind(script, "tmp_lr", 1, tensor.dtype)  # over the number of elements
+    for name, before in (("h", "root"), ("stepsize", "reciprocal")):
+        script.let(before, means, tensor.dtype)
+        _bind(script, name, means, tensor.dtype, lets_go=before)
     script.let("update", tensor.numel, tensor.dtype)
     script.let("negative", tensor.numel, tensor.dtype)
     script.drop("negative")
+
+
+def _bind(script: Script, name: str, numel: int, dtype: DType, *, lets_go: str = "") -> None:
+    """A value made of one that goes before the name's old value does."""
+    script.let("made", numel, dtype)
+    script.drop(*filter(None, [lets_go]))
+    script.rename("made", name)
 
 
 def stable_adamw_states(script: Script, tensor: Stepped) -> None:
