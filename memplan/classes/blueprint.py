@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from memplan.graph.core.options import TapeOptions
     from memplan.graph.modules.run import Run
+    from memplan.model.heads import Task
     from memplan.model.spec import ModelSpec
 
 
@@ -23,7 +24,7 @@ class ClassBlueprint:
     Two are equal where their configs are, so that models can be looked up by them.
     """
 
-    __slots__ = ("_key", "_values", "family", "source")
+    __slots__ = ("_key", "_shapes", "_values", "family", "source")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class ClassBlueprint:
         self.source = source
         self._values = config, row, layers
         self._key = family, _text(config), layers
+        self._shapes: dict[Task, tuple[tuple[int, ...], ...]] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassBlueprint) and self._key == other._key
@@ -78,10 +80,14 @@ class ClassBlueprint:
         )  # fmt: skip
 
     def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the class's parameters, of each kind of layer once."""
+        """The shapes of the class's parameters, of each kind of layer once; found once for a task, whoever asks."""
         from memplan.classes.record import build  # only when it is asked for
 
-        return tuple(each.shape for each in build(self.reader(), model).parameters())
+        found = self._shapes.get(model.task)
+        if found is None:
+            parameters = build(self.reader(), model).parameters()
+            found = self._shapes[model.task] = tuple(each.shape for each in parameters)
+        return found
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
         """Write the training step of the model's class on a new tape."""

@@ -86,6 +86,16 @@ def test_room_for_keys_decides_how_many_sequences_run_together() -> None:
     assert spent(narrow, "generating") > 1.3 * spent(wide, "generating")
 
 
+def test_an_engine_that_sleeps_lightly_takes_its_weights_along() -> None:
+    """At level 1 they go to the CPU and come back; at level 2 they are dropped, and trained ones are handed over as ever."""
+    awake, light, deep = (timed(f"grpo:rollout=vllm,sleep={level}") for level in (0, 1, 2))
+    assert deep.expected_s == awake.expected_s
+    there_and_back = 2 * 2 * PARAMS / 63e9  # over PCIe 5's sixteen lanes at the most
+    assert there_and_back < light.expected_s - awake.expected_s < 1.5 * there_and_back
+    moved = spent(light, "transfers to and from the host")
+    assert moved == pytest.approx(light.expected_s - awake.expected_s)
+
+
 def test_weights_that_do_not_fit_a_share_are_split_and_all_are_handed_over() -> None:
     plain = timed("grpo:rollout=vllm", model="qwen2.5-32b")
     asleep = timed("grpo:rollout=vllm,sleep=1,leaves=all", model="qwen2.5-32b")

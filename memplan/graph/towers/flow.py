@@ -19,7 +19,7 @@ from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import output
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
-from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.body import ChainBody
 from memplan.model.towers.clips import ClipBody, FramesPatchesBody
 from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolerBody
@@ -140,8 +140,8 @@ def starts(block: ParameterBlock) -> bool:
     )
 
 
-def _first(block: ParameterBlock) -> TowerBody | None:
-    """What a block computes first."""
+def _first(block: ParameterBlock) -> object:
+    """What a block computes first: any of the bodies, which mypy tells sooner from anything than from all of the others."""
     body = block.body
     return next(iter(body.parts), None) if isinstance(body, ChainBody) else body
 
