@@ -50,6 +50,21 @@ def test_every_rank_is_told() -> None:
     assert one.peak_bytes in {each.peak.peak_bytes for each in ranks}
 
 
+def test_packed_rows_reach_every_stage() -> None:
+    """torch's schedules hand each stage what the model is called with: each makes its own mask of documents, as one GPU does."""
+    masks = []
+    for fields in ({}, {"num_gpus": 1, "pipeline_parallel": 1}):
+        plain, packed = (
+            answer(**fields, packing=how, attention="sdpa").account.peak.components["activations"]
+            for how in ("none", "documents")
+        )
+        masks.append(packed - plain)
+    # One micro-batch is in flight on one GPU, and one of two layers on the last of four stages, which is the fullest.
+    assert 0 < masks[0] <= masks[1]
+    with pytest.raises(SetupError, match="packing: is not modelled beside pipeline_parallel"):
+        answer(engine="deepspeed", zero_stage=ZeroStage.NONE, packing="documents")
+
+
 def test_more_micro_batches_take_buffers_alone() -> None:
     """1F1B has as many in flight at most as there are stages behind; the buffers are for all."""
     few, many = answer(), answer(gradient_accumulation_steps=16)
