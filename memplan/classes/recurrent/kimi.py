@@ -38,6 +38,7 @@ from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import divide, masked_fill, total
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.loops import turns
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, concatenate
 from memplan.graph.modules.unread import UnreadGraph
@@ -180,8 +181,7 @@ def over_chunks(parts: tuple[Handle, ...]) -> tuple[Handle, tuple[Handle, ...]]:
     last_recurrent_state = made_by(run, OperationKind.ZEROS, shape, value.dtype)
     core_attn_out = made_by(run, OperationKind.ZEROS, value.shape, value.dtype)
     mask = later_tokens(run)
-    number = 0
-    while True:
+    for number in turns(run, chunks):
         q_i, k_i, v_i, g_i = (each.select(2) for each in (query, key, value, g))
         attn_inter = matmul(q_i * g_i.unary(OperationKind.EXP), last_recurrent_state)
         attn_intra = masked_fill(
@@ -190,10 +190,8 @@ def over_chunks(parts: tuple[Handle, ...]) -> tuple[Handle, tuple[Handle, ...]]:
         v_prime = matmul(k_cumdecay.select(2), last_recurrent_state)
         v_new = difference(v_i, v_prime)
         core_attn_out = write(core_attn_out, attn_inter + matmul(attn_intra, v_new))
-        number += 1
-        if number == chunks:
-            break
-        last_recurrent_state = next_state(k_i, g_i, v_new, last_recurrent_state)
+        if number < chunks - 1:
+            last_recurrent_state = next_state(k_i, g_i, v_new, last_recurrent_state)
     with UnreadGraph(run) as graph:
         last_recurrent_state = next_state(k_i, g_i, v_new, last_recurrent_state)
     del graph, last_recurrent_state

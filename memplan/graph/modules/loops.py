@@ -1,0 +1,172 @@
+"""Loops whose turns all do the same: some are recorded, and the others are written down after one of them.
+
+A turn reads what the one before it made and what stood before the loop. The first turns and the last ones differ (there is
+no state yet, or nothing reads it); those between are equal, up to whose tensors they read. ``turns`` runs a loop's body for
+the ones that are recorded, and ``repeat`` writes the rest down once a segment's views are settled.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+from memplan.fast_dataclass import dataclass, replace
+from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.tensors import Storage, Tensor
+
+if TYPE_CHECKING:
+    from memplan.graph.modules.run import Run
+
+FIRST = 3
+"""Turns that are recorded first; the last of them stands for those that are not."""
+LAST = 3
+"""Turns that are recorded behind those."""
+
+
+@dataclass(slots=True)
+class Loop:
+    """Where the turn that stands for others was recorded."""
+
+    before: int
+    """The first operation of the turn before it."""
+    start: int
+    stop: int
+    """One past its last operation."""
+    more: int
+    """How many turns it stands for beside itself."""
+    touches: int
+    """When it was over, and how often variables were let go in it."""
+    each: int
+
+    def moved(self, places: Sequence[int]) -> None:
+        """Note where its operations stand once others are gone."""
+        self.before, self.start, self.stop = (
+            places[each] for each in (self.before, self.start, self.stop)
+        )
+
+
+def turns(run: "Run", count: int) -> Iterator[int]:
+    """The numbers of the turns to record; what hooks take goes by the order in which it is kept, so that all are."""
+    if count <= FIRST + LAST or run.hooks is not None:
+        yield from range(count)
+        return
+    places: list[tuple[int, int]] = []
+    for number in range(FIRST):
+        places.append(run.place)
+        yield number
+    (before, _), (start, begun), (stop, touches) = places[-2], places[-1], run.place
+    loop = Loop(before, start, stop, count - FIRST - LAST, touches, touches - begun)
+    run.loops.append(loop)
+    yield from range(count - LAST, count)
+
+
+def repeat(segment: Segment, loop: Loop) -> None:
+    """Write the turns down that one stands for, and move what comes behind them."""
+    operations = segment.operations
+    before = operations[loop.before : loop.start]
+    whole = operations[loop.start : loop.stop]
+    rest = operations[loop.stop :]
+    earlier = {each.storage for each in _outputs(operations[: loop.start])}
+    own = dict.fromkeys(
+        each.storage for each in _outputs(whole) if each.storage not in earlier
+    )
+    _move(segment, loop, [*operations[: loop.start], *rest], own)
+    turn = _Turn(before, whole, own)
+    copies: list[Operation] = []
+    for number in range(1, loop.more + 1):
+        copies += turn.next(number * len(whole), number * loop.each)
+    for each in rest:
+        turn.hand_over(each)
+    segment.operations = [*operations[: loop.stop], *copies, *rest]
+
+
+class _Turn:
+    """A turn that is written down again and again, each time behind the one before."""
+
+    def __init__(
+        self, before: Sequence[Operation], whole: Sequence[Operation], own: Iterable[Storage]
+    ) -> None:
+        self._whole = whole
+        self._own = own
+        self._given = [*_outputs(before)]
+        """What the turn before made: what of it is read is read of the latest one."""
+        self._made = [*_outputs(whole)]
+        self._latest = self._made
+        assert len(self._given) == len(self._made)
+
+    def next(self, positions: int, touches: int) -> list[Operation]:
+        """Another one, so many operations further on."""
+        storages = {
+            given.storage: latest.storage
+            for given, latest in zip(self._given, self._latest, strict=True)
+        }
+        tensors = dict(zip(self._given, self._latest, strict=True))
+        for each in self._own:
+            storages[each] = _later(each, positions, touches)
+        made = [_on(each, storages) for each in self._made]
+        tensors |= zip(self._made, made, strict=True)
+        self._latest = made
+        return [_with(copy(each), tensors, storages) for each in self._whole]
+
+    def hand_over(self, operation: Operation) -> None:
+        """Have an operation behind them read the latest of what it reads of the turn that stands for them."""
+        if self._latest is self._made:
+            return
+        pairs = [*zip(self._made, self._latest, strict=True)]
+        storages = {one.storage: other.storage for one, other in pairs}
+        _with(operation, dict(pairs), storages)
+        for each in operation.outputs:  # views of what the latest made
+            each.storage = storages.get(each.storage, each.storage)
+
+
+def _outputs(operations: Iterable[Operation]) -> Iterator[Tensor]:
+    return (tensor for each in operations for tensor in each.outputs)
+
+
+def _later(storage: Storage, positions: int, touches: int) -> Storage:
+    made = copy(storage)
+    made.last_read += positions
+    made.touched += touches * bool(storage.touched)
+    return made
+
+
+def _on(tensor: Tensor, storages: dict[Storage, Storage]) -> Tensor:
+    made = copy(tensor)
+    made.storage = storages.get(tensor.storage, tensor.storage)
+    return made
+
+
+def _with(
+    operation: Operation, tensors: dict[Tensor, Tensor], storages: dict[Storage, Storage]
+) -> Operation:
+    """The operation with others in the place of what it reads, makes and keeps."""
+    operation.inputs = tuple([tensors.get(each, each) for each in operation.inputs])
+    operation.outputs = tuple([tensors.get(each, each) for each in operation.outputs])
+    operation.saved = [storages.get(each, each) for each in operation.saved]
+    if operation.pinned:
+        operation.pinned = [storages.get(each, each) for each in operation.pinned]
+    return operation
+
+
+def _move(
+    segment: Segment, loop: Loop, others: Sequence[Operation], own: Iterable[Storage]
+) -> None:
+    """Places and times behind the loop's turn, by so much as is written down there."""
+    size, stop = (loop.stop - loop.start) * loop.more, loop.stop
+    kept = {*own}
+    storages = {each.storage for each in _outputs(others)} | {*segment.given}
+    for each in storages - kept:
+        if each.touched > loop.touches:
+            each.touched += loop.each * loop.more
+        if each.segment == segment.index and each.last_read >= stop:
+            each.last_read += size
+    segment.entered = [(at + size * (at >= stop), name) for at, name in segment.entered]
+    segment.left = [(at + size * (at >= stop), name) for at, name in segment.left]
+    segment.regions = [
+        replace(
+            each, start=each.start + size * (each.start >= stop),
+            stop=each.stop + size * (each.stop > stop),
+        )
+        for each in segment.regions
+    ]  # fmt: skip
+    if segment.input_let_go is not None and segment.input_let_go >= stop:
+        segment.input_let_go += size
