@@ -6,7 +6,6 @@ the ones that are recorded, and ``repeat`` writes the rest down once a segment's
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass, replace
@@ -45,8 +44,9 @@ class Loop:
 
 
 def turns(run: "Run", count: int) -> Iterator[int]:
-    """The numbers of the turns to record; what hooks take goes by the order in which it is kept, so that all are."""
-    if count <= FIRST + LAST or run.hooks is not None:
+    """The numbers of the turns to record: all, where hooks take what is kept, each by its own number."""
+    is_taken = run.hooks is not None and not run.segment.checkpointed
+    if count <= FIRST + LAST or is_taken:
         yield from range(count)
         return
     places: list[tuple[int, int]] = []
@@ -74,8 +74,7 @@ def repeat(segment: Segment, loop: Loop) -> None:
     copies: list[Operation] = []
     for number in range(1, loop.more + 1):
         copies += turn.next(number * len(whole), number * loop.each)
-    for each in rest:
-        turn.hand_over(each)
+    turn.hand_over(rest)
     segment.operations = [*operations[: loop.stop], *copies, *rest]
 
 
@@ -105,17 +104,19 @@ class _Turn:
         made = [_on(each, storages) for each in self._made]
         tensors |= zip(self._made, made, strict=True)
         self._latest = made
-        return [_with(copy(each), tensors, storages) for each in self._whole]
+        return [_again(each, tensors, storages) for each in self._whole]
 
-    def hand_over(self, operation: Operation) -> None:
-        """Have an operation behind them read the latest of what it reads of the turn that stands for them."""
-        if self._latest is self._made:
-            return
+    def hand_over(self, operations: Iterable[Operation]) -> None:
+        """Have those behind them read the latest of what they read of the turn that stands for them."""
         pairs = [*zip(self._made, self._latest, strict=True)]
+        tensors = dict(pairs)
         storages = {one.storage: other.storage for one, other in pairs}
-        _with(operation, dict(pairs), storages)
-        for each in operation.outputs:  # views of what the latest made
-            each.storage = storages.get(each.storage, each.storage)
+        for each in operations:
+            each.inputs = tuple([tensors.get(tensor, tensor) for tensor in each.inputs])
+            each.saved = [storages.get(storage, storage) for storage in each.saved]
+            each.pinned = [storages.get(storage, storage) for storage in each.pinned]
+            for made in each.outputs:  # views of what the latest made
+                made.storage = storages.get(made.storage, made.storage)
 
 
 def _outputs(operations: Iterable[Operation]) -> Iterator[Tensor]:
@@ -123,28 +124,34 @@ def _outputs(operations: Iterable[Operation]) -> Iterator[Tensor]:
 
 
 def _later(storage: Storage, positions: int, touches: int) -> Storage:
-    made = copy(storage)
-    made.last_read += positions
-    made.touched += touches * bool(storage.touched)
+    made = Storage(storage.num_bytes, storage.segment, storage.last_read + positions)
+    made.touched = storage.touched and storage.touched + touches
+    made.held, made.weight_cast = storage.held, storage.weight_cast
     return made
 
 
 def _on(tensor: Tensor, storages: dict[Storage, Storage]) -> Tensor:
-    made = copy(tensor)
-    made.storage = storages.get(tensor.storage, tensor.storage)
+    storage = storages.get(tensor.storage, tensor.storage)
+    made = Tensor(tensor.numel, tensor.dtype, storage, requires_grad=tensor.requires_grad)
+    made.by_channel, made.by_column = tensor.by_channel, tensor.by_column
+    made.by_head, made.is_flat = tensor.by_head, tensor.is_flat
     return made
 
 
-def _with(
+def _again(
     operation: Operation, tensors: dict[Tensor, Tensor], storages: dict[Storage, Storage]
 ) -> Operation:
     """The operation with others in the place of what it reads, makes and keeps."""
-    operation.inputs = tuple([tensors.get(each, each) for each in operation.inputs])
-    operation.outputs = tuple([tensors.get(each, each) for each in operation.outputs])
-    operation.saved = [storages.get(each, each) for each in operation.saved]
-    if operation.pinned:
-        operation.pinned = [storages.get(each, each) for each in operation.pinned]
-    return operation
+    of, pinned = operation, operation.pinned
+    return Operation(
+        of.kind, tuple([tensors.get(each, each) for each in of.inputs]),
+        tuple([tensors[each] for each in of.outputs]),
+        [storages.get(each, each) for each in of.saved], of.gradients,
+        forward_scratch=of.forward_scratch, backward_scratch=of.backward_scratch, flops=of.flops,
+        keeps_weight=of.keeps_weight, saves_output=of.saves_output, in_python=of.in_python,
+        pinned=[storages.get(each, each) for each in pinned] if pinned else pinned,
+        outside=of.outside, tiles=of.tiles, sends=of.sends,
+    )  # fmt: skip
 
 
 def _move(
