@@ -186,6 +186,16 @@ def test_deepspeed_takes_fewer_micro_batches_than_stages() -> None:
     assert "PipelineEngine" in " ".join(found.assumptions)
 
 
+def test_megatron_takes_fewer_micro_batches_than_stages() -> None:
+    """Its 1F1B warms up with as many as there are; torch's raises."""
+    megatron = {"engine": "megatron", "precision": "bf16-master"}
+    few, many = (answer(**megatron, gradient_accumulation_steps=count) for count in (1, 8))
+    kept = [each.account.peak.components["activations"] for each in (few, many)]
+    assert 0 < kept[0] < kept[1]
+    with pytest.raises(SetupError, match="at least as many micro-batches as stages: 1 < 4"):
+        answer(gradient_accumulation_steps=1)
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
     setup = memplan.TrainingSetup(**PIPELINE)
     for name in ("t5-small", "bert-base-uncased"):

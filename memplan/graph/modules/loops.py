@@ -66,9 +66,7 @@ def repeat(segment: Segment, loop: Loop) -> None:
     whole = operations[loop.start : loop.stop]
     rest = operations[loop.stop :]
     earlier = {each.storage for each in _outputs(operations[: loop.start])}
-    own = dict.fromkeys(
-        each.storage for each in _outputs(whole) if each.storage not in earlier
-    )
+    own = dict.fromkeys(each.storage for each in _outputs(whole) if each.storage not in earlier)
     _move(segment, loop, [*operations[: loop.start], *rest], own)
     turn = _Turn(before, whole, own)
     copies: list[Operation] = []
