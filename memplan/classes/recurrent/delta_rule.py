@@ -35,7 +35,6 @@ from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import activated, detached, masked_fill, total
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import always
-from memplan.graph.modules.loops import turns
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import (
     Tables,
@@ -179,7 +178,7 @@ def over_chunks(
     """Chunk by chunk: what the state predicts is taken off, read, and what is new is added."""
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     batch, heads, chunks = query.shape[:3]
-    for number in turns(query.run, chunks):
+    for number in query.run.turns(chunks):
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)
         core_attn_out = write(

@@ -38,7 +38,6 @@ from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import divide, masked_fill, total
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.loops import turns
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, concatenate
 from memplan.graph.modules.unread import UnreadGraph
@@ -181,7 +180,7 @@ def over_chunks(parts: tuple[Handle, ...]) -> tuple[Handle, tuple[Handle, ...]]:
     last_recurrent_state = made_by(run, OperationKind.ZEROS, shape, value.dtype)
     core_attn_out = made_by(run, OperationKind.ZEROS, value.shape, value.dtype)
     mask = later_tokens(run)
-    for number in turns(run, chunks):
+    for number in run.turns(chunks):
         q_i, k_i, v_i, g_i = (each.select(2) for each in (query, key, value, g))
         attn_inter = matmul(q_i * g_i.unary(OperationKind.EXP), last_recurrent_state)
         attn_intra = masked_fill(

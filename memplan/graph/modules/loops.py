@@ -5,20 +5,18 @@ no state yet, or nothing reads it); those between are equal, up to whose tensors
 the ones that are recorded, and ``repeat`` writes the rest down once a segment's views are settled.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.segments import Operation, Segment
 from memplan.graph.core.tensors import Storage, Tensor
 
-if TYPE_CHECKING:
-    from memplan.graph.modules.run import Run
-
 FIRST = 3
 """Turns that are recorded first; the last of them stands for those that are not."""
 LAST = 3
 """Turns that are recorded behind those."""
+Place = tuple[int, int]
+"""How many operations a segment has, and how often variables were let go."""
 
 
 @dataclass(slots=True)
@@ -43,19 +41,17 @@ class Loop:
         )
 
 
-def turns(run: "Run", count: int) -> Iterator[int]:
-    """The numbers of the turns to record: all, where hooks take what is kept, each by its own number."""
-    is_taken = run.hooks is not None and not run.segment.checkpointed
-    if count <= FIRST + LAST or is_taken:
+def turns(count: int, place: Callable[[], Place], noted: list[Loop]) -> Iterator[int]:
+    """The numbers of the turns to record; ``place`` is where the recording stands, and ``noted`` takes the loop down."""
+    if count <= FIRST + LAST:
         yield from range(count)
         return
-    places: list[tuple[int, int]] = []
+    places: list[Place] = []
     for number in range(FIRST):
-        places.append(run.place)
+        places.append(place())
         yield number
-    (before, _), (start, begun), (stop, touches) = places[-2], places[-1], run.place
-    loop = Loop(before, start, stop, count - FIRST - LAST, touches, touches - begun)
-    run.loops.append(loop)
+    (before, _), (start, begun), (stop, touches) = places[-2], places[-1], place()
+    noted.append(Loop(before, start, stop, count - FIRST - LAST, touches, touches - begun))
     yield from range(count - LAST, count)
 
 

@@ -13,7 +13,7 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
-from memplan.graph.modules.loops import Loop, repeat
+from memplan.graph.modules.loops import Loop, repeat, turns
 from memplan.model.parameters import ModelPart
 
 if TYPE_CHECKING:
@@ -63,10 +63,12 @@ class Run(Tape):
             if self.segment.input is not None and storage is self.segment.input.storage:
                 self.let_input_go()
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """How many operations the open segment has, and how often variables were let go."""
-        return len(self.segment.operations), self._touches
+    def turns(self, count: int) -> Iterator[int]:
+        """The numbers of a loop's turns that are recorded, where the others do the same; all, where hooks take what is
+        kept, each by its own number."""
+        if self.hooks is not None and not self.segment.checkpointed:
+            return iter(range(count))
+        return turns(count, lambda: (len(self.segment.operations), self._touches), self.loops)
 
     def is_named(self, storage: Storage) -> bool:
         """Whether any name holds it."""
