@@ -57,6 +57,16 @@ def test_a_token_of_an_engine_reads_every_weight_and_every_key() -> None:
     assert any("completions are 1,024 tokens" in each for each in found.notes)
 
 
+def test_pictures_are_read_with_the_prompt_alone() -> None:
+    """A later token finds them in keys and values: its step runs no tower."""
+    job = "grpo:rollout=vllm,completion_length=512"
+    shown, unseen = (
+        spent(timed(job, "qwen2.5-vl-3b", images_per_sample=count), "generating")
+        for count in (1, 0)
+    )
+    assert unseen < shown < 1.5 * unseen
+
+
 def test_a_batch_shrinks_on_the_way_to_its_longest_completion() -> None:
     """All wait for the longest, of which few still run at the end: it costs less than were all as long."""
     shape = {"seq_len": 4096, "gradient_accumulation_steps": 32}
