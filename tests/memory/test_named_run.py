@@ -156,6 +156,8 @@ HANDING_ON: list[dict[str, Any]] = [
     {"model_type": "t5", "num_layers": 2, "architectures": ["T5ForConditionalGeneration"]},
     {"model_type": "longt5", "num_layers": 2, "architectures": ["LongT5ForConditionalGeneration"]},
     {"model_type": "lilt", "num_hidden_layers": 2, "architectures": ["LiltForTokenClassification"]},
+    {"model_type": "rembert", "num_hidden_layers": 2, "architectures": ["RemBertForMaskedLM"]},
+    {"model_type": "rembert", "num_hidden_layers": 2},
 ]
 """But for the first: layers give more than hidden states to the next, which a variable of the model's holds until it
 returns."""
