@@ -222,7 +222,7 @@ class DogeCDMoE(Network):
         return MixtureSpec(
             num_experts=self.num_experts, num_experts_per_token=self.top_k,
             expert=FeedForwardSpec(intermediate_size=1, activation=kind),
-            router=RouterSpec(), shared=shared, in_turn=True,
+            router=RouterSpec(), shared=shared, in_own_way=True,
         )  # fmt: skip
 
     def crossed(self, places: Handle) -> Handle:

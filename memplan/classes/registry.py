@@ -95,6 +95,7 @@ CLASSES = {
     "lfm2_moe": "recurrent.lfm2.Lfm2MoeModel",
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
+    "llama4_text": "mixed.llama4.Llama4TextModel",
     "longformer": "encoders.longformer.LongformerModel",
     "longt5": "translating.longt5.LongT5Model",
     "luke": "encoders.luke.LukeModel",

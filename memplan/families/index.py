@@ -266,7 +266,7 @@ FAMILY_MODULES: dict[str, str] = {
     "florence2": "joined.multimodal",
     "granite_speech_plus": "joined.multimodal",
     "gemma4_text": "decoders.gemma4",
-    "llama4_text": "decoders.text_decoders",
+    "llama4_text": "written_once",
     "mllama_text_model": "decoders.text_decoders",
     "muse_glimmer_text": "decoders.text_decoders",
     "aria_text": "written_once",

@@ -74,8 +74,9 @@ class MixtureSpec:
     expert: FeedForwardSpec
     """The shape of one routed expert."""
     router: RouterSpec = RouterSpec()
-    in_turn: bool = False
-    """The class runs one expert after another, each a slice of the stacked matrices (DBRX)."""
+    in_own_way: bool = False
+    """The class runs its experts in a way of its own: one after another, each a slice of the stacked
+    matrices (DBRX); all of them on every token (Llama 4)."""
     shared: FeedForwardSpec | None = None
     """An expert that every token passes."""
     shared_gate: bool = False

@@ -101,7 +101,7 @@ class JetMoeMoE(MixtureBlock):
         return MixtureSpec(
             num_experts=router.num_experts, num_experts_per_token=router.top_k,
             expert=FeedForwardSpec(intermediate_size=inner, activation=kind, gated=True),
-            router=RouterSpec(score=router.score), in_turn=True,
+            router=RouterSpec(score=router.score), in_own_way=True,
         )  # fmt: skip
 
     def forward(self, layer_input: Handle) -> Handle:

@@ -75,7 +75,7 @@ class MixtureBlock(Network):
             router=RouterSpec(score=router.score, correction=router.is_corrected),
             shared=None if shared is None else shared.facts(),
             shared_gate=self.one_of(SharedExpertGate) is not None,
-            in_turn=experts.in_turn,
+            in_own_way=experts.in_turn,
         )
 
     def one_of(self, cls: type[Part]) -> Part | None:

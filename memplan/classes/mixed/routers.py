@@ -113,19 +113,26 @@ class GraniteMoeTopKRouter(Router):
         return router_logits, top_k_weights, top_k_index
 
 
-class PhimoeTopKRouter(Router):
+class LinearRouter(Router):
+    """One whose class is derived from ``torch.nn.Linear``."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.weight.of_linear = True
+
+    def declare(self, name: str, weight: Weight) -> Parameter:
+        """Its class is not ``torch.nn.Linear`` itself: it is never packed."""
+        return self.run.parameter(name, *weight.shape, role=weight.role)
+
+
+class PhimoeTopKRouter(LinearRouter):
     """A ``torch.nn.Linear`` that draws two experts of its result."""
 
     score = RouterScore.SPARSE_MIXER
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
-        self.weight.of_linear = True
         self.input_jitter_noise = config.number("input_jitter_noise")
-
-    def declare(self, name: str, weight: Weight) -> Parameter:
-        """Its class is not ``torch.nn.Linear`` itself: it is never packed."""
-        return self.run.parameter(name, *weight.shape, role=weight.role)
 
     def forward(self, hidden_states: Handle) -> Routed:
         if self.input_jitter_noise > 0:

@@ -197,7 +197,7 @@ class SwitchTransformersSparseMLP(Module):
             num_experts=self.router.num_experts,
             num_experts_per_token=1,
             expert=expert,
-            in_turn=True,
+            in_own_way=True,
         )
 
     def forward(self, x: Handle) -> Handle:

@@ -198,6 +198,16 @@ def scatter(x: Handle, places: Handle) -> Handle:
     return made
 
 
+def scatter_into(x: Handle, places: Handle, shape: Shape) -> Handle:
+    """``torch.full(shape, number).scatter_(-1, places, x)``: keeps the places."""
+    run, made = x.run, empty(x.run, shape, x.dtype)
+    run.record(
+        OperationKind.SCATTER, (x.record, places.record), (made.record,), saves=(places.record,),
+        gradients=(Gradient.FRESH, Gradient.NONE),
+    )  # fmt: skip
+    return made
+
+
 def gather(x: Handle, places: Handle, *, dim: int = -1) -> Handle:
     """``x.gather(dim, places)``: keeps both (derivatives.yaml, ``gather_backward``)."""
     shape = list(x.shape)
@@ -588,6 +598,23 @@ def summed(x: Handle) -> Handle:
     made = empty(x.run, (1,), DType.FP32)
     x.run.record(OperationKind.SUM, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     return made
+
+
+def sum_of_stretches(x: Handle, count: int) -> Handle:
+    """``x.reshape(count, -1, width).sum(dim=0)``: its gradient is spread, and copied out for every stretch."""
+    run, (rows, width) = x.run, x.shape
+    seen = Handle(run, run.view(x.record, x.numel), (count, rows // count, width))
+    run.record(OperationKind.VIEW, (x.record,), (seen.record,), gradients=(Gradient.FRESH,))
+    made = empty(run, (rows // count, width), x.dtype)
+    run.record(OperationKind.SUM, (seen.record,), (made.record,), gradients=(Gradient.ALIAS,))
+    return made
+
+
+def as_real(x: Handle) -> Handle:
+    """``torch.view_as_real(x).flatten(...)``: its gradient is seen as complex numbers."""
+    run, made = x.run, x.run.view(x.record, x.numel)
+    run.record(OperationKind.VIEW_AS_REAL, (x.record,), (made,), gradients=(Gradient.ALIAS,))
+    return x.like(made)
 
 
 def added_crosswise(one: Handle, other: Handle) -> Handle:
