@@ -62,6 +62,7 @@ CLASSES = {
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",
+    "gemma4_text": "gemma4.Gemma4TextModel",
     "glm": "glm.GlmModel",
     "glm_moe_dsa": "mixed.chosen.GlmMoeDsaModel",
     "glm4": "glm.Glm4Model",

@@ -265,7 +265,7 @@ FAMILY_MODULES: dict[str, str] = {
     "gemma4": "joined.multimodal",
     "florence2": "joined.multimodal",
     "granite_speech_plus": "joined.multimodal",
-    "gemma4_text": "decoders.gemma4",
+    "gemma4_text": "written_once",
     "llama4_text": "written_once",
     "mllama_text_model": "decoders.text_decoders",
     "muse_glimmer_text": "decoders.text_decoders",

@@ -18,6 +18,10 @@ class Lifetimes(Recording):
         """
         for tensor in tensors:
             self.hold(tensor)
+        self.keep_graph(*tensors)
+
+    def keep_graph(self, *tensors: Tensor) -> None:
+        """The same of tensors that names hold: the graph of a checkpointed segment's second run."""
         if not self.segment.checkpointed:
             return
         wanted = {tensor.storage for tensor in tensors}
