@@ -119,6 +119,7 @@ CLASSES = {
     "mpnet": "encoders.mpnet.MPNetModel",
     "mpt": "older.alibi.MptModel",
     "mt5": "translating.t5.MT5Model",
+    "muse_glimmer_text": "muse_glimmer.MuseGlimmerTextModel",
     "nemotron": "starcoder.NemotronModel",
     "nemotron_h": "recurrent.nemotron_h.NemotronHModel",
     "nomic_bert": "encoders.turned.NomicBertModel",

@@ -268,7 +268,7 @@ FAMILY_MODULES: dict[str, str] = {
     "gemma4_text": "written_once",
     "llama4_text": "written_once",
     "mllama_text_model": "decoders.text_decoders",
-    "muse_glimmer_text": "decoders.text_decoders",
+    "muse_glimmer_text": "written_once",
     "aria_text": "written_once",
     "kosmos_2_5_text_model": "decoders.text_decoders",
     "colpali": "joined.composites",
