@@ -78,8 +78,9 @@ def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
     dropouts = (each for each in base.children.values() if isinstance(each, Dropout))
     dropped = next((each.probability for each in dropouts), base.embedding_dropout)
     return EmbeddingSpec(
-        embedding_size=width, num_positions=rows, dropout=dropped, own_module=base.embeds_more
-    )
+        embedding_size=width, num_positions=rows, dropout=dropped, own_module=base.embeds_more,
+        extra_rows=base.extra_rows,
+    )  # fmt: skip
 
 
 def _runs(base: Decoder) -> Iterator[LayerRun]:

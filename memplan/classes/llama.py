@@ -336,6 +336,8 @@ class Decoder(Base):
     """What it calls its layers."""
     embeds_more = False
     """Its embedding is more than a table of tokens."""
+    extra_rows = 0
+    """Rows of its token table beside the vocabulary's."""
     positions = ""
     """What it calls its table of positions, if it has one."""
     embedding_dropout = 0.0

@@ -50,9 +50,10 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     built = _attached(model, run.kernels, parts, options.stage, spread=spread)
     built.site.run = run
     run.layers = {stack.name: _layers_of(stack) for stack in model.stacks}
-    _record_apart(run, model)
+    run.order = {weight: place for place, weight in enumerate(built.ordered)}
+    _record_apart(run, built, model)
     if model.stacks:
-        run.inputs_bytes = input_bytes(run, model)
+        run.inputs_bytes += input_bytes(run, model)
     _run(run, built, model)
     run.declared = model.declared if model.tables else declared_order(run, built)
     run.close()
@@ -104,8 +105,13 @@ def _is_apart(model: ModelSpec) -> bool:
     return model.join is None or model.join.joining is Joining.UNSEEN
 
 
-def _record_apart(run: Run, model: ModelSpec) -> None:
+def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
+    if model.join is not None and model.join.joining is Joining.CROSSED:
+        from memplan.classes.mllama import look  # only where layers attend to pictures
+
+        look(run, built.base, model)
+        return
     if not model.tables or not _is_apart(model):
         return
     parts, tied = counted_parts(model), model.head.tied

@@ -113,6 +113,7 @@ CLASSES = {
     "mistral": "llama.MistralModel",
     "mistral4": "mixed.latent.Mistral4Model",
     "mixtral": "mixed.mixtures.MixtralModel",
+    "mllama_text_model": "mllama.MllamaTextModel",
     "mobilevit": "pictures.mobilevit.MobileViTModel",
     "modernbert": "encoders.modernbert.ModernBertModel",
     "moonshine": "sounds.moonshine.MoonshineModel",

@@ -267,7 +267,7 @@ FAMILY_MODULES: dict[str, str] = {
     "granite_speech_plus": "joined.multimodal",
     "gemma4_text": "written_once",
     "llama4_text": "written_once",
-    "mllama_text_model": "decoders.text_decoders",
+    "mllama_text_model": "written_once",
     "muse_glimmer_text": "written_once",
     "aria_text": "written_once",
     "kosmos_2_5_text_model": "decoders.text_decoders",

@@ -33,11 +33,18 @@ def declared_parameters(tape: Tape) -> list[Stretch]:
                 own = left[segment.index]
                 # What is repeated stands together; what is named nowhere comes with the last.
                 everything = segment.num_copies > 1 or last[name] == number
-                taken = _ranked(own, members, everything=everything)
+                taken = as_constructed(tape, _ranked(own, members, everything=everything))
                 left[segment.index] = [each for each in own if each not in taken]
                 stretches.append((segment, taken))
     stretches += [(segment, left[segment.index]) for segment in tape.segments]
     return [stretch for stretch in stretches if stretch[1]]
+
+
+def as_constructed(tape: Tape, parameters: list[Parameter]) -> list[Parameter]:
+    """Those of one layer as its class's constructor comes to them, where it says so of all."""
+    if not all(id(each) in tape.places for each in parameters):
+        return parameters
+    return sorted(parameters, key=lambda each: tape.places[id(each)])
 
 
 def _ranked(

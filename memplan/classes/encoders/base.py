@@ -125,23 +125,6 @@ def first_token(x: Handle) -> Handle:
     return x.leads_to(Handle(run, made, (batch, width), x.strides[::2]), in_rows(x.shape))
 
 
-def spare(module: Module) -> None:
-    """Declare what is never called: nothing is made of its weights, nor of adapters beside them."""
-    for each in (module, *(inner for _, inner in module.modules())):
-        spare_alone(each)
-
-
-def spare_alone(module: Module) -> None:
-    """The same of a module without those in it."""
-    from memplan.graph.counted import idle_linear  # only for such parts
-
-    for weight in module.weights.values():
-        if weight.owner is module:
-            module.parameter(weight).unused = True
-    if isinstance(module, Linear) and module.weight.owner is module:
-        idle_linear(module.run, module.parameter(module.weight))
-
-
 def idle(module: Module) -> None:
     """Declare what no loss reads: of it only autocast's copies are kept to the end of the forward pass."""
     from memplan.graph.counted import idle_linear  # only for such parts

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import prod
 from typing import ClassVar
 
-from memplan.classes.encoders.base import Encoded, Unpadding, spare
+from memplan.classes.encoders.base import Encoded, Unpadding
 from memplan.classes.encoders.bert import RobertaModel
 from memplan.classes.encoders.layers import (
     Attention,
@@ -25,7 +25,7 @@ from memplan.classes.encoders.tasks import Tasks
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
-from memplan.graph.modules.basic import Linear, dropout
+from memplan.graph.modules.basic import Linear, dropout, spare
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import (
     add_to_view,

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from memplan.classes.encoders.base import Encoded, EncoderLayer, spare
+from memplan.classes.encoders.base import Encoded, EncoderLayer
 from memplan.classes.encoders.bert import RobertaLMHead, RobertaModel
 from memplan.classes.encoders.layers import (
     Attention,
@@ -26,7 +26,7 @@ from memplan.classes.encoders.tasks import (
 )
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended, in_heads, matmul
-from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
+from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear, spare
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Weight

@@ -3,7 +3,7 @@
 (transformers 5.23: models/wav2vec2_conformer, wav2vec2_bert)
 """
 
-from memplan.classes.encoders.base import spare
+from memplan.graph.modules.basic import spare
 from memplan.classes.sounds.base import SECONDS, begin
 from memplan.classes.sounds.conformer import (
     ROTARY,

@@ -65,6 +65,8 @@ class Recording:
         self.declared: tuple[tuple[str, ...], ...] = ()
         """The order in which the class declares its parameters: the name of a segment, then modules
         of it or single parameters, for each stretch; empty: not known."""
+        self.places: dict[int, int] = {}
+        """Where constructors come to a parameter, by its identity; empty: they are not known."""
         self.beginnings: dict[str, str] = {}
         """How modules' names in the class begin, by the name of their segment, where the class itself says."""
         self.sdpa_calls: dict[SdpaCall, ScoreKernel] = {}

@@ -84,7 +84,9 @@ class Linear(Module):
             self.declared(self.weight, made_here[0])
         if "bias" in self.weights:
             found = (each for each in made_here if each.name.endswith(".bias"))
-            run.parameters.update((self.weights["bias"], each) for each in islice(found, 1))
+            for each in islice(found, 1):
+                run.parameters[self.bias] = each
+                run.place(self.bias, each)
         return made
 
     def _adds_apart(self, x: Handle) -> bool:
@@ -151,6 +153,23 @@ class Linear(Module):
         if self.split is Split.VOCABULARY and group.loss:
             return ceil_div(width, group.degree)
         return width
+
+
+def spare(module: Module) -> None:
+    """Declare what is never called: nothing is made of its weights, nor of adapters beside them."""
+    for each in (module, *(inner for _, inner in module.modules())):
+        spare_alone(each)
+
+
+def spare_alone(module: Module) -> None:
+    """The same of a module without those in it."""
+    from memplan.graph.counted import idle_linear  # only for such parts
+
+    for weight in module.weights.values():
+        if weight.owner is module:
+            module.parameter(weight).unused = True
+    if isinstance(module, Linear) and module.weight.owner is module:
+        idle_linear(module.run, module.parameter(module.weight))
 
 
 class Conv1D(Linear):

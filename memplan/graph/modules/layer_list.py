@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.pruning import prune
 from memplan.graph.core.segments import Segment
@@ -110,9 +111,6 @@ class LayerList(Module):
                 if self.shared:
                     first = first or segment
                 left -= segment.repeat
-                given, made = segment.input, segment.output
-                assert given is not None
-                assert made is not None
                 for storage in segment.given:
                     if storage not in segment.returned and self.run.is_named(storage):
                         self.run.outlive(storage)
@@ -187,9 +185,7 @@ class Layer:
             checkpointed=stretch.checkpointed, frozen=stretch.frozen, again=self._again,
             further=beside,
         )  # fmt: skip
-        self.segment = run.segment
-        described = run.layers.get(self._name.partition(".")[0])
-        run.segment.layer = None if described is None else described[stretch.start]
+        self._describe()
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)
@@ -203,6 +199,28 @@ class Layer:
         if [_likeness(each) for each in (made.record, *becomes)] != given:
             run.segment.repeat = 1
         return returned
+
+    def pass_over(self, x: Handle) -> None:
+        """Its weights are there, and nothing runs through them."""
+        from memplan.graph.modules.basic import spare  # only where layers are left out
+
+        run, stretch = self._module.run, self._stretch
+        if run.segment.output is None:
+            run.finish(x.record)
+        run.outlive(x.record.storage)
+        run.begin(
+            self._name, part=ModelPart.LAYERS, repeat=self._left, frozen=stretch.frozen
+        )
+        self._describe()
+        spare(self._module)
+        run.end(run.tensor(0, DType.FP32))
+
+    def _describe(self) -> None:
+        """Note what its segment is."""
+        run = self._module.run
+        self.segment = run.segment
+        described = run.layers.get(self._name.partition(".")[0])
+        self.segment.layer = None if described is None else described[self._stretch.start]
 
 
 def _records(handles: Sequence[Handle | None]) -> list[Tensor]:

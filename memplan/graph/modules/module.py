@@ -216,6 +216,7 @@ class Module:
         run, owner = self.run, weight.owner
         assert owner is not None
         run.parameters[weight] = parameter
+        run.place(weight, parameter)
         parameter.of_linear = weight.of_linear
         beginning = owner.path.removesuffix(owner.within)
         if owner.begins_names and owner.path:

@@ -41,6 +41,8 @@ class Run(Tape):
         """Views in the open segment whose gradients may be handed on to a sum of gradients."""
         self.parameters: dict[object, Parameter] = {}
         """What a weight of a module is on the tape, where a segment last declared it."""
+        self.order: Mapping[object, int] = {}
+        """Where constructors come to each weight."""
         self.names: dict[Storage, int] = {}
         """How many handles hold each storage."""
         self.loops: list[Loop] = []
@@ -69,6 +71,11 @@ class Run(Tape):
         if self.hooks is not None and not self.segment.checkpointed:
             return iter(range(count))
         return turns(count, lambda: (len(self.segment.operations), self._touches), self.loops)
+
+    def place(self, weight: object, parameter: Parameter) -> None:
+        """Note where a constructor comes to a parameter."""
+        if weight in self.order:
+            self.places[id(parameter)] = self.order[weight]
 
     def is_named(self, storage: Storage) -> bool:
         """Whether any name holds it."""
@@ -146,6 +153,7 @@ class Run(Tape):
         """Forget names and modules: nothing is recorded any more."""
         self._is_open = False
         self.parameters.clear()
+        self.order = {}
 
 
 class _Uses:
