@@ -43,6 +43,7 @@ CLASSES = {
     "deepseek_v2": "mixed.latent.DeepseekV2Model",
     "deepseek_v3": "mixed.latent.DeepseekV3Model",
     "deepseek_v32": "mixed.chosen.DeepseekV32Model",
+    "deepseek_v4": "mixed.deepseek_v4.DeepseekV4Model",
     "diffllama": "rarer.DiffLlamaModel",
     "distilbert": "encoders.distilbert.DistilBertModel",
     "doge": "rarer.DogeModel",

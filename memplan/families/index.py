@@ -181,7 +181,7 @@ FAMILY_MODULES: dict[str, str] = {
     "bitnet": "written_once",
     "doge": "written_once",
     "cpmant": "written_once",
-    "deepseek_v4": "decoders.deepseek_v4",
+    "deepseek_v4": "written_once",
     "glm_moe_dsa": "written_once",
     "kimi_k2": "written_once",
     "resnet": "pictures.convolutional",

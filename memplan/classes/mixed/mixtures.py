@@ -155,7 +155,7 @@ class MixtureModel(LlamaModel):
             for kind in layers.made:
                 count = layers.kinds.count(kind)
                 for _, module in layers.made[kind].modules():
-                    if isinstance(module, Router):
+                    if isinstance(module, Router) and module.is_recorded:
                         keep_router_logits(
                             self.run, module.num_experts * count, in_fp32=module.returns_fp32
                         )

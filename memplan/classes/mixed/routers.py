@@ -54,6 +54,8 @@ class Router(Module):
     """How its logits become weights."""
     is_corrected = False
     """A bias is added to the scores, for choosing only."""
+    is_recorded = True
+    """A loss on all layers' routers reads its logits."""
     returns_fp32 = False
     """The logits that it returns, and a loss on them reads, are in fp32 whatever it is given."""
     count_keys: Sequence[str] = EXPERT_KEYS

@@ -41,7 +41,7 @@ from memplan.graph.modules.functional import (
     topk,
 )
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.module import Weight
+from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import (
     RotaryEmbedding,
     Tables,
@@ -49,6 +49,7 @@ from memplan.graph.modules.rotary import (
     apply_rotary_to_part,
     concatenate,
 )
+from memplan.graph.modules.run import Run
 from memplan.model.attention import AttentionForm
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import RouterScore
@@ -70,14 +71,44 @@ class SinkAttention(LlamaAttention):
         """The class's ``eager_attention_forward``, whose variables are named in its own way."""
         raise NotImplementedError
 
-    def sinks_of(self, scores: Handle) -> Handle:
-        """Each head's, for every row of the scores."""
-        return expanded(self.operand(self.sinks), (*scores.shape[:-1], 1))
 
-    def recomputed(self, start: int) -> None:
-        """Selective checkpointing runs what was recorded since again."""
-        if recomputes_core_attention(self.run.options):
-            self.run.segment.regions.append(region_since(self.run.segment, start))
+def sinks_of(module: Module, sinks: Weight, scores: Handle) -> Handle:
+    """Each head's, for every row of the scores."""
+    return expanded(module.operand(sinks), (*scores.shape[:-1], 1))
+
+
+def recomputed(run: Run, start: int) -> None:
+    """Selective checkpointing runs what was recorded since again."""
+    if recomputes_core_attention(run.options):
+        run.segment.regions.append(region_since(run.segment, start))
+
+
+def sink_attention(
+    module: Module,
+    own: Weight,
+    query: Handle,
+    key: Handle,
+    value: Handle,
+    mask: Handle | None,
+    probability: float,
+) -> Attended:
+    """``eager_attention_forward`` of gpt-oss."""
+    start, groups = len(query.run.segment.operations), query.shape[1] // key.shape[1]
+    key_states = key.repeat_heads(groups)
+    value_states = value.repeat_heads(groups)
+    attn_weights = matmul(query, key_states.transpose(2, 3)) * 1.0
+    if mask is not None:
+        attn_weights = attn_weights + mask
+    sinks = sinks_of(module, own, attn_weights)
+    combined_logits = concatenate(attn_weights, sinks)
+    combined_logits = less_largest(combined_logits)
+    probs = softmax(combined_logits, in_own_dtype=True)
+    scores = probs.narrow(attn_weights.shape[-1])
+    attn_weights = dropout(scores, probability).to(value_states.dtype)
+    attn_output = matmul(attn_weights, value_states)
+    attn_output = attn_output.transpose(1, 2).contiguous()
+    recomputed(query.run, start)
+    return attn_output, attn_weights
 
 
 def turned_halves(x: Handle, cos: Handle, sin: Handle) -> Handle:
@@ -107,22 +138,7 @@ class GptOssAttention(SinkAttention):
     def eager(
         self, query: Handle, key: Handle, value: Handle, mask: Handle | None, probability: float
     ) -> Attended:
-        start, groups = len(self.run.segment.operations), query.shape[1] // key.shape[1]
-        key_states = key.repeat_heads(groups)
-        value_states = value.repeat_heads(groups)
-        attn_weights = matmul(query, key_states.transpose(2, 3)) * 1.0
-        if mask is not None:
-            attn_weights = attn_weights + mask
-        sinks = self.sinks_of(attn_weights)
-        combined_logits = concatenate(attn_weights, sinks)
-        combined_logits = less_largest(combined_logits)
-        probs = softmax(combined_logits, in_own_dtype=True)
-        scores = probs.narrow(attn_weights.shape[-1])
-        attn_weights = dropout(scores, probability).to(value_states.dtype)
-        attn_output = matmul(attn_weights, value_states)
-        attn_output = attn_output.transpose(1, 2).contiguous()
-        self.recomputed(start)
-        return attn_output, attn_weights
+        return sink_attention(self, self.sinks, query, key, value, mask, probability)
 
 
 class HalfRotaryEmbedding(RotaryEmbedding):
@@ -238,7 +254,7 @@ class MiMoV2FlashAttention(SinkAttention):
         if mask is not None:
             attn_weights = attn_weights + mask
         if self.is_swa:
-            sinks = self.sinks_of(attn_weights)
+            sinks = sinks_of(self, self.sinks, attn_weights)
             attn_weights = concatenate(attn_weights, sinks)
         attn_weights = less_largest(attn_weights)
         probs = softmax(attn_weights, in_own_dtype=True)
@@ -247,7 +263,7 @@ class MiMoV2FlashAttention(SinkAttention):
         attn_weights = dropout(probs, probability).to(value_states.dtype)
         attn_output = matmul(attn_weights, value_states)
         attn_output = attn_output.transpose(1, 2).contiguous()
-        self.recomputed(start)
+        recomputed(self.run, start)
         return attn_output, attn_weights
 
 

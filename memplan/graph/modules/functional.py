@@ -600,6 +600,15 @@ def summed(x: Handle) -> Handle:
     return made
 
 
+def summed_over(x: Handle, dim: int) -> Handle:
+    """``x.sum(dim=...)``: its gradient is spread."""
+    shape = *x.shape[:dim], *x.shape[dim + 1 :]
+    made = empty(x.run, shape, sum_dtype(x.run, x.dtype))
+    gradient = Gradient.ALIAS if made.dtype is x.dtype else Gradient.FRESH
+    x.run.record(OperationKind.SUM, (x.record,), (made.record,), gradients=(gradient,))
+    return made
+
+
 def sum_of_stretches(x: Handle, count: int) -> Handle:
     """``x.reshape(count, -1, width).sum(dim=0)``: its gradient is spread, and copied out for every stretch."""
     run, (rows, width) = x.run, x.shape
