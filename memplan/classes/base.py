@@ -56,6 +56,11 @@ class Base(Module):
         """The class that ``architectures`` name, where a task has several."""
         return None
 
+    @classmethod
+    def text_config(cls, config: ConfigReader) -> ConfigReader:
+        """What of a config its sizes stand in."""
+        return config
+
     def adjust(self, model: ModelSpec) -> None:
         """Take what the class around it gives it."""
 

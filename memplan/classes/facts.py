@@ -12,7 +12,7 @@ from memplan.classes.llama import (
     Window,
 )
 from memplan.families.llama import DECODER_TASKS, decoder_model
-from memplan.families.request import ReadRequest, reject_task
+from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import replace
 from memplan.graph.modules.basic import Conv1D, Dropout, Embedding, Linear, Norm
 from memplan.graph.modules.module import Module
@@ -35,7 +35,7 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
     assert isinstance(table, Embedding)
     request = replace(request, task=reject_task(reader, request, *_tasks(base)))
     model = decoder_model(
-        reader, request, _stack(base, table.width), hidden_size=base.hidden_size or table.width,
+        base.text_config(reader), request, _stack(base, table.width), hidden_size=base.hidden_size or table.width,
         head=HeadSpec(
             router_loss=base.output_router_logits, bias=base.head_bias, unnamed_loss=base.unnamed_loss,
         ),
@@ -44,6 +44,7 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
     return replace(
         model,
         eager_attention_only=base.eager_only,
+        checkpoint_dtype=checkpoint_dtype(reader),
         head=replace(model.head, tied=base.ties_head(reader, model.head.tied)),
         recomputes=base.checkpoints,
         transposed_linear=any(isinstance(each, Conv1D) for _, each in base.modules()),
@@ -68,6 +69,7 @@ def _stack(base: Decoder, width: int) -> StackSpec:
         runs=tuple(_runs(base)),
         embedding=_embedding(base, width),
         projected_out=base.hidden_size not in (0, width),
+        several_streams=base.num_streams > 1,
         final_norm=None if base.last_norm is None else _norm(base.last_norm),
     )
 
@@ -79,7 +81,7 @@ def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
     dropped = next((each.probability for each in dropouts), base.embedding_dropout)
     return EmbeddingSpec(
         embedding_size=width, num_positions=rows, dropout=dropped, own_module=base.embeds_more,
-        extra_rows=base.extra_rows,
+        extra_rows=base.extra_rows, patch_features=base.patch_features,
     )  # fmt: skip
 
 

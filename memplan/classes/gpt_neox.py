@@ -144,10 +144,15 @@ class PartlyTurnedAttention(LlamaAttention):
         query_rot, key_rot = turn(query_rot, key_rot, cos, sin)
         query = concatenate(query_rot, query_pass)
         key = concatenate(key_rot, key_pass)
+        key, value = self.remembered(key, value)
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
         out = self.project_out(out)
         return out, weights
+
+    def remembered(self, key: Handle, value: Handle) -> tuple[Handle, Handle]:
+        """What attention is given of keys and values."""
+        return key, value
 
 
 class PhiAttention(PartlyTurnedAttention):

@@ -336,6 +336,10 @@ class Decoder(Base):
     """What it calls its layers."""
     embeds_more = False
     """Its embedding is more than a table of tokens."""
+    num_streams = 1
+    """Residual streams side by side."""
+    patch_features = 0
+    """Inputs of a linear layer for image patches, which a batch of text leaves unused."""
     extra_rows = 0
     """Rows of its token table beside the vocabulary's."""
     positions = ""

@@ -60,6 +60,7 @@ CLASSES = {
     "fnet": "encoders.fnet.FNetModel",
     "focalnet": "pictures.focalnet.FocalNetModel",
     "fsmt": "translating.fsmt.FSMTModel",
+    "fuyu": "fuyu.FuyuModel",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",

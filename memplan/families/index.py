@@ -52,7 +52,7 @@ FAMILY_MODULES: dict[str, str] = {
     "seed_oss": "written_once",
     "helium": "written_once",
     "jais2": "written_once",
-    "fuyu": "decoders.fuyu",
+    "fuyu": "written_once",
     "mixtral": "written_once",
     "qwen3_moe": "written_once",
     "qwen2_moe": "written_once",

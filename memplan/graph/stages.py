@@ -34,7 +34,7 @@ def check_stages(model: ModelSpec) -> None:
     spec = stack.embedding
     if model.tables or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
-    if stack.streams is not None:
+    if stack.several_streams:
         _refuse(model, "its residual stream is several")
     if spec is None or spec.own_module or spec.patch_features or spec.layer_vectors:
         _refuse(model, "its embedding is more than a table of tokens")

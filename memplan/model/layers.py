@@ -217,6 +217,8 @@ class StackSpec:
     """A window is a chunk that tokens attend within; its mask is made for every sequence (Llama 4)."""
     streams: StreamsSpec | None = None
     """The residual stream is several, which are one again before the final norm (DeepSeek-V4)."""
+    several_streams: bool = False
+    """The residual stream is several, which are one again before the final norm (DeepSeek-V4)."""
     local_rotary: bool = False
     """Layers with a window have rotary tables of their own (Gemma 3)."""
 
