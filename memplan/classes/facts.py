@@ -54,6 +54,8 @@ def read_decoder(base: Decoder, reader: ConfigReader, request: ReadRequest) -> M
 
 def _tasks(base: Decoder) -> list[Task]:
     """What there are classes for, the usual one first."""
+    if base.tasks:
+        return list(base.tasks)
     if not base.speaks:
         return [Task.TOKEN_CLASSIFICATION, Task.BASE]
     left_out = {
@@ -81,7 +83,7 @@ def _embedding(base: Decoder, width: int) -> EmbeddingSpec:
     dropped = next((each.probability for each in dropouts), base.embedding_dropout)
     return EmbeddingSpec(
         embedding_size=width, num_positions=rows, dropout=dropped, own_module=base.embeds_more,
-        extra_rows=base.extra_rows, patch_features=base.patch_features,
+        steps=base.steps, extra_rows=base.extra_rows, patch_features=base.patch_features,
     )  # fmt: skip
 
 

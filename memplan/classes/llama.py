@@ -336,6 +336,8 @@ class Decoder(Base):
     """What it calls its layers."""
     embeds_more = False
     """Its embedding is more than a table of tokens."""
+    steps = False
+    """There are no tokens, but steps of a trajectory."""
     num_streams = 1
     """Residual streams side by side."""
     patch_features = 0

@@ -40,6 +40,7 @@ CLASSES = {
     "dbrx": "mixed.dbrx.DbrxModel",
     "deberta": "encoders.deberta.DebertaModel",
     "deberta-v2": "encoders.deberta.DebertaV2Model",
+    "decision_transformer": "older.decision.DecisionTransformerGPT2Model",
     "deepseek_v2": "mixed.latent.DeepseekV2Model",
     "deepseek_v3": "mixed.latent.DeepseekV3Model",
     "deepseek_v32": "mixed.chosen.DeepseekV32Model",

@@ -354,7 +354,7 @@ def _sequence(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) -
 def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
     """What a model sees and hears in a sample."""
     embedding = model.stacks[0].embedding if model.stacks else None
-    if embedding is not None and embedding.trajectory is not None:
+    if embedding is not None and embedding.steps:
         return (
             "a sequence's length counts steps of a return, a state and an action",
             "the loss, which the class leaves to its user, is the squared error of the actions",

@@ -193,7 +193,7 @@ FAMILY_MODULES: dict[str, str] = {
     "poolformer": "written_once",
     "openai_privacy_filter": "written_once",
     "step3p5": "written_once",
-    "decision_transformer": "decoders.decision",
+    "decision_transformer": "written_once",
     "swinv2": "written_once",
     "focalnet": "written_once",
     "cvt": "written_once",

@@ -155,6 +155,8 @@ class EmbeddingSpec:
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     num_token_types: int = 0
+    steps: bool = False
+    """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     trajectory: TrajectorySpec | None = None
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None
