@@ -91,6 +91,7 @@ CLASSES = {
     "jina_embeddings_v3": "encoders.turned.JinaEmbeddingsV3Model",
     "kimi_k2": "mixed.latent.DeepseekV3Model",
     "kimi_linear": "recurrent.kimi.KimiLinearModel",
+    "kosmos_2_5_text_model": "older.kosmos.Kosmos25TextTransformer",
     "laguna": "mixed.gated.LagunaModel",
     "layoutlm": "encoders.bert_kin.LayoutLMModel",
     "led": "translating.led.LEDModel",

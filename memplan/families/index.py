@@ -270,7 +270,7 @@ FAMILY_MODULES: dict[str, str] = {
     "mllama_text_model": "written_once",
     "muse_glimmer_text": "written_once",
     "aria_text": "written_once",
-    "kosmos_2_5_text_model": "decoders.text_decoders",
+    "kosmos_2_5_text_model": "written_once",
     "colpali": "joined.composites",
     "qwen2_5_omni": "joined.composites",
     "sam": "pictures.segment_anything",

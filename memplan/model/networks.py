@@ -55,6 +55,8 @@ class FeedForwardSpec:
     """Probability on the activations, before the last linear layer."""
     dropout_module: bool = False
     """That dropout is a module, not a call of a function."""
+    normed_inside: bool = False
+    """A norm stands before its last linear layer (Kosmos-2.5)."""
     scaled: bool = False
     """Constants multiply the gate and the output (Falcon-H1)."""
     clamped: bool = False

@@ -22,6 +22,8 @@ from memplan.classes.mixed.sinks import (
     GptOssDecoderLayer,
     HalfRotaryEmbedding,
     SinkAttention,
+    recomputed,
+    sinks_of,
 )
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -80,7 +82,7 @@ class FilterAttention(SinkAttention):
         attn_weights = matmul(query, key_states.transpose(2, 3)) * 1.0
         if mask is not None:
             attn_weights = attn_weights + mask
-        sinks = self.sinks_of(attn_weights)
+        sinks = sinks_of(self, self.sinks, attn_weights)
         combined_logits = concatenate(attn_weights, sinks)
         combined_logits = less_largest(combined_logits)
         probs = softmax(combined_logits, dtype=DType.FP32)
@@ -88,7 +90,7 @@ class FilterAttention(SinkAttention):
         attn_weights = dropout(scores, probability).to(value_states.dtype)
         attn_output = matmul(attn_weights, value_states)
         attn_output = attn_output.transpose(1, 2).contiguous()
-        self.recomputed(start)
+        recomputed(self.run, start)
         return attn_output, attn_weights
 
 

@@ -193,6 +193,8 @@ def _shared_network(
     if sharing is Sharing.JOINED:
         _check_joined(model, spec.intermediate_size, group, "feed-forward network")
         return spec
+    if spec.normed_inside:
+        _refuse(model, "a norm inside its feed-forward networks reads all of their width")
     if spec.fused_gate_up:
         _refuse(model, "matrices that are several in one do not split by heads or columns of each")
     return _local_network(model, spec, group)
