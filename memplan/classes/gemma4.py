@@ -227,7 +227,10 @@ class Gemma4TextExperts(Experts):
 class Gemma4TextRouter(Router):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        self.num_experts, self.top_k = config.integer("num_experts"), config.integer("top_k_experts")
+        self.num_experts, self.top_k = (
+            config.integer("num_experts"),
+            config.integer("top_k_experts"),
+        )
         if self.top_k > self.num_experts:
             error = config.fail("top_k_experts", f"{self.top_k} of {self.num_experts} experts")
             raise error

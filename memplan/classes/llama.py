@@ -29,7 +29,7 @@ from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from memplan.model.mixers import CountedSpec, TokenMixer
+    from memplan.model.mixers import AbsentSpec, TokenMixer
     from memplan.model.mixtures import MixtureSpec
 
 Heads = tuple[Handle, Handle, Handle]
@@ -282,7 +282,7 @@ class DecoderLayer(Module):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         raise NotImplementedError
 
-    def network_facts(self) -> "FeedForwardSpec | MixtureSpec | CountedSpec":
+    def network_facts(self) -> "FeedForwardSpec | MixtureSpec | AbsentSpec":
         """What others read of its network."""
         from memplan.model.mixers import NOTHING
 

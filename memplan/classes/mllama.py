@@ -59,7 +59,7 @@ class MllamaLayerKind(NamedTuple):
 
 class MllamaTextSelfAttention(LlamaAttention):
     def __init__(self, config: ConfigReader, kind: MllamaLayerKind) -> None:
-        super().__init__(config, LayerKind())
+        super().__init__(config, LayerKind(turned=kind.turned))
         self.attention_dropout = config.number("dropout")
 
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:  # noqa: ARG002
@@ -188,7 +188,7 @@ class MllamaTextModel(LlamaModel):
         self.is_inside = bool(model.tables)
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
-        seen = self.looked_at(batch, length)
+        seen = self.looked_at(length)
         embeds = self.embedded(batch, length) if received is None else received
         positions = position_ids(self.run, batch, length)
         mask = self.masks(batch, length)[None]
@@ -204,7 +204,7 @@ class MllamaTextModel(LlamaModel):
         x = self.norm(x)
         return x
 
-    def looked_at(self, batch: int, length: int) -> Seen | None:
+    def looked_at(self, length: int) -> Seen | None:
         """What pictures became, and which token sees what of it; None: it is shown none."""
         if self.seen is None:
             return None
@@ -223,7 +223,9 @@ def look(run: Run, base: Module, model: ModelSpec) -> None:
     made = record_flow(run, counted_parts(model), tied=False, flow=flow)
     assert made is not None
     width = model.hidden_size
-    base.seen = Handle(run, made, (run.options.batch_size, made.numel // (run.options.batch_size * width), width))
+    base.seen = Handle(
+        run, made, (run.options.batch_size, made.numel // (run.options.batch_size * width), width)
+    )
     base.tiles = pictures * tiles_of(model)
 
 

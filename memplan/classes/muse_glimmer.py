@@ -84,7 +84,10 @@ class MuseGlimmerTextModel(BothMasksModel):
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         """With or without a window, with or without positions: those whose theta is 0 know none."""
-        count, window = config.layers("num_hidden_layers"), config.optional_integer("sliding_window")
+        count, window = (
+            config.layers("num_hidden_layers"),
+            config.optional_integer("sliding_window"),
+        )
         types = config.texts("layer_types")
         if types:
             if len(types) != count:

@@ -5,29 +5,8 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.overlay import BASE_LAYER
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor
-from memplan.graph.stack_context import StackContext
-from memplan.model.mixers import CountedSpec
+from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.model.parameters import ParameterBlock, ParameterShape
-
-
-def counted_part(t: Tape, x: Tensor, spec: CountedSpec, context: StackContext) -> Tensor:
-    """Read hidden states and give new ones; what happens in between is left out.
-
-    Its FLOPs are those of its matrices, each of which every token passes once.
-    """
-    start = len(t.segment.parameters)
-    for each in spec.parameters:
-        _adapted(t, _declared(t, each))
-    weights = t.segment.parameters[start:]
-    out = t.tensor(x.numel, x.dtype)
-    tokens = x.numel // context.hidden_size
-    matrices = sum(weight.active_numel for weight in weights if len(weight.shape) > 1)
-    t.record(
-        OperationKind.COUNTED, (x, *weights), (out,), gradients=(Gradient.FRESH,) * (1 + len(weights)),
-        flops=2 * tokens * matrices,
-    )  # fmt: skip
-    return out
 
 
 def _declared(t: Tape, each: ParameterShape) -> Parameter:

@@ -2,17 +2,11 @@
 
 from itertools import pairwise
 
-from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
-from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
-from memplan.graph.core.splits import Split
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Tensor
-from memplan.graph.operations.products import linear, matmul_weight
-from memplan.model.heads import HeadSpec
 from memplan.model.layers import LayerSpec, StackSpec
-from memplan.model.parameters import ParameterBlock, WeightRole
+from memplan.model.parameters import ParameterBlock
 from memplan.model.spec import ModelSpec, Task
 from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
@@ -99,41 +93,3 @@ def checkpointed_layers(layers: float | CheckpointedLayers, num_layers: int) -> 
 
 def _between(cuts: set[int], low: int, high: int) -> list[int]:
     return [cut for cut in cuts if low < cut < high]
-
-
-def output_matrix(t: Tape, model: ModelSpec, spec: HeadSpec, x: Tensor, table: Parameter) -> Tensor:
-    """Hidden states to logits, through the token table where it is tied."""
-    width = table.shape[-1]
-    if spec.upcast:
-        x = t.cast(x, t.compute)
-    if spec.tied:
-        bias = None
-        if spec.bias:
-            bias = t.parameter("lm_head.bias", model.vocab_size)
-            t.tie(table, "lm_head")
-        logits = _through_table(t, x, t.own_copy(table, "lm_head"), bias)
-    else:
-        logits = linear(
-            t, x, "lm_head", width, model.num_outputs, bias=spec.bias, split=Split.VOCABULARY,
-            role=WeightRole.OUTPUT,
-        )  # fmt: skip
-    if spec.softcap:
-        whole = logits
-        logits = t.scale(t.elementwise(OperationKind.TANH, t.scale(whole)))
-        t.touch(*(whole,) * spec.capped_at_once)
-    if spec.scaled:
-        logits = t.scale(logits)
-    return t.cast(logits, DType.FP32) if spec.upcast else logits
-
-
-def _through_table(t: Tape, x: Tensor, table: Parameter, bias: Parameter | None) -> Tensor:
-    group = t.options.tensor_parallel
-    if group is None:
-        return matmul_weight(t, x, table, bias, module="lm_head")
-    from memplan.graph.splitting.tensor_parallel import split_product  # only then
-
-    def product(given: Tensor, num_rows: int) -> Tensor:  # noqa: ARG001  (they are the table's)
-        return matmul_weight(t, given, table, bias, module="lm_head")
-
-    num_rows = table.num_weights // table.shape[-1]
-    return split_product(t, group, x, Split.VOCABULARY, num_rows, product)

@@ -14,10 +14,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient, Operation, Segment, Tiles
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.graph.feed_forward import feed_forward
-from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
-from memplan.training.choices_of_kernels.kernels import FITTING_TILES
 from memplan.units import ceil_div
 
 
@@ -73,18 +70,6 @@ def run_in_tiles(
     for each in outputs[1:]:
         each.requires_grad = False
     return out
-
-
-def tiled_network(t: Tape, x: Tensor, spec: FeedForwardSpec, hidden_size: int) -> Tensor:
-    """``TiledMLP``: a feed-forward network over tiles of its input."""
-    count = t.kernels.mlp_tiles
-    if count == FITTING_TILES:
-        count = ceil_div(t.options.seq_len, hidden_size)
-
-    def network(tile: Tensor) -> Tensor:
-        return feed_forward(t, tile, spec, hidden_size)
-
-    return run_in_tiles(t, OperationKind.TILED_NETWORK, x, hidden_size, count, network, joined=True)
 
 
 def check_tiled(model: ModelSpec, tape: Tape) -> None:

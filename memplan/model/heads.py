@@ -96,15 +96,10 @@ class HeadSpec:
     transform: FeedForwardSpec | None = None
     """A dense layer and an activation before the output matrix (BERT's masked-LM head)."""
     transform_norm: NormSpec | None = None
-    softcap: bool = False
-    capped_at_once: bool = False
-    """In one expression, whose logits a name holds until they are capped (RecurrentGemma)."""
     router_loss: bool = False
     """A load-balancing loss of all routers is added (``output_router_logits``)."""
     scaled: bool = False
     """The hidden states are scaled before, or the logits after, the output matrix."""
-    upcast: bool = False
-    """The class casts hidden states to the matrix's format, and the logits to fp32 (Mamba)."""
     attended_loss: bool = False
     """The decoder's loss takes the logits of attended tokens, picked by index, in their own dtype (Qwen2-Audio)."""
     unnamed_loss: bool = False

@@ -9,7 +9,6 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import FeedForwardSpec
-    from memplan.model.norms import NormSpec
 
 
 class RouterScore(Enum):
@@ -27,15 +26,6 @@ class RouterScore(Enum):
     """Phi-3.5-MoE's two draws, each with a gradient estimate of its own."""
 
 
-class Normalization(Enum):
-    """How the weights of a token's experts are made to sum to one."""
-
-    NONE = "none"
-    IN_PLACE = "in_place"
-    """Divided in place: autograd keeps a copy of the undivided ones."""
-    COPY = "copy"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterSpec:
     """What sends each token to its experts."""
@@ -43,26 +33,6 @@ class RouterSpec:
     score: RouterScore = RouterScore.SOFTMAX
     correction: bool = False
     """A bias is added to the scores, for choosing only; it is a buffer."""
-    table_rows: int = 0
-    """A fixed table of so many rows says which experts a token id goes to (DeepSeek-V4)."""
-    normalization: Normalization = Normalization.NONE
-    scaled: bool = False
-    """The weights are multiplied by a constant."""
-    input_norm: NormSpec | None = None
-    """The hidden states are normed, and multiplied by a vector and by a constant (Gemma 4)."""
-    expert_scales: bool = False
-    """The weights are multiplied by a trained number of each expert (Gemma 4)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EveryTokenSpec:
-    """Experts that all multiply every token, times a score that is mostly 0 (Llama 4)."""
-
-    num_experts: int
-    num_chosen: int
-    """Experts whose scores are not 0 for a token."""
-    expert: FeedForwardSpec
-    """The shape of each, and of the one beside them that every token passes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +54,3 @@ class MixtureSpec:
     latent: int = 0
     """Width of the routed experts' inputs and outputs, behind and before projections of their own
     (Nemotron-H's ``moe_latent_size``); 0: the hidden size."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BesideDenseSpec:
-    """Experts beside a dense network: these read what it is added to, each behind norms (Gemma 4)."""
-
-    dense: FeedForwardSpec
-    mixture: MixtureSpec
-    norm: NormSpec

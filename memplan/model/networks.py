@@ -29,17 +29,6 @@ class Activation(Enum):
     """Two parabolas and an exponential, with two trained numbers (Apertus)."""
 
 
-class NetworkPlace(Enum):
-    """Where a feed-forward network is run, which decides how long its argument lives."""
-
-    MODULE = "module"
-    """In a module of its own: until that returns."""
-    STEPS = "steps"
-    """In the layer's ``forward``, each result taking the argument's name: until the first product (OPT)."""
-    NESTED = "nested"
-    """The same, activation and first product in one expression: until the activation (BART)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
     """A dense feed-forward network."""
@@ -57,8 +46,3 @@ class FeedForwardSpec:
     """That dropout is a module, not a call of a function."""
     normed_inside: bool = False
     """A norm stands before its last linear layer (Kosmos-2.5)."""
-    scaled: bool = False
-    """Constants multiply the gate and the output (Falcon-H1)."""
-    clamped: bool = False
-    """A gated network clamps its gate, before its nonlinearity, and what it multiplies by it (DeepSeek-V4)."""
-    place: NetworkPlace = NetworkPlace.MODULE

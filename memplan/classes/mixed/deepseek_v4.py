@@ -108,7 +108,10 @@ class DeepseekV4GroupedLinear(Module):
 class DeepseekV4Attention(SelfAttention):
     def __init__(self, config: ConfigReader, kind: DeepseekV4LayerKind) -> None:
         hidden, rank = config.integer("hidden_size"), config.integer("q_lora_rank")
-        self.num_heads, self.head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
+        self.num_heads, self.head_dim = (
+            config.integer("num_attention_heads"),
+            config.integer("head_dim"),
+        )
         self.sliding_window, self.rotated = kind.window, rotated_width(config)
         self.attention_dropout = config.number("attention_dropout")
         width = self.num_heads * self.head_dim
@@ -126,7 +129,9 @@ class DeepseekV4Attention(SelfAttention):
         self.sinks = Weight(self.num_heads)
         self.compresses = kind.attention != LOCAL
         if self.compresses:
-            compressor = DeepseekV4CSACompressor if kind.attention == SPARSE else DeepseekV4HCACompressor
+            compressor = (
+                DeepseekV4CSACompressor if kind.attention == SPARSE else DeepseekV4HCACompressor
+            )
             self.compressor = compressor(
                 config, self.head_dim, rate_of(config, kind.attention), self.rotated
             )
@@ -398,7 +403,10 @@ class DeepseekV4Model(MixtureModel):
         (mask,) = self.masks(batch, length).values()
         width = embeds.shape[-1]
         x = spread_copy(embeds.unsqueeze(2), (batch, length, self.num_streams, width))
-        tables = {False: self.rotary_emb(embeds, positions), True: self.rotary_emb(embeds, positions)}
+        tables = {
+            False: self.rotary_emb(embeds, positions),
+            True: self.rotary_emb(embeds, positions),
+        }
         for layer in self.layers:
             x = layer(x, tables, positions, mask)
         x = self.norm(self.hc_head(x))

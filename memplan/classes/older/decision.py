@@ -81,7 +81,10 @@ class DecisionTransformer(Task):
         """Each kind projected and given its step's vector, the three in turn, a norm; what has a name beside it."""
         run = self.run
         run.inputs_bytes = 0  # there are no tokens
-        states, actions = given(run, batch, length, self.state_dim), given(run, batch, length, self.act_dim)
+        states, actions = (
+            given(run, batch, length, self.state_dim),
+            given(run, batch, length, self.act_dim),
+        )
         _rewards, returns = given(run, batch, length, 1), given(run, batch, length, 1)
         timesteps, _mask = (given(run, batch, length, dtype=DType.INT64) for _ in range(2))
         state_embeddings = self.embed_state(states)

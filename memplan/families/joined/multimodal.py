@@ -37,7 +37,6 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
         tied=tied,
         num_rows=0 if tied else _output_rows(reader, part, kind),
         attended_loss=kind.attended_loss,
-        upcast=text.head.upcast and not kind.plain_logits,
         loss_upcast=kind.own_output or (text.head.loss_upcast and not kind.plain_logits),
     )
     whole = Whole(reader=reader, request=request, text=text)

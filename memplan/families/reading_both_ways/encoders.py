@@ -46,7 +46,6 @@ def read_encoder(reader: ConfigReader, request: ReadRequest, *, spare_bias: bool
         norm=LAYER_NORM,
         placement=NormPlacement.POST,
         dropout=reader.number("hidden_dropout_prob"),
-        dropout_modules=True,
     )
     stack = StackSpec(
         name="encoder",
@@ -127,7 +126,6 @@ def encoder_attention(reader: ConfigReader, hidden_size: int) -> AttentionSpec:
         value_bias=True,
         output_bias=True,
         causal=False,
-        output_apart=True,
         dropout=reader.number("attention_probs_dropout_prob"),
         fp32_softmax=False,
         names_weights=False,

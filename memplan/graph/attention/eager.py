@@ -3,7 +3,6 @@
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape, batched_matmul, expand_heads, merged_heads
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.elementwise import dropout, softmax
@@ -23,11 +22,7 @@ def eager(
     held: tuple[Tensor, ...] = (query, key, value)
     key, value = expand_heads(t, key, shape), expand_heads(t, value, shape)
     held += (key, value)
-    if spec.upcast_reordered:
-        query, key = merged_heads(t, query, shape), merged_heads(t, key, shape)
-        scores = _reordered_scores(t, query, key, shape)
-    else:
-        scores = t.scale(heads_product(t, query, key, shape, shape.scores, spec.head_dim))
+    scores = t.scale(heads_product(t, query, key, shape, shape.scores, spec.head_dim))
     if spec.softcap:
         scores = t.scale(t.elementwise(OperationKind.TANH, t.scale(scores)))
     for added in (bias, mask):
@@ -36,11 +31,7 @@ def eager(
     weights = softmax(t, scores, dtype=DType.FP32 if spec.fp32_softmax else None)
     if spec.fp32_softmax:
         weights = t.cast(weights, held[0].dtype)
-        t.touch(scores)
-    elif spec.weights_like_values:
-        weights = t.cast(weights, held[2].dtype)
-    else:
-        t.touch(scores)
+    t.touch(scores)
     weights = dropout(t, weights, spec.dropout)
     out = heads_product(t, weights, value, shape, shape.outputs, shape.keys, first_merged=True)
     out = t.contiguous(out) if shape.batch == 1 else t.scale(out, OperationKind.CLONE)
@@ -76,24 +67,6 @@ def heads_product(
         if made is not source:
             t.touch(made)
     return out
-
-
-def _reordered_scores(t: Tape, query: Tensor, key: Tensor, shape: Shape) -> Tensor:
-    """GPT-2's ``reorder_and_upcast_attn``: an fp32 ``baddbmm`` outside autocast.
-
-    It is given a blank tensor, and makes another one for its result.
-    """
-    sources = query, key
-    blank = t.tensor(shape.scores, DType.FP32)
-    t.record(OperationKind.EMPTY, (), (blank,))
-    query, key = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
-    scores = t.tensor(shape.scores, DType.FP32)
-    t.record(
-        OperationKind.BADDBMM, (query, key), (scores,), saves=(query, key), gradients=(Gradient.FRESH,) * 2,
-        flops=2 * shape.scores * shape.spec.head_dim,
-    )  # fmt: skip
-    t.touch(blank, *sources)
-    return scores
 
 
 def eager_fused(t: Tape, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:

@@ -54,7 +54,7 @@ def splits_heads(t: Tape, spec: AttentionSpec) -> bool:
     kernel = t.kernels.attention
     # The flash-attention package caps scores itself; torch's dispatcher has nothing that does.
     capped = bool(spec.softcap) and not kernel.is_package
-    return kernel is AttentionKernel.EAGER or capped or spec.own_eager
+    return kernel is AttentionKernel.EAGER or capped
 
 
 def as_heads(t: Tape, x: Tensor, num_heads: int, *, in_columns: bool = False) -> Tensor:

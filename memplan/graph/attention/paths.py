@@ -79,11 +79,7 @@ def _written_out(
     mask: Tensor | None,
 ) -> Tensor:
     start = len(t.segment.operations)
-    if shape.spec.own_eager:
-        from memplan.graph.attention.sinks import sink_attention  # only for gpt-oss and MiMo-V2
-
-        out = sink_attention(t, query, key, value, shape, mask)
-    elif t.kernels.fused_elementwise:
+    if t.kernels.fused_elementwise:
         out = eager_fused(t, query, key, value, shape)
     else:
         out = eager(t, query, key, value, shape, mask)

@@ -64,7 +64,7 @@ def check_shared(model: ModelSpec) -> None:
 
 def _is_plain(spec: AttentionSpec) -> bool:
     odd = (
-        not spec.causal, spec.form is not AttentionForm.INTERFACE, spec.sinks, spec.own_eager,
+        not spec.causal, spec.form is not AttentionForm.INTERFACE, spec.sinks,
         bool(spec.softcap),
     )  # fmt: skip
     return not any(odd)

@@ -43,7 +43,7 @@ def check_has_experts(model: ModelSpec) -> None:
         for each in networks
         if not isinstance(each, MixtureSpec | FeedForwardSpec) and each != NOTHING
     ]
-    if others or any(spec.in_own_way or spec.router.table_rows for spec in mixtures):
+    if others or any(spec.in_own_way for spec in mixtures):
         msg = (
             f"expert_parallel: is not modelled for {model.name} ({model.family}), whose class runs its experts "
             "in a way of its own; the nearest that is: sharding over all GPUs, engine='fsdp' or zero_stage=3"

@@ -9,16 +9,6 @@ from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
-from memplan.model.layers import StackSpec
-from memplan.model.mixtures import MixtureSpec
-
-
-def router_loss(t: Tape, stack: StackSpec) -> None:
-    """Record what the loss over all routers keeps."""
-    for run in stack.runs:
-        mixture = run.layer.feed_forward
-        if isinstance(mixture, MixtureSpec):
-            keep_router_logits(t, mixture.num_experts * run.count)
 
 
 def keep_router_logits(t: Tape, experts: int, *, in_fp32: bool = False) -> None:

@@ -208,9 +208,7 @@ class Layer:
         if run.segment.output is None:
             run.finish(x.record)
         run.outlive(x.record.storage)
-        run.begin(
-            self._name, part=ModelPart.LAYERS, repeat=self._left, frozen=stretch.frozen
-        )
+        run.begin(self._name, part=ModelPart.LAYERS, repeat=self._left, frozen=stretch.frozen)
         self._describe()
         spare(self._module)
         run.end(run.tensor(0, DType.FP32))

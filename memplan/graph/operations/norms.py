@@ -74,14 +74,6 @@ def norm_weightless(t: Tape, x: Tensor, width: int) -> Tensor:
     return out
 
 
-def norm_unweighted(t: Tape, x: Tensor, width: int) -> Tensor:
-    """DeepSeek-V4's without a weight: x times the root, which is cast to x's dtype."""
-    variance = t.mean(t.square(t.cast(x, DType.FP32)), width)
-    out = t.mul(x, t.cast(_reciprocal_root(t, variance), x.dtype))
-    t.touch(x)
-    return out
-
-
 def layer_norm(
     t: Tape,
     x: Tensor,

@@ -223,9 +223,9 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     """Whether each head's scores are its own, from what it was projected to alone."""
     rows_normed = spec.query_key_norm is not None and not spec.query_key_norm_per_head
     odd = (
-        spec.form is not AttentionForm.INTERFACE, spec.sinks, spec.own_eager,
+        spec.form is not AttentionForm.INTERFACE, spec.sinks,
         spec.output_gate is not OutputGate.NONE,
-        spec.fills_cache, spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
+        spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip
     return not any(odd)
 

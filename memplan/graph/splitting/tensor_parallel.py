@@ -141,30 +141,6 @@ def shared_experts_input(t: Tape, x: Tensor) -> Tensor:
     return out
 
 
-def split_experts(
-    t: Tape,
-    group: TensorParallel,
-    x: Tensor,
-    weights: Tensor,
-    product: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Every routed expert's share of a rank: its partial sums are added up in place.
-
-    (transformers 5.23, distributed/tensor_parallel.py, ``MoeExpertsParallel``) With sequence parallel
-    that is left to the end of the mixture (``PrepareModuleInputOutput``).
-    """
-    declared = len(t.segment.parameters)
-    if not group.sequence:
-        x, weights = shared_experts_input(t, x), shared_experts_input(t, weights)
-    out = product(x, weights)
-    for weight in t.segment.parameters[declared:]:
-        weight.ranks = group.degree
-        weight.is_distributed = True
-    if group.sequence:
-        return out
-    return summed_experts_output(t, out)
-
-
 def summed_experts_output(t: Tape, x: Tensor) -> Tensor:
     """What each rank's share of all experts gives, added up in place (``_AllReduceForward``)."""
     whole = t.view(x, x.numel)

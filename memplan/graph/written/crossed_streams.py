@@ -18,7 +18,7 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.stack_context import StackContext
 from memplan.graph.towers.state import from_batch
-from memplan.graph.written.layers import decoder_layer
+from memplan.graph.written.layers import post_norm_layer
 from memplan.model.attention import AttentionSpec
 from memplan.model.heads import FEATURES, RegionHeadSpec
 from memplan.model.layers import CrossedSpec, LayerSpec, StackSpec
@@ -39,7 +39,7 @@ def cross_streams(
     for _ in range(spec.region_layers):
         t.begin("regions.layers", part=ModelPart.LAYERS, frozen=frozen, x=beside)
         t.segment.layer = layer
-        beside = decoder_layer(t, beside, layer, regions)
+        beside = post_norm_layer(t, beside, layer, regions)
         t.cache(beside)
         t.end(beside)
     streams = x, beside

@@ -4,8 +4,6 @@ The module's variables (the looked-up rows, their sum, the norm's result) live u
 model holds what it returned until the encoder is done.
 """
 
-from collections.abc import Callable
-
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
@@ -19,13 +17,8 @@ from memplan.model.parameters import WeightRole
 from memplan.model.spec import ModelSpec
 
 
-def module_embeddings(
-    t: Tape, model: ModelSpec, spec: EmbeddingSpec, seen: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Parameter]:
-    """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it.
-
-    ``seen`` writes what towers give over the tokens' rows, before anything is added to them.
-    """
+def module_embeddings(t: Tape, model: ModelSpec, spec: EmbeddingSpec) -> tuple[Tensor, Parameter]:
+    """Tokens, types, positions and boxes, their sum, norm and dropout; the token table beside it."""
     width = spec.embedding_size
     length = t.options.seq_len - (spec.regions.count if spec.regions is not None else 0)
     tokens = t.options.batch_size * length
@@ -34,7 +27,6 @@ def module_embeddings(
     )
     x = embedding_lookup(t, table, tokens)
     t.embedded(x, table)
-    x = seen(x)
     held = [x]
     if spec.num_token_types:
         x = t.add(x, _token_types(t, spec, tokens, held))

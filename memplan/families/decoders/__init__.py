@@ -1,1 +1,0 @@
-"""Decoders that have no class yet."""
