@@ -86,7 +86,8 @@ def test_every_type_is_counted() -> None:
     written = {name for name, module in FAMILY_MODULES.items() if module == "written_once"}
     elsewhere = {
         "llama", "mistral", "qwen2", "qwen3", "nemotron", "starcoder2", "gpt_neox", "phi", "stablelm",
-        "persimmon", "bitnet", "diffllama", "doge",
+        "persimmon", "bitnet", "diffllama", "doge", "fuyu", "gemma4_text", "mllama_text_model",
+        "muse_glimmer_text",
     }  # fmt: skip
     found = {name: base_class(name) for name in written}
     rooms = (

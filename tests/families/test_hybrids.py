@@ -17,7 +17,7 @@ from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.mixers import (
     NOTHING,
-    CountedSpec,
+    AbsentSpec,
     MixerSpec,
 )
 from memplan.model.mixtures import MixtureSpec
@@ -187,7 +187,7 @@ def mixers(model: ModelSpec) -> list[type]:
 
 def test_nemotron_names_layers_not_their_number() -> None:
     model = read("nemotron_h", hybrid_override_pattern="M*-", num_hidden_layers=7)
-    assert mixers(model) == [MixerSpec, AttentionSpec, CountedSpec]
+    assert mixers(model) == [MixerSpec, AttentionSpec, AbsentSpec]
     last = model.stacks[0].runs[-1].layer
     assert last.attention == NOTHING
     assert isinstance(last.feed_forward, FeedForwardSpec)

@@ -9,7 +9,6 @@ from memplan.families.joined.multimodal_types import MULTIMODALS
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
-from memplan.model.shared_keys import KeySource, SharedKeysSpec
 from memplan.model.spec import Task
 from tests.families.reading import counted, read, trained
 
@@ -372,16 +371,24 @@ def test_gemma4_without_towers() -> None:
 
 
 def test_gemma4_reuses_keys_and_values_in_its_last_layers() -> None:
-    def layers() -> list[SharedKeysSpec]:
-        found = [run.layer.attention for run in stack.runs for _ in range(run.count)]
-        return [spec for spec in found if isinstance(spec, SharedKeysSpec)]
+    def projected(name: str) -> list[set[str]]:
+        """Which projections of keys and values each layer of the text has."""
+        tape = record_model(read(config_of(name)), TapeOptions())
+        layers = [each for each in tape.segments if each.name == "decoder.layers"]
+        found = [
+            {each.name.split(".")[1] for each in layer.parameters if each.name.startswith("self_attn.")}
+            & {"k_proj", "v_proj"}
+            for layer in layers
+            for _ in range(layer.repeat)
+        ]
+        assert all(layer.input is not None for layer in layers)
+        return found
 
-    stack = read(config_of("gemma4-e2b")).stacks[0]
-    sources = [spec.source for spec in layers()]
-    assert sources[13:15] == [KeySource.HANDED_ON] * 2
-    assert set(sources[15:]) == {KeySource.EARLIER}
-    stack = read(config_of("gemma4-26b-a4b")).stacks[0]
-    assert [spec.values_from_keys for spec in layers()[-2:]] == [False, True]
+    found = projected("gemma4-e2b")
+    assert all(found[:15])
+    assert not any(found[15:])
+    # Layers without a window have values that are their keys.
+    assert projected("gemma4-26b-a4b")[-2:] == [{"k_proj", "v_proj"}, {"k_proj"}]
 
 
 def test_qwen3_5_leaves_its_list_of_deep_layers_unused() -> None:
