@@ -19,7 +19,7 @@ from memplan.classes.llama import (
     layer_windows,
 )
 from memplan.graph.modules.attention import Attended, attention_function, capped_attention
-from memplan.graph.modules.basic import Embedding, RMSNorm
+from memplan.graph.modules.basic import Embedding, Norm, RMSNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.masks import two_sided_mask
 from memplan.graph.modules.rotary import Tables
@@ -48,12 +48,12 @@ class ScaledEmbedding(Embedding):
 
 class GemmaDecoderLayer(LlamaDecoderLayer):
     mlp_class: Callable[[ConfigReader], MLP] = GatedMLP
-    norm_class = GemmaRMSNorm
+    norm_class: Callable[[int], Norm] = GemmaRMSNorm
 
 
 class GemmaModel(LlamaModel):
     layer_class: type[LlamaDecoderLayer] = GemmaDecoderLayer
-    norm_class = GemmaRMSNorm
+    norm_class: Callable[[int], Norm] = GemmaRMSNorm
     embedding_class = ScaledEmbedding
 
 

@@ -12,8 +12,8 @@ from memplan.classes.gemma import Gemma2Model, SandwichLayer, ScaledEmbedding
 from memplan.classes.llama import (
     FULL,
     SLIDING,
-    DecoderLayer,
     GatedMLP,
+    LlamaDecoderLayer,
     LocalTablesModel,
     SelfAttention,
     Window,
@@ -74,15 +74,17 @@ class Gemma4LayerKind(NamedTuple):
     turned: bool = True
 
 
+def power_normed(hidden_states: Handle) -> Handle:
+    """``Gemma4RMSNorm._norm``: by a power of the mean square."""
+    mean_squared = hidden_states.pow(2).mean() + 1e-6
+    return hidden_states * mean_squared.pow(-0.5)
+
+
 class Gemma4RMSNorm(RMSNorm):
     kind = NormKind.RMS_POWER
 
-    def normed(self, hidden_states: Handle) -> Handle:
-        mean_squared = hidden_states.pow(2).mean() + 1e-6
-        return hidden_states * mean_squared.pow(-0.5)
-
     def forward(self, hidden_states: Handle) -> Handle:
-        normed_output = self.normed(hidden_states.float())
+        normed_output = power_normed(hidden_states.float())
         normed_output = normed_output * self.operand(self.weight).float()
         return normed_output.to(hidden_states.dtype)
 
@@ -91,7 +93,7 @@ class UnscaledNorm(Module):
     """The same without a weight (``with_scale=False``)."""
 
     def forward(self, hidden_states: Handle) -> Handle:
-        normed_output = Gemma4RMSNorm.normed(self, hidden_states.float())
+        normed_output = power_normed(hidden_states.float())
         return normed_output.to(hidden_states.dtype)
 
 
@@ -252,6 +254,7 @@ class Gemma4TextRouter(Router):
 
 
 class Gemma4TextDecoderLayer(SandwichLayer):
+    mlp: Gemma4TextMLP
     norm_class: Callable[[int], Norm] = Gemma4RMSNorm
 
     def __init__(self, config: ConfigReader, kind: Gemma4LayerKind) -> None:
@@ -286,7 +289,7 @@ class Gemma4TextDecoderLayer(SandwichLayer):
             router=RouterSpec(), shared=dense, in_own_way=True,
         )  # fmt: skip
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Handle,
         per_layer_inputs: Handle | None,
@@ -345,8 +348,8 @@ class Gemma4RotaryEmbedding(RotaryEmbedding):
 
 class Gemma4TextModel(LocalTablesModel, Gemma2Model):
     eager_only = False
-    layer_class: Callable[..., DecoderLayer] = Gemma4TextDecoderLayer
-    norm_class = Gemma4RMSNorm
+    layer_class: type[LlamaDecoderLayer] = Gemma4TextDecoderLayer
+    norm_class: Callable[[int], Norm] = Gemma4RMSNorm
     window_blocks = False
     """Tokens of a picture see one another within windows alone."""
 

@@ -4,17 +4,16 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from memplan.classes.llama import (
     MLP,
+    DecoderLayer,
     GatedMLP,
     LayerKind,
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaModel,
     SelfAttention,
-    Window,
     head_counts,
 )
 from memplan.dtypes import DType
@@ -45,21 +44,9 @@ Seen = tuple[Handle, Handle, Handle]
 """What pictures became, which of it each token sees, and whether it sees any."""
 
 
-class MllamaLayerKind(NamedTuple):
-    """What sets a layer apart from its neighbours."""
-
-    crosses: bool
-    window: Window = None
-
-    @property
-    def turned(self) -> bool:
-        """Its heads know positions."""
-        return not self.crosses
-
-
 class MllamaTextSelfAttention(LlamaAttention):
-    def __init__(self, config: ConfigReader, kind: MllamaLayerKind) -> None:
-        super().__init__(config, LayerKind(turned=kind.turned))
+    def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
+        super().__init__(config, kind)
         self.attention_dropout = config.number("dropout")
 
     def biases(self, config: ConfigReader) -> tuple[bool, bool]:  # noqa: ARG002
@@ -127,7 +114,7 @@ class MllamaSelfAttentionDecoderLayer(LlamaDecoderLayer):
         return x
 
 
-class MllamaCrossAttentionDecoderLayer(LlamaDecoderLayer):
+class MllamaCrossAttentionDecoderLayer(DecoderLayer):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         self.cross_attn = MllamaTextCrossAttention(config)
@@ -150,9 +137,9 @@ class MllamaCrossAttentionDecoderLayer(LlamaDecoderLayer):
         return x
 
 
-def made_layer(config: ConfigReader, kind: MllamaLayerKind) -> LlamaDecoderLayer:
+def made_layer(config: ConfigReader, kind: LayerKind) -> DecoderLayer:
     """One of the two."""
-    if kind.crosses:
+    if not kind.attends:
         return MllamaCrossAttentionDecoderLayer(config)
     return MllamaSelfAttentionDecoderLayer(config, kind)
 
@@ -178,10 +165,11 @@ class MllamaTextModel(LlamaModel):
     tiles = 0
     """Of all pictures of a sample."""
 
-    def kinds(self, config: ConfigReader) -> Sequence[MllamaLayerKind]:  # type: ignore[override]
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         crossing = set(config.integers("cross_attention_layers") or CROSS_LAYERS)
         count = config.layers("num_hidden_layers")
-        return [MllamaLayerKind(number in crossing) for number in range(count)]
+        turned = [number not in crossing for number in range(count)]
+        return [LayerKind(turned=each, attends=each) for each in turned]
 
     def adjust(self, model: ModelSpec) -> None:
         super().adjust(model)
@@ -195,7 +183,7 @@ class MllamaTextModel(LlamaModel):
         x = embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
-            if not layer.kind.crosses:
+            if layer.kind.attends:
                 x = layer(x, tables, mask)
             elif seen is None:
                 layer.pass_over(x)

@@ -52,7 +52,7 @@ class MuseGlimmerTextAttention(LlamaAttention):
         out, weights = self.attend(query, key, value, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
         out = out * self.gate_proj(x).unary(OperationKind.SIGMOID)
-        out = self.o_proj(out)
+        out = self.project_out(out)
         return out, weights
 
 

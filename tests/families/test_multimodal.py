@@ -376,7 +376,11 @@ def test_gemma4_reuses_keys_and_values_in_its_last_layers() -> None:
         tape = record_model(read(config_of(name)), TapeOptions())
         layers = [each for each in tape.segments if each.name == "decoder.layers"]
         found = [
-            {each.name.split(".")[1] for each in layer.parameters if each.name.startswith("self_attn.")}
+            {
+                each.name.split(".")[1]
+                for each in layer.parameters
+                if each.name.startswith("self_attn.")
+            }
             & {"k_proj", "v_proj"}
             for layer in layers
             for _ in range(layer.repeat)

@@ -57,7 +57,7 @@ class BothRotaryEmbedding(HalfRotaryEmbedding):
 class DeepseekV4HCACompressor(Module):
     """An entry for each window (``DeepseekV4HCACompressor``)."""
 
-    rotary_class = BothRotaryEmbedding
+    rotary_class: type[HalfRotaryEmbedding] = BothRotaryEmbedding
     overlaps = 1
     """Windows of which an entry is made."""
 

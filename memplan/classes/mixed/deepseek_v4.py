@@ -344,7 +344,7 @@ class DeepseekV4DecoderLayer(LlamaDecoderLayer):
         self.attn_hc = DeepseekV4HyperConnection(config)
         self.ffn_hc = DeepseekV4HyperConnection(config)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Handle,
         tables: dict[bool, Tables],
@@ -365,7 +365,7 @@ class DeepseekV4DecoderLayer(LlamaDecoderLayer):
 
 
 class DeepseekV4Model(MixtureModel):
-    layer_class = DeepseekV4DecoderLayer
+    layer_class: type[LlamaDecoderLayer] = DeepseekV4DecoderLayer
     norm_class: type[Norm] = UpcastRMSNorm
     rotary_class = HalfRotaryEmbedding
     eager_only = True

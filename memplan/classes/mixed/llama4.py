@@ -101,7 +101,7 @@ class Llama4TextAttention(LlamaAttention):
         attend = attention_function(self.run, unwidened_attention)
         out, weights = attend(query_states, key_states, value_states, mask, self.attention_dropout)
         out = out.reshape(batch, length, -1)
-        out = self.o_proj(out)
+        out = self.project_out(out)
         return out, weights
 
 
@@ -204,9 +204,10 @@ class Llama4TextDecoderLayer(LlamaDecoderLayer):
         x = residual + attention_states
         residual = x
         x = self.post_attention_layernorm(x)
-        x = self.feed_forward(x)
         if self.is_moe_layer:
-            x, _ = x
+            x, _ = self.feed_forward(x)
+        else:
+            x = self.feed_forward(x)
         x = residual + x.view(*residual.shape)
         return x
 
