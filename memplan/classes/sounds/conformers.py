@@ -3,7 +3,6 @@
 (transformers 5.23: models/wav2vec2_conformer, wav2vec2_bert)
 """
 
-from memplan.graph.modules.basic import spare
 from memplan.classes.sounds.base import SECONDS, begin
 from memplan.classes.sounds.conformer import (
     ROTARY,
@@ -27,7 +26,7 @@ from memplan.classes.sounds.wav2vec2 import (
 )
 from memplan.families.towers.layers import tower_activation
 from memplan.fast_dataclass import replace
-from memplan.graph.modules.basic import Dropout, LayerNorm
+from memplan.graph.modules.basic import Dropout, LayerNorm, spare
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module

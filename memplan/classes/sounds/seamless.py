@@ -8,7 +8,6 @@ skip are counted as run. (transformers 5.23: models/seamless_m4t, seamless_m4t_v
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memplan.graph.modules.basic import spare, spare_alone
 from memplan.classes.heads import MakeBase
 from memplan.classes.sounds.base import SECONDS, SoundTask, begin, beside_its_lists
 from memplan.classes.sounds.conformer import (
@@ -40,6 +39,8 @@ from memplan.graph.modules.basic import (
     LayerNorm,
     Linear,
     dropout,
+    spare,
+    spare_alone,
 )
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
