@@ -34,8 +34,6 @@ class RotarySpec:
 
     dim: int
     """Dimensions of each head that are rotated; the rest pass through."""
-    expanded_tables: bool = False
-    """Every layer repeats each number of the tables for itself (GLM, Helium)."""
     sections: bool = False
     """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     joined: bool = False

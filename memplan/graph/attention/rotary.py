@@ -28,20 +28,11 @@ def rotate(
         return query, key
     if t.kernels.rotary is not RotaryKernel.EAGER:
         return _by_kernel(t, query, key, spec, form, cos, sin)
-    if form.expanded_tables:
-        cos, sin = _expanded(t, cos), _expanded(t, sin)
     cut = _cut_both(t, [query, key], form, spec.head_dim)
     halves = [(rotary(t, each, cos, sin), passing) for each, passing in cut]
     turned = [_joined(t, *each) for each in halves]
     t.touch(query, key, cos, sin)
     return turned[0], turned[1]
-
-
-def _expanded(t: Tape, table: Tensor) -> Tensor:
-    """The first half of each row, every number twice: made anew in each layer (Moonshine)."""
-    out = t.tensor(table.numel, table.dtype)
-    t.record(OperationKind.REPEAT_INTERLEAVE, (table,), (out,))
-    return out
 
 
 def turns_heads(t: Tape, spec: AttentionSpec) -> bool:

@@ -140,7 +140,6 @@ class OperationKind(StrEnum):
     RSQRT = "rsqrt"
     SAFE_SOFTMAX = "safe_softmax"
     SCATTER = "scatter"
-    SCORE_MASK = "score_mask"
     SHIFT_LABELS = "shift_labels"
     SHIFT_RIGHT = "shift_right"
     SIGMOID = "sigmoid"

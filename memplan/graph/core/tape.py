@@ -32,12 +32,6 @@ class Tape(Weights):
         self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
-    def flatten(self, x: Tensor) -> Tensor:
-        """Lay the rows of all sequences in one dimension; a view, and a node of its own."""
-        out = self.reshaped(x)
-        out.is_flat = True
-        return out
-
     def reshaped(self, x: Tensor) -> Tensor:
         """See the whole in another shape: a view, and so is its gradient."""
         out = self.view(x, x.numel)

@@ -6,17 +6,12 @@ put in the experts' order, run through three grouped products in bf16, and sent 
 model's own. How many pairs a rank is sent is an assumption: ``ExpertParallel.imbalance``.
 """
 
-from math import ceil
-
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor, allocated_bytes
-from memplan.graph.experts.products import grouped_matmul
-from memplan.graph.experts.routing import take
-from memplan.graph.operations.activations import activation
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.model.mixers import NOTHING
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
@@ -75,35 +70,6 @@ def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
             raise SetupError(msg)
 
 
-def dispatched_experts(
-    t: Tape,
-    group: ExpertParallel,
-    x: Tensor,
-    weights: Tensor,
-    chosen: Tensor,
-    spec: MixtureSpec,
-    hidden_size: int,
-) -> Tensor:
-    """``RoutedExperts.forward``."""
-    pairs = chosen.numel
-    tokens = x.numel // hidden_size
-    counts = token_counts(t, chosen, tokens * spec.num_experts)
-    order = sorted_pairs(t, chosen, spec.num_experts)
-    scores = take(t, weights, order, pairs)
-    sources = t.tensor(pairs, DType.INT64)
-    t.record(OperationKind.FLOOR_DIVIDE, (order,), (sources,))
-    routed = take(t, x, sources, pairs * hidden_size)
-    given = ceil(pairs * group.imbalance.low)
-    received = sent(t, routed, given * hidden_size)
-    places = places_of(t, given)
-    permuted = take(t, received, places, received.numel)
-    out = _products(t, group, permuted, counts, spec, hidden_size)
-    ordered = put_back(t, out, places)
-    result = _combined(t, x, sent(t, ordered, pairs * hidden_size), scores, sources)
-    t.touch(*counts, permuted, out, scores, sources, places)
-    return result
-
-
 def token_counts(t: Tape, chosen: Tensor, pairs: int) -> tuple[Tensor, ...]:
     """Which token goes to which expert, and how many go to each: counted in 64 bits."""
     routing = t.tensor(pairs, DType.BOOL)
@@ -157,57 +123,6 @@ def sent(t: Tape, x: Tensor, numel: int) -> Tensor:
         OperationKind.ALL_TO_ALL, (x,), (out,), gradients=(Gradient.FRESH,),
         sends=both_ways(ExchangeKind.ALL_TO_ALL, size, Group.SPREAD),
     )  # fmt: skip
-    return out
-
-
-def _products(
-    t: Tape,
-    group: ExpertParallel,
-    x: Tensor,
-    counts: tuple[Tensor, ...],
-    spec: MixtureSpec,
-    hidden_size: int,
-) -> Tensor:
-    """``GroupedExperts.forward``: gate, up and down, each a weight of its own."""
-    inner = spec.expert.intermediate_size
-    offsets = t.tensor(spec.num_experts // group.degree, DType.INT32)
-    t.record(OperationKind.CUMSUM, counts, (offsets,), gradients=())
-    shapes = {"w1": (inner, hidden_size), "w2": (hidden_size, inner), "w3": (inner, hidden_size)}
-    matrices = {
-        name: _matrix(t, group, f"mlp.experts.{name}", spec, shape)
-        for name, shape in shapes.items()
-    }
-    dtype = x.dtype
-    gate = grouped_matmul(t, x, matrices["w1"], offsets, matrices["w1"])
-    activated = activation(t, gate, spec.expert.activation)
-    up = grouped_matmul(t, x, matrices["w3"], offsets, matrices["w3"])
-    middle = t.mul(activated, up)
-    return t.cast(grouped_matmul(t, middle, matrices["w2"], offsets, matrices["w2"]), dtype)
-
-
-def _matrix(
-    t: Tape, group: ExpertParallel, name: str, spec: MixtureSpec, shape: tuple[int, int]
-) -> Parameter:
-    own = spec.num_experts // group.degree
-    split = t.options.tensor_parallel
-    share = ExpertShare(
-        own, spec.num_experts_per_token, spread=group.degree,
-        splitting=1 if split is None else split.degree,
-    )  # fmt: skip
-    weight = t.parameter(name, own, *shape, module="mlp.experts", experts=share)
-    weight.ranks = group.degree
-    weight.is_distributed = split is not None
-    return weight
-
-
-def _combined(t: Tape, x: Tensor, back: Tensor, scores: Tensor, sources: Tensor) -> Tensor:
-    """Each pair weighted in fp32, and added up where its token is (``deterministic_scatter_add``)."""
-    zeros = t.tensor(x.numel, x.dtype)
-    t.record(OperationKind.ZEROS, (), (zeros,))
-    weighted = t.cast(t.mul(t.cast(back, DType.FP32), scores), back.dtype)
-    t.touch(back)
-    out = added_up_rows(t, zeros, sources, weighted)
-    t.touch(zeros, weighted)
     return out
 
 

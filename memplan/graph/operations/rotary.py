@@ -67,14 +67,6 @@ def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tens
     return tables
 
 
-def complex_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
-    """The stack's table of complex numbers, whatever the dtype; held by the stack."""
-    del dtype
-    table = complex_table(t, positions, dim)
-    t.hold(table)
-    return table, table
-
-
 def complex_table(t: Tape, positions: int, dim: int) -> Tensor:
     """Cosines and sines as one table of complex numbers, two fp32 each."""
     angles = t.tensor(positions * (dim // 2), DType.FP32)
