@@ -26,7 +26,7 @@ from memplan.classes.sounds.conformer import (
 from memplan.classes.sounds.conformers import FRAMES_A_SECOND
 from memplan.classes.sounds.parts import OutsideCheckpoints, Sines
 from memplan.classes.sounds.recognition import Generation, Recognizer, SoundDecoder, SoundStack
-from memplan.classes.sounds.units import CodeHifiGan, UnitDecoderLayer, VariancePredictor
+from memplan.classes.sounds.units import CodeHifiGan, UnitDecoderLayer, variance_predictor
 from memplan.classes.translating.layers import BartAttention
 from memplan.classes.translating.tables import ScaledWordEmbedding
 from memplan.dtypes import DType
@@ -307,7 +307,7 @@ class UnitDecoder(Module):
             config.integer(f"{predictor}_{key}")
             for key in ("embed_dim", "hidden_dim", "kernel_size")
         )
-        self.duration_predictor = VariancePredictor(*sizes)
+        self.duration_predictor = variance_predictor(*sizes)
         kinds = [0] * config.layers("t2u_decoder_layers")
         make = partial(UnitDecoderLayer, config, SeamlessM4TAttention)
         self.layers = LayerList("t2u_decoder.layers", kinds, lambda _: make())
