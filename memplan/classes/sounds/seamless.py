@@ -366,9 +366,11 @@ class Translation(Generation):
         return Handle(self.run, from_batch(self.run, shape[0] * shape[1], DType.INT64), shape)
 
     @property
-    def head(self) -> Module:
+    def head(self) -> Linear:
         """The output matrix."""
-        return self.base.children[self.listener.output]
+        found = self.base.children[self.listener.output]
+        assert isinstance(found, Linear)
+        return found
 
 
 class ToSpeech(Translation):
