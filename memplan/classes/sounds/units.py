@@ -39,8 +39,7 @@ class HifiGan(Module):
             setattr(self, f"upsampler.{index}", made)
             for place, (size, count) in enumerate(blocks, index * len(blocks)):
                 for each in [f"convs{half}.{at}" for half in (1, 2) for at in range(count)]:
-                    made = Conv1d(channels, channels, size)
-                    setattr(self, f"resblocks.{place}.{each}", made)
+                    setattr(self, f"resblocks.{place}.{each}", Conv1d(channels, channels, size))
         self.conv_post = Conv1d(channels, 1, EDGE_KERNEL)
 
     def blocks(self, config: ConfigReader) -> list[tuple[int, int]]:

@@ -48,7 +48,9 @@ class WithHead(CodecStates):
     def add_head(self, config: ConfigReader) -> None:
         """Declare it."""
         base = self.children.pop(self.prefix)
-        self.lm_head = Linear(base.width, config.integer("vocab_size"), role=WeightRole.OUTPUT)
+        self.lm_head = Linear(
+            self.spec.hidden_size, config.integer("vocab_size"), role=WeightRole.OUTPUT
+        )
         self.children[self.prefix] = base
 
 
