@@ -163,8 +163,8 @@ class ModelSpec(Displayed, HashedOnce):
         A type that is written as its class names its modules itself: of that, nothing is here.
 
         >>> import memplan
-        >>> memplan.load_model("whisper-tiny").module_names["encoder.layers"]["self_attn.o_proj"]
-        'self_attn.out_proj'
+        >>> memplan.load_model({"model_type": "timesformer"}).module_names["layers"]["mlp.fc2"]
+        'output.dense'
         """
         names: Mapping[str, Any] = provided("module_names", self)
         return names

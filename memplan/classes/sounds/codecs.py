@@ -4,10 +4,11 @@
 """
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from memplan.classes.llama import LayerKind, LlamaAttention
 from memplan.classes.sounds.base import SoundModel, SoundStates, SoundTask
+from memplan.classes.sounds.parts import Parts
 from memplan.families.classes import BARE
 from memplan.families.towers.sizes import few
 from memplan.graph.modules.basic import LayerNorm, Linear
@@ -28,15 +29,8 @@ class CodecStates(SoundStates):
     is_counted = True
 
 
-class Direction(Module):
-    """A length for each entry of the first dimension, and a direction."""
-
-    def __init__(self, *shape: int) -> None:
-        self.original0, self.original1 = Weight(shape[0], 1, 1), Weight(*shape)
-
-
 class Kernel(Module):
-    """The weight of a convolution, of either way."""
+    """The weight of a convolution, of either way; or a length for each entry of its first dimension, and a direction."""
 
     def __init__(self, *shape: int, outputs: int = 0, norm: str = "", turned: bool = False) -> None:
         shape = (shape[1], shape[0], shape[2]) if turned else shape
@@ -45,7 +39,8 @@ class Kernel(Module):
         if outputs:
             self.bias = Weight(outputs)
         if norm == "weight":
-            setattr(self, "parametrizations.weight", Direction(*shape))
+            both = Parts(original0=Weight(shape[0], 1, 1), original1=Weight(*shape))
+            setattr(self, "parametrizations.weight", both)
 
 
 class CodecConv(Module):
@@ -57,13 +52,6 @@ class CodecConv(Module):
         self.conv = Kernel(outputs, inputs, kernel, outputs=outputs, norm=norm, turned=turned)
         if norm == "group":
             self.norm = GroupNorm(1, outputs)
-
-
-class Bare(Module):
-    """A convolution without a bias, in a module of its own."""
-
-    def __init__(self, *shape: int) -> None:
-        self.conv = Kernel(*shape)
 
 
 class ResnetBlock(Module):
@@ -88,11 +76,6 @@ class Gates(Module):
                 setattr(self, f"{name}_hh_l{index}", Weight(*shape))
 
 
-class CodecLSTM(Module):
-    def __init__(self, size: int, count: int) -> None:
-        self.lstm = Gates(size, count)
-
-
 class SeaNet(Module):
     """Either half; they mirror each other."""
 
@@ -109,7 +92,7 @@ class SeaNet(Module):
         widest, last = width * 2 ** len(times), config.integer("last_kernel_size")
         middle: list[Module | None] = []
         if self.remembers:
-            middle = [CodecLSTM(widest, few(config, "num_lstm_layers"))]
+            middle = [Parts(lstm=Gates(widest, few(config, "num_lstm_layers")))]
         ends = (channels, width), (widest, size)
         if decodes:
             found = [self.conv(size, widest, kernel), *middle]
@@ -174,73 +157,46 @@ class MimiSeaNet(SeaNet):
         return ""
 
 
-class LayerScale(Module):
-    def __init__(self, size: int) -> None:
-        self.scale = Weight(size)
-
-
-class MimiMLP(Module):
-    def __init__(self, size: int, inner: int) -> None:
-        self.fc1, self.fc2 = Linear(size, inner), Linear(inner, size)
-
-
 class MimiTransformerLayer(Module):
     def __init__(self, config: ConfigReader) -> None:
-        size = config.integer("hidden_size")
+        size, inner = config.integer("hidden_size"), config.integer("intermediate_size")
         self.self_attn = LlamaAttention(config, LayerKind())
-        self.mlp = MimiMLP(size, config.integer("intermediate_size"))
+        self.mlp = Parts(fc1=Linear(size, inner), fc2=Linear(inner, size))
         self.input_layernorm, self.post_attention_layernorm = LayerNorm(size), LayerNorm(size)
-        self.self_attn_layer_scale, self.mlp_layer_scale = LayerScale(size), LayerScale(size)
-
-
-class MimiTransformerModel(Module):
-    def __init__(self, config: ConfigReader, segment: str) -> None:
-        kinds = [0] * config.layers("num_hidden_layers")
-        self.layers = LayerList(segment, kinds, lambda _: MimiTransformerLayer(config))
-
-
-class MimiEncoderModel(Module):
-    def __init__(self, config: ConfigReader, before: str) -> None:
-        self.encoder_seanet = MimiSeaNet(config, decodes=False)
-        self.encoder_transformer = MimiTransformerModel(config, f"{before}encoder.layers")
-        size, stride = config.integer("hidden_size"), latent_stride(config)
-        if stride:
-            self.downsample = Bare(size, size, 2 * stride)
-
-
-class MimiDecoderModel(Module):
-    def __init__(self, config: ConfigReader, before: str) -> None:
-        size, stride = config.integer("hidden_size"), latent_stride(config)
-        if stride:
-            groups = config.integer("upsample_groups")
-            narrow = config.divide("hidden_size", size, "upsample_groups", groups)
-            self.upsample = Bare(size, narrow, 2 * stride)
-        self.decoder_transformer = MimiTransformerModel(config, f"{before}decoder.layers")
-        self.decoder_seanet = MimiSeaNet(config, decodes=True)
-
-
-class ResidualVectorQuantizer(Module):
-    def __init__(self, size: int, width: int) -> None:
-        if width != size:
-            self.input_proj, self.output_proj = Kernel(width, size, 1), Kernel(size, width, 1)
-
-
-class SplitResidualVectorQuantizer(Module):
-    def __init__(self, size: int, width: int) -> None:
-        self.semantic_residual_vector_quantizer = ResidualVectorQuantizer(size, width)
-        self.acoustic_residual_vector_quantizer = ResidualVectorQuantizer(size, width)
+        self.self_attn_layer_scale = Parts(scale=Weight(size))
+        self.mlp_layer_scale = Parts(scale=Weight(size))
 
 
 class MimiModel(SoundModel):
+    """Two halves, each with a transformer, and two quantizers between."""
+
     endings: ClassVar[dict[str, type[SoundTask]]] = {BARE: CodecStates}
 
     def __init__(self, config: ConfigReader, before: str = "") -> None:
-        self.width = config.integer("hidden_size")
-        self.encoder: Any = MimiEncoderModel(config, before)
-        self.decoder: Any = MimiDecoderModel(config, before)
+        size, stride = config.integer("hidden_size"), latent_stride(config)
+        first, last = (
+            self.transformer(config, f"{before}{each}") for each in ("encoder", "decoder")
+        )
+        self.width, down, up = size, {}, {}
+        if stride:
+            groups = config.integer("upsample_groups")
+            narrow = config.divide("hidden_size", size, "upsample_groups", groups)
+            down["downsample"] = Parts(conv=Kernel(size, size, 2 * stride))
+            up["upsample"] = Parts(conv=Kernel(size, narrow, 2 * stride))
+        encoder, decoder = (MimiSeaNet(config, decodes=each) for each in (False, True))
+        self.encoder = Parts(encoder_seanet=encoder, encoder_transformer=first, **down)
+        self.decoder = Parts(**up, decoder_transformer=last, decoder_seanet=decoder)
         inner = config.integer("vector_quantization_hidden_dimension")
-        self.quantizer = SplitResidualVectorQuantizer(self.width, inner)
+        for name in ("semantic", "acoustic") if inner != size else ():
+            made = Parts(input_proj=Kernel(inner, size, 1), output_proj=Kernel(size, inner, 1))
+            setattr(self, f"quantizer.{name}_residual_vector_quantizer", made)
         self.sound = self.described(config.integer("audio_channels"), SAMPLING_RATE, SAMPLING_RATE)
+
+    def transformer(self, config: ConfigReader, name: str) -> Parts:
+        """Layers."""
+        kinds = [0] * config.layers("num_hidden_layers")
+        made = LayerList(f"{name}.layers", kinds, lambda _: MimiTransformerLayer(config))
+        return Parts(layers=made)
 
     def context_length(self, config: ConfigReader) -> int:
         """Frames."""

@@ -136,14 +136,19 @@ class Generation(Transcripts):
         setattr(self, self.listener.output, made)
 
     @property
-    def head(self) -> Module:
+    def head(self) -> Linear:
         """The output matrix."""
-        return self.children[self.listener.output]
+        found = self.children[self.listener.output]
+        assert isinstance(found, Linear)
+        return found
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """The loss of what the decoder gave."""
         _, labels, _ = others
-        logits = self.head(last_hidden_state)
+        head = self.head
+        if head.weight.owner is not head:
+            self.run.tie(head.parameter(head.weight), head.within)
+        logits = head(last_hidden_state)
         self.run.returned.append(logits.record)
         self.run.give_out(logits.record)
         given = logits.float() if self.listener.upcasts else logits

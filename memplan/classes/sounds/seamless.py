@@ -25,7 +25,7 @@ from memplan.classes.sounds.conformer import (
 from memplan.classes.sounds.conformers import FRAMES_A_SECOND
 from memplan.classes.sounds.parts import OutsideCheckpoints, Sines
 from memplan.classes.sounds.recognition import Generation, Recognizer, SoundDecoder, SoundStack
-from memplan.classes.sounds.units import CodeHifiGan, UnitDecoderLayer, VariancePredictor
+from memplan.classes.sounds.units import CodeHifiGan, UnitDecoderLayer, variance_predictor
 from memplan.classes.translating.layers import BartAttention
 from memplan.classes.translating.tables import ScaledWordEmbedding
 from memplan.dtypes import DType
@@ -308,7 +308,7 @@ class UnitDecoder(Module):
             config.integer(f"{predictor}_{key}")
             for key in ("embed_dim", "hidden_dim", "kernel_size")
         )
-        self.duration_predictor = VariancePredictor(*sizes)
+        self.duration_predictor = variance_predictor(*sizes)
         kinds = [0] * config.layers("t2u_decoder_layers")
         make = partial(UnitDecoderLayer, config, SeamlessM4TAttention)
         self.layers = LayerList("t2u_decoder.layers", kinds, lambda _: make())
@@ -367,9 +367,11 @@ class Translation(Generation):
         return Handle(self.run, from_batch(self.run, shape[0] * shape[1], DType.INT64), shape)
 
     @property
-    def head(self) -> Module:
+    def head(self) -> Linear:
         """The output matrix."""
-        return self.base.children[self.listener.output]
+        found = self.base.children[self.listener.output]
+        assert isinstance(found, Linear)
+        return found
 
 
 class ToSpeech(Translation):

@@ -12,6 +12,7 @@ from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundTask, begin
 from memplan.classes.sounds.parts import (
     FeatureEncoder,
     FeedForward,
+    Parts,
     Sines,
     masks,
     masks_time,
@@ -223,19 +224,12 @@ class SpeechEncoderPrenet(Module):
         return hidden_states
 
 
-class ScaledPositions(Module):
-    """A number that sines are multiplied by."""
-
-    def __init__(self) -> None:
-        self.alpha = Weight()
-
-
 class TextEncoderPrenet(Module):
     """Tokens in place of speech; counted alone."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.embed_tokens = Embedding(config.integer("vocab_size"), config.integer("hidden_size"))
-        self.encode_positions = ScaledPositions()
+        self.encode_positions = Parts(alpha=Weight())
 
 
 class RelativePositions(Module):
@@ -312,7 +306,7 @@ class SpeechDecoderPrenet(Module):
             setattr(self, f"layers.{index}", Linear(inputs, units, bias=True))
             inputs = units
         self.final_layer = Linear(units, hidden, bias=True)
-        self.encode_positions = ScaledPositions()
+        self.encode_positions = Parts(alpha=Weight())
         speaker = config.integer("speaker_embedding_dim")
         self.speaker_embeds_layer = Linear(speaker + hidden, hidden, bias=True)
 
@@ -365,12 +359,6 @@ class ForSpeechToText(Generation):
         super().__init__(config, model, partial(base, before=SPEECH, behind=TEXT))
 
 
-class BatchNormConvLayer(Module):
-    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
-        self.conv = Conv1d(inputs, outputs, kernel, bias=False)
-        self.batch_norm = BatchNorm(outputs)
-
-
 class SpeechDecoderPostnet(Module):
     """Frames, their end, and convolutions with batch norms."""
 
@@ -386,7 +374,8 @@ class SpeechDecoderPostnet(Module):
         for index in range(count):
             inputs = bins if index == 0 else units
             outputs = bins if index == count - 1 else units
-            setattr(self, f"layers.{index}", BatchNormConvLayer(inputs, outputs, kernel))
+            made = Conv1d(inputs, outputs, kernel, bias=False)
+            setattr(self, f"layers.{index}", Parts(conv=made, batch_norm=BatchNorm(outputs)))
 
 
 class Speaking(Transcripts):

@@ -6,6 +6,7 @@
 from typing import Any
 
 from memplan.classes.sounds.base import SoundModel, SoundTask
+from memplan.classes.sounds.parts import Parts
 from memplan.dtypes import DType
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.graph.core.operation_kinds import OperationKind
@@ -14,7 +15,7 @@ from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.functional import mean_of_tokens, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
-from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.module import Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
@@ -164,20 +165,6 @@ class ForAudioFrameClassification(ClassifiedTask):
         return cross_entropy(run, logits.record, labels.record)
 
 
-class TDNNLayer(Module):
-    """A linear layer over several frames."""
-
-    def __init__(self, before: int, width: int, kernel: int) -> None:
-        self.kernel = Linear(before * kernel, width, bias=True)
-
-
-class AMSoftmaxLoss(Module):
-    """Vectors of speakers."""
-
-    def __init__(self, width: int, labels: int) -> None:
-        self.weight = Weight(width, labels)
-
-
 class ForXVector(ClassifiedTask):
     """Time-delay layers, statistics over time (hence twice the width), and a vector a speaker."""
 
@@ -191,24 +178,12 @@ class ForXVector(ClassifiedTask):
         self.projector = Linear(self.listener.width, widths[0], bias=True)
         before = widths[0]
         for index, (width, kernel) in enumerate(zip(widths, kernels, strict=True)):
-            setattr(self, f"tdnn.{index}", TDNNLayer(before, width, kernel))
+            setattr(self, f"tdnn.{index}", Parts(kernel=Linear(before * kernel, width, bias=True)))
             before = width
         out = config.integer("xvector_output_dim")
         self.feature_extractor = Linear(2 * before, out, bias=True)
         self.classifier = Linear(out, out, bias=True)
-        self.objective = AMSoftmaxLoss(out, self.spec.num_labels)
-
-
-class GumbelVectorQuantizer(Module):
-    """Frames to the nearest of many vectors."""
-
-    def __init__(self, config: ConfigReader) -> None:
-        groups = config.integer("num_codevector_groups")
-        count = groups * config.integer("num_codevectors_per_group")
-        width = config.integer("codevector_dim")
-        narrow = config.divide("codevector_dim", width, "num_codevector_groups", groups)
-        self.codevectors = Weight(1, count, narrow)
-        self.weight_proj = Linear(at_least_one(config, "conv_dim")[-1], count, bias=True)
+        self.objective = Parts(weight=Weight(out, self.spec.num_labels))
 
 
 class ForPreTraining(SpeechTask):
@@ -219,7 +194,11 @@ class ForPreTraining(SpeechTask):
     def add_head(self, config: ConfigReader) -> None:
         """Declare them."""
         width, met = config.integer("codevector_dim"), config.integer("proj_codevector_dim")
-        self.quantizer = GumbelVectorQuantizer(config)
+        groups = config.integer("num_codevector_groups")
+        count = groups * config.integer("num_codevectors_per_group")
+        narrow = config.divide("codevector_dim", width, "num_codevector_groups", groups)
+        inner = Linear(at_least_one(config, "conv_dim")[-1], count, bias=True)
+        self.quantizer = Parts(codevectors=Weight(1, count, narrow), weight_proj=inner)
         self.project_hid = Linear(self.listener.width, met, bias=True)
         self.project_q = Linear(width, met, bias=True)
 

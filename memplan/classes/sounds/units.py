@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 
+from memplan.classes.sounds.parts import Parts
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.module import Module, Weight
@@ -16,29 +17,12 @@ UNIT_KERNEL, EDGE_KERNEL = 7, 7
 """Of version 2's unit decoder's convolutions, and of the first and last of HiFi-GAN."""
 
 
-class VariancePredictor(Module):
+def variance_predictor(inputs: int, width: int, kernel: int) -> Parts:
     """How long each unit sounds."""
-
-    def __init__(self, inputs: int, width: int, kernel: int) -> None:
-        self.conv1, self.ln1 = Conv1d(inputs, width, kernel), LayerNorm(width)
-        self.conv2, self.ln2 = Conv1d(width, width, kernel), LayerNorm(width)
-        self.proj = Linear(width, 1, bias=True)
-
-
-class ConvTranspose1d(Module):
-    """As many weights as a convolution the other way round, a bias for each output."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int) -> None:
-        self.weight, self.bias = Weight(inputs, outputs, kernel), Weight(outputs)
-
-
-class HifiGanResidualBlock(Module):
-    """Two convolutions for each dilation."""
-
-    def __init__(self, channels: int, kernel: int, count: int) -> None:
-        for name in ("convs1", "convs2"):
-            for index in range(count):
-                setattr(self, f"{name}.{index}", Conv1d(channels, channels, kernel))
+    return Parts(
+        conv1=Conv1d(inputs, width, kernel), ln1=LayerNorm(width),
+        conv2=Conv1d(width, width, kernel), ln2=LayerNorm(width), proj=Linear(width, 1, bias=True),
+    )  # fmt: skip
 
 
 class HifiGan(Module):
@@ -49,11 +33,13 @@ class HifiGan(Module):
         self.conv_pre = Conv1d(inputs, channels, EDGE_KERNEL)
         blocks = self.blocks(config)
         for index, kernel in enumerate(config.integers("upsample_kernel_sizes", minimum=1)):
-            made = ConvTranspose1d(channels, channels // 2, kernel)
-            setattr(self, f"upsampler.{index}", made)
+            turned = Weight(channels, channels // 2, kernel)
             channels //= 2
+            made = Parts(weight=turned, bias=Weight(channels))
+            setattr(self, f"upsampler.{index}", made)
             for place, (size, count) in enumerate(blocks, index * len(blocks)):
-                setattr(self, f"resblocks.{place}", HifiGanResidualBlock(channels, size, count))
+                for each in [f"convs{half}.{at}" for half in (1, 2) for at in range(count)]:
+                    setattr(self, f"resblocks.{place}.{each}", Conv1d(channels, channels, size))
         self.conv_post = Conv1d(channels, 1, EDGE_KERNEL)
 
     def blocks(self, config: ConfigReader) -> list[tuple[int, int]]:
@@ -79,7 +65,7 @@ class CodeHifiGan(Module):
     def __init__(self, config: ConfigReader) -> None:
         units, kernel = config.integer("unit_embed_dim"), "variance_predictor_kernel_size"
         speaker, language = config.integer("spkr_embed_dim"), config.integer("lang_embed_dim")
-        self.dur_predictor = VariancePredictor(units, units, config.integer(kernel))
+        self.dur_predictor = variance_predictor(units, units, config.integer(kernel))
         self.unit_embedding = Embedding(config.integer("unit_hifi_gan_vocab_size"), units)
         self.speaker_embedding = Embedding(config.integer("vocoder_num_spkrs"), speaker)
         self.language_embedding = Embedding(config.integer("vocoder_num_langs"), language)

@@ -3,11 +3,14 @@
 (transformers 5.23: models/csm, models/clvp)
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from memplan.classes.llama import LayerKind, LlamaDecoderLayer
 from memplan.classes.sounds.base import SoundModel, SoundTask
 from memplan.classes.sounds.codecs import SAMPLING_RATE, CodecStates, MimiModel
+from memplan.classes.sounds.parts import Parts
 from memplan.families.classes import BARE
 from memplan.families.nesting import PartSpec, read_part
 from memplan.families.request import ReadRequest
@@ -45,52 +48,17 @@ class WithHead(CodecStates):
     def add_head(self, config: ConfigReader) -> None:
         """Declare it."""
         base = self.children.pop(self.prefix)
-        self.lm_head = Linear(base.width, config.integer("vocab_size"), role=WeightRole.OUTPUT)
+        self.lm_head = Linear(
+            self.spec.hidden_size, config.integer("vocab_size"), role=WeightRole.OUTPUT
+        )
         self.children[self.prefix] = base
 
 
-class CsmStack(Module):
+def csm_stack(config: ConfigReader, segment: str) -> dict[str, Module]:
     """Layers as Llama's, and their norm."""
-
-    def __init__(self, config: ConfigReader, segment: str) -> None:
-        kinds = [LayerKind()] * config.layers("num_hidden_layers")
-        self.layers = LayerList(segment, kinds, lambda kind: LlamaDecoderLayer(config, kind))
-        self.norm = RMSNorm(config.integer("hidden_size"))
-
-
-class CsmBackboneModelEmbeddings(Module):
-    def __init__(self, config: ConfigReader) -> None:
-        rows = config.integer("num_codebooks") * config.integer("codebook_size", "vocab_size")
-        self.embed_audio_tokens = Embedding(rows, config.integer("hidden_size"))
-
-
-class CsmBackboneModel(CsmStack):
-    def __init__(self, config: ConfigReader) -> None:
-        self.embed_tokens = CsmBackboneModelEmbeddings(config)
-        super().__init__(config, "backbone.layers")
-
-
-class CsmDepthDecoderModel(CsmStack):
-    def __init__(self, config: ConfigReader) -> None:
-        outer = config.integer("backbone_hidden_size")
-        rows = config.integer("num_codebooks") * config.integer("vocab_size")
-        self.embed_tokens = Embedding(rows, outer)
-        super().__init__(config, "depth_decoder.layers")
-        self.inputs_embeds_projector = Linear(outer, config.integer("hidden_size"))
-
-
-class CsmCodebooksHead(Module):
-    """A head for each codebook behind the first."""
-
-    def __init__(self, config: ConfigReader) -> None:
-        count, size = config.integer("num_codebooks") - 1, config.integer("hidden_size")
-        self.weight = Weight(count, size, config.integer("vocab_size"))
-
-
-class CsmDepthDecoder(Module):
-    def __init__(self, config: ConfigReader) -> None:
-        self.model = CsmDepthDecoderModel(config)
-        self.codebooks_head = CsmCodebooksHead(config)
+    kinds = [LayerKind()] * config.layers("num_hidden_layers")
+    layers = LayerList(segment, kinds, lambda kind: LlamaDecoderLayer(config, kind))
+    return {"layers": layers, "norm": RMSNorm(config.integer("hidden_size"))}
 
 
 class CsmModel(VoiceModel):
@@ -102,14 +70,26 @@ class CsmModel(VoiceModel):
     def __init__(self, config: ConfigReader) -> None:
         self.vocab_size, self.width = config.integer("vocab_size"), config.integer("hidden_size")
         self.embed_text_tokens = Embedding(config.integer("text_vocab_size"), self.width)
-        self.backbone_model = CsmBackboneModel(config)
-        self.depth_decoder = CsmDepthDecoder(part(config, "depth_decoder_config"))
+        count, depth = config.integer("num_codebooks"), part(config, "depth_decoder_config")
+        table = Embedding(count * config.integer("codebook_size", "vocab_size"), self.width)
+        self.backbone_model = Parts(
+            embed_tokens=Parts(embed_audio_tokens=table), **csm_stack(config, "backbone.layers")
+        )
+        count, rows = depth.integer("num_codebooks"), depth.integer("vocab_size")
+        size, outer = depth.integer("hidden_size"), depth.integer("backbone_hidden_size")
+        again = Embedding(count * rows, outer)
+        self.depth_decoder = Parts(
+            model=Parts(
+                embed_tokens=again, **csm_stack(depth, "depth_decoder.layers"),
+                inputs_embeds_projector=Linear(outer, size),
+            ),
+            codebooks_head=Parts(weight=Weight(count - 1, size, rows)),
+        )  # fmt: skip
         self.codec_model = MimiModel(part(config, "codec_config", "mimi"), "codec.")
         self.codec_model.begins_names = False
         self.is_tied = config.flag("tie_codebooks_embeddings", default=True)
         if self.is_tied:
-            table = self.backbone_model.embed_tokens.embed_audio_tokens
-            self.depth_decoder.model.embed_tokens.weight = table.weight
+            again.weight = table.weight
         self.sound = self.described(0, SAMPLING_RATE, SAMPLING_RATE)
 
 
@@ -122,21 +102,11 @@ class ClvpSelfAttention(Module):
         self.out_proj = Linear(size, size, bias=True, role=WeightRole.ATTENTION_OUTPUT)
 
 
-class ClvpConditioningEncoder(Module):
-    def __init__(self, text: ConfigReader, config: ConfigReader) -> None:
-        size, name = config.integer("hidden_size"), "conditioning_encoder"
-        self.text_token_embedding = Embedding(text.integer("vocab_size"), size)
-        self.text_position_embedding = Embedding(config.integer("max_text_tokens"), size)
-        self.mel_conv = Conv1d(config.integer("feature_size"), size, 1)
-        kinds = [0] * config.layers("num_mel_attn_blocks")
-        self.group_norms = LayerList(f"{name}.norms", kinds, lambda _: GroupNorm(1, size))
-        made = LayerList(f"{name}.layers", kinds, lambda _: ClvpSelfAttention(config))
-        self.mel_attn_blocks = made
-
-
-class ClvpDecoderMLP(Module):
-    def __init__(self, size: int, inner: int) -> None:
-        self.c_fc, self.c_proj = Conv1D(size, inner), Conv1D(inner, size)
+def layer_list(
+    config: ConfigReader, key: str, segment: str, made: Callable[[], Module]
+) -> LayerList:
+    """As many layers as the config says."""
+    return LayerList(segment, [0] * config.layers(key), lambda _: made())
 
 
 class ClvpDecoderLayer(Module):
@@ -144,43 +114,16 @@ class ClvpDecoderLayer(Module):
         size = config.integer("hidden_size")
         self.input_layernorm, self.attn = LayerNorm(size), ClvpSelfAttention(config)
         self.post_attention_layernorm = LayerNorm(size)
-        self.mlp = ClvpDecoderMLP(size, config.integer("n_inner", default=4 * size))
-
-
-class ClvpDecoder(Module):
-    def __init__(self, config: ConfigReader) -> None:
-        size, rows = config.integer("hidden_size"), config.integer("vocab_size")
-        self.input_embeds_layer = Embedding(rows, size)
-        longest = config.integer("max_position_embeddings")
-        self.position_embeds_layer = Embedding(longest, size)
-        kinds = [0] * config.layers("num_hidden_layers")
-        self.layers = LayerList("speech_decoder.layers", kinds, lambda _: ClvpDecoderLayer(config))
-        self.layer_norm = LayerNorm(size)
-
-
-class ClvpForCausalLM(Module):
-    def __init__(self, config: ConfigReader) -> None:
-        size = config.integer("hidden_size")
-        setattr(self, "model.decoder", ClvpDecoder(config))
-        self.final_norm = LayerNorm(size)
-        self.lm_head = Linear(size, config.integer("vocab_size"), bias=True)
-
-
-class ClvpGatedLinearUnit(Module):
-    def __init__(self, size: int, inner: int) -> None:
-        self.proj = Linear(size, 2 * inner, bias=True)
-
-
-class ClvpEncoderMLP(Module):
-    def __init__(self, size: int, inner: int) -> None:
-        self.fc1, self.fc2 = ClvpGatedLinearUnit(size, inner), Linear(inner, size, bias=True)
+        inner = config.integer("n_inner", default=4 * size)
+        self.mlp = Parts(c_fc=Conv1D(size, inner), c_proj=Conv1D(inner, size))
 
 
 class ClvpEncoderLayer(Module):
     def __init__(self, config: ConfigReader) -> None:
-        size = config.integer("hidden_size")
+        size, inner = config.integer("hidden_size"), config.integer("intermediate_size")
         self.self_attn = ClvpSelfAttention(config)
-        self.mlp = ClvpEncoderMLP(size, config.integer("intermediate_size"))
+        gated = Parts(proj=Linear(size, 2 * inner, bias=True))
+        self.mlp = Parts(fc1=gated, fc2=Linear(inner, size, bias=True))
         self.input_rmsnorm, self.post_attention_rmsnorm = RMSNorm(size), RMSNorm(size)
 
 
@@ -188,10 +131,9 @@ class ClvpEncoder(Module):
     """It ranks what was made."""
 
     def __init__(self, config: ConfigReader, name: str) -> None:
-        size = config.integer("hidden_size")
+        size, make = config.integer("hidden_size"), partial(ClvpEncoderLayer, config)
         self.token_embedding = Embedding(config.integer("vocab_size"), size)
-        kinds = [0] * config.layers("num_hidden_layers")
-        self.layers = LayerList(f"{name}.layers", kinds, lambda _: ClvpEncoderLayer(config))
+        self.layers = layer_list(config, "num_hidden_layers", f"{name}.layers", make)
         if config.flag("summary_use_proj"):
             setattr(self, "sequence_summary.summary", Linear(size, size, bias=True))
         self.final_layer_norm = LayerNorm(size)
@@ -209,14 +151,31 @@ class ClvpModel(VoiceModel):
             part(config, f"{each}_config") for each in ("text", "speech", "decoder")
         )
         self.logit_scale = Weight()
-        self.conditioning_encoder = ClvpConditioningEncoder(text, decoder)
-        self.speech_decoder_model = ClvpForCausalLM(decoder)
+        rows, size = decoder.integer("vocab_size"), decoder.integer("hidden_size")
+        self.vocab_size, self.width = rows, size
+        self.longest = decoder.integer("max_position_embeddings")
+        blocks, name = "num_mel_attn_blocks", "conditioning_encoder"
+        attention = partial(ClvpSelfAttention, decoder)
+        self.conditioning_encoder = Parts(
+            text_token_embedding=Embedding(text.integer("vocab_size"), size),
+            text_position_embedding=Embedding(decoder.integer("max_text_tokens"), size),
+            mel_conv=Conv1d(decoder.integer("feature_size"), size, 1),
+            group_norms=layer_list(decoder, blocks, f"{name}.norms", partial(GroupNorm, 1, size)),
+            mel_attn_blocks=layer_list(decoder, blocks, f"{name}.layers", attention),
+        )
+        make = partial(ClvpDecoderLayer, decoder)
+        inner = Parts(
+            input_embeds_layer=Embedding(rows, size),
+            position_embeds_layer=Embedding(self.longest, size),
+            layers=layer_list(decoder, "num_hidden_layers", "speech_decoder.layers", make),
+            layer_norm=LayerNorm(size),
+        )
+        self.speech_decoder_model = Parts(
+            model=Parts(decoder=inner), final_norm=LayerNorm(size),
+            lm_head=Linear(size, rows, bias=True),
+        )  # fmt: skip
         self.text_encoder_model = ClvpEncoder(text, "text_encoder_model")
         self.speech_encoder_model = ClvpEncoder(speech, "speech_encoder_model")
-        self.vocab_size, self.width = (
-            decoder.integer(each) for each in ("vocab_size", "hidden_size")
-        )
-        self.longest = decoder.integer("max_position_embeddings")
         self.sound = self.described(0, SAMPLING_RATE, SAMPLING_RATE)
 
     def context_length(self, config: ConfigReader) -> int:

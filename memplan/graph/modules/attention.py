@@ -18,7 +18,7 @@ from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import dropout
 from memplan.graph.modules.functional import spread_copy
 from memplan.graph.modules.handles import Handle, empty
-from memplan.graph.modules.layouts import always, in_rows
+from memplan.graph.modules.layouts import Rule, always, in_rows
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import dense_strides
 from memplan.graph.operations.elementwise import dropout_probability, softmax
@@ -230,11 +230,19 @@ def scaled_dot_product_attention(
     else:
         made = Handle(run, out, (batch, length, heads, made_width)).transpose(1, 2)
     for each in (query, key, value):
-        # What is written out gives the gradients of products, in rows; a kernel gives them as it is given heads.
-        rows = kernel is ScoreKernel.MATH
-        lies = in_rows(each.shape) if rows else always(dense_strides(each.shape, each.strides))
-        each.leads_to(made, lies)
+        each.leads_to(made, _of_kernel(kernel, each))
     return made
+
+
+def _of_kernel(kernel: ScoreKernel, x: Handle) -> Rule:
+    """How a gradient lies: what is written out gives those of products, in rows; a kernel as it is given heads, but the
+    efficient one by tokens (ATen/native/transformers/cuda/attention_backward.cu)."""
+    if kernel is ScoreKernel.MATH:
+        return in_rows(x.shape)
+    _, heads, length, width = x.shape
+    if kernel is ScoreKernel.EFFICIENT:
+        return always((heads * length * width, width, heads * width, 1))
+    return always(dense_strides(x.shape, x.strides))
 
 
 def _kernel_of(

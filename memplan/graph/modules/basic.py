@@ -248,10 +248,11 @@ class Dropout(Module):
 
 
 def dropout(x: Handle, probability: float) -> Handle:
-    """``torch.nn.functional.dropout``."""
+    """``torch.nn.functional.dropout``, whose gradient lies in rows (ATen/native/cuda/Dropout.cu, ``empty_like``)."""
     if dropout_probability(x.run, probability) == 0.0:
         return x
-    return x.like(drop(x.run, x.record))
+    made = Handle(x.run, drop(x.run, x.record), x.shape, x.strides)
+    return x.leads_to(made, in_rows(x.shape))
 
 
 def clamp_(x: Handle) -> Handle:
