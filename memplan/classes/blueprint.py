@@ -117,9 +117,9 @@ def blueprint_of(
 
 def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
-    begin = f"{reader.model_type}."
     named = reader.all_defaults  # of which a row is parsed when it is looked up
-    parts = {name: named[name] for name in named if name.startswith(begin)}
+    read = sorted({name for part in reader.log.parts.values() for name in part.model_types})
+    parts = {name: named[name] for name in read if name in named}
     row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 

@@ -36,6 +36,8 @@ CLASSES = {
     "cohere2": "cohere.Cohere2Model",
     "convbert": "encoders.convbert.ConvBertModel",
     "cpmant": "older.cpmant.CpmAntModel",
+    "convnext": "pictures.convnext.ConvNextModel",
+    "convnextv2": "pictures.convnext.ConvNextV2Model",
     "cvt": "pictures.cvt.CvtModel",
     "dbrx": "mixed.dbrx.DbrxModel",
     "deberta": "encoders.deberta.DebertaModel",
@@ -145,6 +147,7 @@ CLASSES = {
     "qwen3_next": "recurrent.delta_rule.Qwen3NextModel",
     "recurrent_gemma": "recurrent.griffin.RecurrentGemmaModel",
     "regnet": "pictures.staged.RegNetModel",
+    "resnet": "pictures.staged.ResNetModel",
     "rembert": "encoders.bert_kin.RemBertModel",
     "roberta": "encoders.bert.RobertaModel",
     "roberta-prelayernorm": "encoders.prenorm.RobertaPreLayerNormModel",
@@ -161,7 +164,9 @@ CLASSES = {
     "switch_transformers": "translating.switch.SwitchTransformersModel",
     "t5": "translating.t5.T5Model",
     "umt5": "translating.t5.UMT5Model",
+    "upernet": "pictures.upernet.UperNetModel",
     "vaultgemma": "gemma.VaultGemmaModel",
+    "vitmatte": "pictures.vitmatte.VitMatteModel",
     "xglm": "older.opt.XGLMModel",
     "xlnet": "encoders.xlnet.XLNetModel",
     "xlm-roberta": "encoders.bert.XLMRobertaModel",
@@ -184,6 +189,11 @@ TASKS = {
 
 def base_class(model_type: str) -> "type[Base]":
     """The class of a type's base model."""
-    file, _, name = CLASSES[model_type].rpartition(".")
+    return class_at(CLASSES[model_type])
+
+
+def class_at(place: str) -> "type[Base]":
+    """The class in a module of ``memplan.classes``."""
+    file, _, name = place.rpartition(".")
     found: type[Base] = getattr(import_module(f"memplan.classes.{file}"), name)
     return found

@@ -18,3 +18,5 @@ class PictureSpec:
     """Of all its lists."""
     stacks: tuple[str, ...] = ()
     """Parts that can be frozen whole."""
+    meant: str = ""
+    """The step that is meant where the task's class leaves it open, or has no loss of its own."""

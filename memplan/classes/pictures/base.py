@@ -48,6 +48,8 @@ class PictureModel(Base):
     """The class can checkpoint its activations."""
     endings: ClassVar[dict[str, "type[PictureTask]"]]
     """The classes of its tasks by their endings, the usual one first."""
+    bare: ClassVar["type[PictureTask] | None"] = None
+    """Its class without a task, where that has more than the base model."""
     reads_pooled = True
     """Somebody reads the vector that it returns beside its hidden states."""
 
@@ -55,7 +57,7 @@ class PictureModel(Base):
     def named_task(cls, config: ConfigReader, model: "ModelSpec") -> "type[PictureTask]":
         """That which ``architectures`` name or the task means."""
         if model.task is TaskKind.BASE:
-            return PictureStates
+            return cls.bare or PictureStates
         return cls.endings[ending_of(cls, config, model.family, model.task)]
 
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
@@ -109,6 +111,8 @@ class PictureTask(Task):
 
     pooled = False
     """It reads the vector that the base model returns beside its hidden states."""
+    meant = ""
+    """The step that is meant where the class leaves it open, or has no loss of its own."""
     begins_head = True
     """Its own segment begins as soon as the base model has returned."""
 

@@ -46,7 +46,7 @@ def towers(reader: ConfigReader, request: ReadRequest) -> tuple[ConfigReader, Co
     """Readers of the text tower's config and of the vision tower's."""
     text, vision = (
         read_part(
-            reader, request,
+            reader,
             PartSpec(
                 key=f"{part}_config_dict" if reader.has(f"{part}_config_dict") else f"{part}_config",
                 model_type=f"{request.model_type}_{part}_model",
@@ -267,10 +267,8 @@ def _align(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def _dual_encoder(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """Any two towers, each of a type of its own."""
-    text_part = read_part(reader, request, PartSpec(key="text_config", model_type="bert"))
-    vision_part = read_part(
-        reader, request, PartSpec(key="vision_config", model_type="clip_vision_model")
-    )
+    text_part = read_part(reader, PartSpec(key="text_config", model_type="bert"))
+    vision_part = read_part(reader, PartSpec(key="vision_config", model_type="clip_vision_model"))
     declare_text = _ANY_TEXT.get(text_part.model_type)
     declare_vision = _ANY_VISION.get(vision_part.model_type)
     if declare_text is None:

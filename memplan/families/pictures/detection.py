@@ -28,8 +28,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return dispatch(_READERS, reader, request)
 
 
-def _backbone(reader: ConfigReader, request: ReadRequest, model_type: str) -> Part:
-    part = read_part(reader, request, PartSpec(key="backbone_config", model_type=model_type))
+def _backbone(reader: ConfigReader, model_type: str) -> Part:
+    part = read_part(reader, PartSpec(key="backbone_config", model_type=model_type))
     if part.model_type != model_type:
         raise unknown_part(part, {model_type: None})
     return part
@@ -38,7 +38,7 @@ def _backbone(reader: ConfigReader, request: ReadRequest, model_type: str) -> Pa
 def _light_detr(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """LW-DETR and RF-DETR: groups of queries that only training has more than one of."""
     grouped = request.model_type == "lw_detr"
-    part = _backbone(reader, request, "lw_detr_vit" if grouped else "rf_detr_dinov2")
+    part = _backbone(reader, "lw_detr_vit" if grouped else "rf_detr_dinov2")
     size = reader.integer("d_model")
     labels = request.labels(reader)
 
@@ -204,7 +204,7 @@ def _mask_head(table: ParameterTable, reader: ConfigReader, size: int) -> None:
 
 def _d_fine(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """D-FINE: boxes as distributions that every decoder layer makes finer."""
-    part = _backbone(reader, request, "hgnet_v2")
+    part = _backbone(reader, "hgnet_v2")
     size = reader.integer("d_model")
     labels = request.labels(reader)
 

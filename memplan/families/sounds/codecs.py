@@ -65,8 +65,8 @@ def _mimi(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def _csm(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """CSM: a Llama over text and codebooks, a smaller one over the codebooks of a frame, Mimi."""
-    depth = read_part(reader, request, PartSpec(key="depth_decoder_config")).reader
-    codec = read_part(reader, request, PartSpec(key="codec_config", model_type="mimi")).reader
+    depth = read_part(reader, PartSpec(key="depth_decoder_config")).reader
+    codec = read_part(reader, PartSpec(key="codec_config", model_type="mimi")).reader
     size = reader.integer("hidden_size")
 
     def declare(table: ParameterTable, _ending: str) -> None:
@@ -128,7 +128,7 @@ def _llama_layer(table: ParameterTable, reader: ConfigReader) -> None:
 def _clvp(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """CLVP: a GPT that makes speech tokens, and two encoders that rank what it made."""
     text, speech, decoder = (
-        read_part(reader, request, PartSpec(key=f"{part}_config")).reader
+        read_part(reader, PartSpec(key=f"{part}_config")).reader
         for part in ("text", "speech", "decoder")
     )
 

@@ -601,6 +601,22 @@ def added_crosswise(one: Handle, other: Handle) -> Handle:
     return made
 
 
+def rows_of(x: Handle, shape: Shape) -> Handle:
+    """``x[numbers]``, which has this shape; which rows, the CPU counts and keeps."""
+    made = empty(x.run, shape, x.dtype)
+    x.run.record(OperationKind.INDEX, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def relu_in_place(x: Handle) -> Handle:
+    """``torch.relu_(x)``: keeps what it has written."""
+    made = x.run.view(x.record, x.numel)
+    x.run.record(
+        OperationKind.RELU, (x.record,), (made,), saves=(made,), gradients=(Gradient.FRESH,)
+    )
+    return x.like(made)
+
+
 def padded(x: Handle, shape: Shape) -> Handle:
     """``torch.nn.functional.pad``."""
     made = empty(x.run, shape, x.dtype)

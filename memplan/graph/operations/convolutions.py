@@ -1,7 +1,7 @@
 """Convolutions as torch runs them: the input and the weight are kept as the kernel took them."""
 
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.segments import RESULT, Gradient, Operation
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor
 
@@ -80,6 +80,18 @@ def convolve(
     )  # fmt: skip
     t.touch(x)
     return out
+
+
+def copy_gradient(operation: Operation) -> None:
+    """What arrives lies otherwise than the kernels take it, and is copied for them; the bias's gradient is
+    the sum of its rows as it came."""
+    inside = operation.backward_scratch or (RESULT,) * sum(
+        each.requires_grad for each in operation.inputs[:2]
+    )
+    size = operation.outputs[0].storage.num_bytes
+    operation.backward_scratch = size, *(each - (each < 0) for each in inside), ~0
+    if len(operation.inputs) > 2 and operation.gradients[1] is not Gradient.TURNED:
+        operation.gradients = (*operation.gradients[:2], Gradient.SUMMED)
 
 
 def _beside_results(copies: tuple[int, ...], num_results: int) -> tuple[int, ...]:

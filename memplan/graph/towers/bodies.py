@@ -15,12 +15,9 @@ from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
 from memplan.graph.towers.compared.videos import write_videos
 from memplan.graph.towers.frames import frames_layer, frames_patches
-from memplan.graph.towers.gridded.convolved import write_convolved
 from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.grids import write_grid
-from memplan.graph.towers.gridded.matting import write_matters
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
-from memplan.graph.towers.gridded.parsing import write_parsers
 from memplan.graph.towers.gridded.segmenting import places, write_segmenting
 from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
@@ -46,12 +43,9 @@ from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
 from memplan.model.towers.compared.videos import VideoContrastBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.distanced import DistancedBody
-from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
-from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
-from memplan.model.towers.gridded.parsing import ParsersBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
@@ -136,18 +130,12 @@ def _read_on(
         return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
-    if isinstance(body, ConvolvedBody):
-        return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
     if isinstance(body, GridBody):
         return write_grid(t, x, body, flow)
-    if isinstance(body, MattersBody):
-        return write_matters(t, x, body, flow)
     if isinstance(body, LatentsBody):
         return write_latents(t, x, body, flow)
-    if isinstance(body, ParsersBody):
-        return write_parsers(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:

@@ -26,7 +26,6 @@ from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.distanced import DistancedLayerBody
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.parsing import NormedLevelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
@@ -74,9 +73,6 @@ def record_flow(
             ending, flow.returned = [*ending, *flow.returned], []
         if flow.entered is not None and blocks[index - 1].part is ModelPart.LAYERS:
             ending, flow.entered = [*ending, flow.entered], None
-        if isinstance(block.body, NormedLevelsBody):
-            # The backbone returns before the model that reads its levels does.
-            ending, held = held, []
         if flow.shared and _ends_tower(blocks, index):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):

@@ -11,7 +11,6 @@ from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.compared.contrast import PatchQueriesBody
 from memplan.model.towers.compared.joining import Joining
 from memplan.model.towers.compared.queried import InstructionBody
-from memplan.model.towers.gridded.matting import MattingBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PromptBody
 from memplan.model.towers.patches import PatchesBody
@@ -23,7 +22,6 @@ MEANT: tuple[tuple[type, str], ...] = (
         PromptBody,
         "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
     ),
-    (MattingBody, "alphas kept until backward, their sum as the loss: the class has none"),
     (
         PatchQueriesBody,
         "one text a picture as its query, the sum of what is predicted as the loss: the class has none",
@@ -114,6 +112,8 @@ def media_words(
     words += [
         said for kind, said in MEANT if any(isinstance(each, kind) for each in _bodies(model))
     ]
+    if model.picture is not None and model.picture.meant:
+        words.append(model.picture.meant)
     if model.head.vector_size:
         words.append(VECTORS)
     if words:

@@ -12,12 +12,9 @@ from memplan.model.towers.compared.queried import QueriedBody
 from memplan.model.towers.compared.videos import VideoContrastBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.distanced import DistancedBody
-from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
-from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody
-from memplan.model.towers.gridded.parsing import ParsersBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
 from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
@@ -52,12 +49,7 @@ class ResidualBody:
     """A branch and what goes past it, added."""
 
     branch: tuple[TowerBody, ...]
-    shortcut: tuple[TowerBody, ...] = ()
-    """What the other way changes; empty: nothing."""
-    in_place: bool = False
-    """The sum is written over what the branch gave."""
     dropout: float = 0.0
-    drop_path: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +71,6 @@ TowerBody = (
     | VideoBody
     | TextBody
     | LayerBody
-    | ConvolvedBody
     | ConformerBody
     | TurnedBody
     | DistancedBody
@@ -87,9 +78,7 @@ TowerBody = (
     | SeriesPart
     | NetBody
     | GridBody
-    | ParsersBody
     | LatentsBody
-    | MattersBody
     | SoundBody
     | SpeechBody
     | PlacesBody

@@ -12,7 +12,6 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
-from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.towers.images import picture_size
@@ -27,6 +26,7 @@ from memplan.model.towers.body import (
 from memplan.model.towers.gridded.nets import (
     BatchNormBody,
     ConvolutionBody,
+    DownsamplingBody,
     DropoutBody,
     GroupNormBody,
     NetBody,
@@ -57,11 +57,7 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
         case BatchNormBody():
             return batch_norm(t, x, body.module, body.channels)
         case GroupNormBody():
-            out = group_norm(t, x, body.module, flow.items * body.groups)
-            if body.activation is not None:
-                out = activation(t, out, body.activation)
-            t.touch(x)
-            return out
+            return group_norm(t, x, body.module, flow.items * body.groups)
         case PaddingBody():
             return _padded(t, x, body.rows, flow)
         case WindowBody():
@@ -74,6 +70,8 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
             return dropout(t, x, body.probability)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DownsamplingBody():
+            return _downsampled(t, x, body, flow)
 
 
 def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
@@ -82,7 +80,7 @@ def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Writ
         case CallBody():
             return _called(t, x, body, write)
         case ResidualBody():
-            return _residual(t, x, body, flow, write)
+            return _residual(t, x, body, write)
         case GateBody():
             return _gated(t, x, body, flow, write)
 
@@ -156,6 +154,13 @@ def group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
     return out
 
 
+def _downsampled(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tensor:
+    height, width = flow.grid
+    flow.grid = height // body.side, width // body.side
+    rows = flow.items * flow.grid[0] * flow.grid[1]
+    return convolution(t, x, body.module, rows, channels_last=True)
+
+
 def _padded(t: Tape, x: Tensor, rows: int, flow: Flow) -> Tensor:
     height, width = flow.grid
     channels = x.numel // (height * width)
@@ -169,11 +174,8 @@ def _padded(t: Tape, x: Tensor, rows: int, flow: Flow) -> Tensor:
 def _pooled(t: Tape, x: Tensor, body: WindowBody, flow: Flow) -> Tensor:
     """The greatest number of a window and its place, or the mean."""
     channels = x.numel // (flow.grid[0] * flow.grid[1])
-    if body.kernel:
-        _fewer(flow, body.kernel, body.stride, body.padding)
-    else:
-        flow.grid = 1, 1
-    out = t.tensor(channels * flow.grid[0] * flow.grid[1], x.dtype)
+    flow.grid = 1, 1
+    out = t.tensor(channels, x.dtype)
     if body.window is Window.GREATEST:
         places = t.tensor(out.numel, DType.INT64)
         t.record(
@@ -186,31 +188,11 @@ def _pooled(t: Tape, x: Tensor, body: WindowBody, flow: Flow) -> Tensor:
     return out
 
 
-def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) -> Tensor:
-    before = after = flow.grid
-    past, added = x, x
-    ways = [body.branch, body.shortcut]
-    for way in ways:
-        flow.grid = before
-        made = x
-        for part in way:
-            made = write(made, part)
-        if way is body.branch:
-            added, after = made, flow.grid
-        else:
-            past = made
-    flow.grid = after
-    added = dropout(t, added, body.dropout)
-    if body.drop_path:
-        added = drop_path(t, added, flow.items)
-    if body.in_place:
-        out = t.view(added, added.numel)
-        t.record(
-            OperationKind.ADD_IN_PLACE, (added, past), (out,),
-            gradients=(Gradient.ALIAS, Gradient.ALIAS),
-        )  # fmt: skip
-    else:
-        out = t.add(added, past)
+def _residual(t: Tape, x: Tensor, body: ResidualBody, write: Write) -> Tensor:
+    added = x
+    for part in body.branch:
+        added = write(added, part)
+    out = t.add(dropout(t, added, body.dropout), x)
     t.touch(x)
     return out
 

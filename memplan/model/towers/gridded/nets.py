@@ -7,12 +7,8 @@ A part reads what the one before it gave: channels of a picture whose height and
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from memplan.model.networks import Activation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +46,6 @@ class GroupNormBody:
 
     module: str
     groups: int
-    activation: Activation | None = None
-    """What follows it in the same module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +65,9 @@ class Window(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowBody:
-    """Pooling over square windows, or over the whole picture."""
+    """Pooling over the whole picture."""
 
     window: Window
-    kernel: int = 0
-    """0: the whole picture."""
-    stride: int = 1
-    padding: int = 0
-    """Rows, above and below together."""
     keeps_input: bool = True
     """It is a pooling of windows, not a mean (``torch.nn.AdaptiveAvgPool2d`` of one number is)."""
 
@@ -95,6 +84,16 @@ class DropoutBody:
     probability: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DownsamplingBody:
+    """A convolution whose stride is its kernel: fewer positions, more channels."""
+
+    module: str
+    size: int
+    """Channels that it reads."""
+    side: int
+
+
 NetBody = (
     PixelsBody
     | ConvolutionBody
@@ -104,4 +103,5 @@ NetBody = (
     | WindowBody
     | SigmoidBody
     | DropoutBody
+    | DownsamplingBody
 )
