@@ -14,6 +14,8 @@ class PictureSpec:
     """Height and width where the setup says nothing else [pixels]."""
     fixed: bool = False
     """The class takes no others."""
+    casts: bool = False
+    """The class casts them itself, so that they come in fp32."""
     num_layers: int = 0
     """Of all its lists."""
     stacks: tuple[str, ...] = ()

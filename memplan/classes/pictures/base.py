@@ -40,10 +40,14 @@ class PictureModel(Base):
 
     speaks = classifies = classifies_tokens = False
     picture: PictureSpec
+    casts = False
+    """It casts its pictures itself."""
     width: int
     """Of what it gives."""
     context = 1
     """What its layers see of one sample: patches; 1 where there is no sequence."""
+    eager_only = False
+    """Its attention is written out, whatever is asked for."""
     recomputes = False
     """The class can checkpoint its activations."""
     endings: ClassVar[dict[str, "type[PictureTask]"]]
@@ -64,7 +68,7 @@ class PictureModel(Base):
         """Whether the operations of its class for a task are not written down."""
         return False
 
-    def pixels_shape(self) -> tuple[int, int, int, int]:
+    def pixels_shape(self) -> tuple[int, ...]:
         """Of the batch's pictures."""
         options, kind = self.run.options, self.picture
         return (
@@ -74,7 +78,8 @@ class PictureModel(Base):
     def pixels(self) -> Handle:
         """The batch's pictures."""
         shape = self.pixels_shape()
-        return Handle(self.run, sensed(self.run, prod(shape)), shape)
+        given = sensed(self.run, prod(shape), casts=self.picture.casts)
+        return Handle(self.run, given, shape)
 
     def pooling(self, hidden_states: Handle) -> AbstractContextManager[object]:
         """What stands behind the layers begins: a vector, which leads nowhere where a task reads hidden states alone."""
@@ -94,7 +99,8 @@ class PictureModel(Base):
             each.before, each.depth = before, total
             before += len(each.kinds)
         return PictureSpec(
-            channels=channels, image=(image[0], image[-1]), fixed=fixed, num_layers=total,
+            channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
+            num_layers=total,
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 
@@ -113,12 +119,16 @@ class PictureTask(Task):
     """It reads the vector that the base model returns beside its hidden states."""
     meant = ""
     """The step that is meant where the class leaves it open, or has no loss of its own."""
+    drops: ClassVar[tuple[str, ...]] = ()
+    """Modules of the base model that it is made without."""
     begins_head = True
     """Its own segment begins as soon as the base model has returned."""
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
         self.model.reads_pooled = self.pooled
+        for name in self.drops:
+            self.model.children.pop(name, None)
         self.add_head(config)
 
     @property
@@ -172,7 +182,12 @@ class ImageClassification(PictureTask):
         """The classifier, where there are classes."""
         del config
         if self.spec.num_labels:
-            self.classifier = Linear(self.model.width, self.spec.num_labels, bias=True)
+            self.classifier = Linear(self.num_inputs, self.spec.num_labels, bias=True)
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of the vector that it reads."""
+        return self.model.width
 
     def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
         """What the classifier reads."""
@@ -193,6 +208,15 @@ class ImageClassification(PictureTask):
         self.run.returned.append(logits.record)
         self.run.give_out(logits.record)
         return cross_entropy(self.run, logits.record, labels)
+
+
+class FirstToken(ImageClassification):
+    """The vector is that of the first token."""
+
+    def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
+        """That one."""
+        del others
+        return last_hidden_state.select(1)
 
 
 class PooledClassification(ImageClassification):
@@ -245,9 +269,10 @@ def declare_all(task: Task) -> Tensor:
             layer = layers.made[turn.kind]
             made = _counted(task, [layer, *_all(layer)])
     head = [each for name, each in task.children.items() if name != task.prefix]
-    if head:
+    if head or task.weights:
         run.start("head", made, part=ModelPart.HEAD, frozen=task.is_frozen(ModelPart.HEAD))
-        made = _counted(task, [inner for each in head for inner in (each, *_all(each))])
+        own = [inner for each in head for inner in (each, *_all(each))]
+        made = _counted(task, [task, *own])
     return made
 
 

@@ -30,6 +30,7 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,
+        eager_attention_only=base.eager_only,
         picture=base.picture,
         activations_left_out=f"activations of {family}" if base.left_out(ending) else "",
         blueprint=blueprint_from(reader, family),

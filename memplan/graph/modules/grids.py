@@ -4,6 +4,8 @@ cuDNN's workspaces are left out: which algorithm it takes, and what that asks fo
 itself knows, on the card.
 """
 
+from math import prod
+
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.core.operation_kinds import OperationKind
@@ -13,7 +15,7 @@ from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, always, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, row_strides
+from memplan.graph.modules.strides import Shape, is_contiguous, row_strides
 from memplan.graph.operations.convolutions import convolve, copy_gradient
 from memplan.model.parameters import WeightRole
 
@@ -78,6 +80,30 @@ class Conv2d(Module):
             )
             raise SetupError(msg)
         return found[0], found[1]
+
+
+class Conv3d(Module):
+    """``torch.nn.Conv3d`` whose windows lie side by side; what does not lie in rows is copied for it."""
+
+    def __init__(self, in_channels: int, out_channels: int, window: tuple[int, int, int]) -> None:
+        self.weight = Weight(out_channels, in_channels, *window)
+        self.bias = Weight(out_channels, role=WeightRole.OTHER)
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel."""
+        batch, _, *sides = x.shape
+        out_channels, _, *window = self.weight.shape
+        shape = batch, out_channels, *(a // b for a, b in zip(sides, window, strict=True))
+        made = convolve(
+            x.run, x.record, self.parameter(self.weight), self.parameter(self.bias),
+            prod(shape) // out_channels, out_channels,
+            reads_rows=not is_contiguous(x.shape, x.strides),
+        )  # fmt: skip
+        settles = Settled(
+            x.run.segment.operations[-1], Gradient.FRESH, expects=row_strides(shape),
+            otherwise=copy_gradient,
+        )  # fmt: skip
+        return x.leads_to(Handle(x.run, made, shape), in_rows(x.shape), settles)
 
 
 def is_of_both(weight: Shape) -> bool:

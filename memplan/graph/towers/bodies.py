@@ -7,14 +7,12 @@ from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.towers.blends import summed, words_and_patches, words_of
-from memplan.graph.towers.clips import clip_patches
 from memplan.graph.towers.compared.contrast import contrast
 from memplan.graph.towers.compared.detecting import patch_queries
 from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
 from memplan.graph.towers.compared.videos import write_videos
-from memplan.graph.towers.frames import frames_layer, frames_patches
 from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.grids import write_grid
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
@@ -35,7 +33,6 @@ from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
 from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
@@ -86,10 +83,6 @@ def write_body(
             return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
-        case ClipBody():
-            return clip_patches(t, body, flow)
-        case FramesPatchesBody():
-            return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case DecodedTokensBody():
@@ -126,8 +119,6 @@ def _read_on(
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
-    if isinstance(body, FramesLayerBody):
-        return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
     if isinstance(body, NetBody):

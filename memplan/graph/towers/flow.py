@@ -20,7 +20,6 @@ from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody, FramesPatchesBody
 from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
@@ -130,9 +129,7 @@ def starts(block: ParameterBlock) -> bool:
         body,
         PatchesBody
         | PixelsBody
-        | ClipBody
         | FeaturesBody
-        | FramesPatchesBody
         | PlacesBody
         | SeriesBody
         | PlacedTokensBody

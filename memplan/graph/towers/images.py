@@ -13,7 +13,6 @@ from memplan.graph.operations.products import linear
 from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, sensed
 from memplan.model.pictures import PictureSpec
-from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.parts import RMS_NORM
@@ -23,7 +22,7 @@ from memplan.model.towers.tiles import TilesBody
 
 def picture_size(
     side: int | None,
-    body: PatchesBody | PixelsBody | ClipBody | PlacesBody | TilesBody | PictureSpec,
+    body: PatchesBody | PixelsBody | PlacesBody | TilesBody | PictureSpec,
 ) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 

@@ -7,7 +7,6 @@ from memplan.model.pictures import PictureSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.compared.contrast import PatchQueriesBody
 from memplan.model.towers.compared.joining import Joining
 from memplan.model.towers.compared.queried import InstructionBody
@@ -54,14 +53,12 @@ def _is_known(model: ModelSpec) -> bool:
 
 def pictures_of(
     model: ModelSpec,
-) -> PatchesBody | PixelsBody | ClipBody | TilesBody | PictureSpec | None:
+) -> PatchesBody | PixelsBody | TilesBody | PictureSpec | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
     if model.picture is not None and _is_known(model):
         return model.picture
     found = (
-        each
-        for each in _bodies(model)
-        if isinstance(each, PatchesBody | PixelsBody | ClipBody | TilesBody)
+        each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody | TilesBody)
     )
     return next(found, None) if _is_known(model) else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.towers.blends import BlendBody
-from memplan.model.towers.clips import VideoBody
 from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
@@ -68,7 +67,6 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | VideoBody
     | TextBody
     | LayerBody
     | ConformerBody
