@@ -120,6 +120,20 @@ def _fixed_type(reader: ConfigReader, key: str) -> str:
     return found if isinstance(found, str) else ""
 
 
+def towers(reader: ConfigReader, family: str) -> tuple[ConfigReader, ConfigReader]:
+    """Readers of the text tower's config and of the vision tower's.
+
+    Where a config still has ``text_config_dict`` or ``vision_config_dict``, that one is taken
+    (``CLIPConfig.__post_init__`` of transformers 5.23).
+    """
+    found = []
+    for part in ("text", "vision"):
+        key = f"{part}_config_dict" if reader.has(f"{part}_config_dict") else f"{part}_config"
+        spec = PartSpec(key=key, model_type=f"{family}_{part}_model")
+        found.append(read_part(reader, spec).reader)
+    return found[0], found[1]
+
+
 def same_class(reader: ConfigReader, config: Mapping[str, object]) -> ConfigReader:
     """Another config of the same class, from the same place."""
     return reader.nested(

@@ -10,6 +10,7 @@ class PictureSpec:
     """Pictures as the batch brings them, and what else others ask of a model of them; its class says the rest."""
 
     channels: int
+    """0: it reads texts alone."""
     image: tuple[int, int]
     """Height and width where the setup says nothing else [pixels]."""
     fixed: bool = False

@@ -24,7 +24,7 @@ from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import from_batch, sensed
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class PictureModel(Base):
     """It casts its pictures itself."""
     width: int
     """Of what it gives."""
+    tower = ""
+    """How the name of its first segment begins, where it has several towers or is one."""
+    vocab = 0
+    """Rows of its token table, where it reads texts too."""
     context = 1
     """What its layers see of one sample: patches; 1 where there is no sequence."""
     eager_only = False
@@ -81,9 +85,16 @@ class PictureModel(Base):
         given = sensed(self.run, prod(shape), casts=self.picture.casts)
         return Handle(self.run, given, shape)
 
+    def inputs(self) -> Handle:
+        """What it is called with."""
+        return self.pixels()
+
     def pooling(self, hidden_states: Handle) -> AbstractContextManager[object]:
         """What stands behind the layers begins: a vector, which leads nowhere where a task reads hidden states alone."""
-        begin(self, "head", ModelPart.HEAD, hidden_states)
+        name, part = (
+            (f"{self.tower}.pooler", ModelPart.OTHER) if self.tower else ("head", ModelPart.HEAD)
+        )
+        begin(self, name, part, hidden_states)
         return nullcontext() if self.reads_pooled else UnreadGraph(self.run)
 
     @property
@@ -107,9 +118,9 @@ class PictureModel(Base):
 
 def _frozen_parts(lists: list[LayerList]) -> Iterator[str]:
     for each in lists:
-        first = each.segment_name.partition(".")[0]
-        if first in ("encoder", "decoder"):
-            yield first
+        owner = owner_of(each.segment_name)
+        if owner:
+            yield owner
 
 
 class PictureTask(Task):
@@ -129,7 +140,12 @@ class PictureTask(Task):
         self.model.reads_pooled = self.pooled
         for name in self.drops:
             self.model.children.pop(name, None)
+            self.model.weights.pop(name, None)
         self.add_head(config)
+
+    def begin(self) -> None:
+        """The first segment begins: of the tower that is run first, where there are several."""
+        begin_tower(self, self.model.tower)
 
     @property
     def model(self) -> PictureModel:
@@ -149,7 +165,7 @@ class PictureTask(Task):
             return
         run = self.run
         run.enter(BASE_MODEL)
-        outputs = self.base(self.model.pixels())
+        outputs = self.base(self.model.inputs())
         if self.begins_head and run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs[-1])
         run.leave(BASE_MODEL)
@@ -234,6 +250,12 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     """A segment begins that a loop of a module's own runs through."""
     frozen = module.is_frozen(part, name.partition(".")[0])
     module.run.start(name, x.record, part=part, frozen=frozen)
+
+
+def begin_tower(module: Module, tower: str) -> None:
+    """The first segment of a model begins, or of one of its towers."""
+    name, frozen = f"{tower}.embed".lstrip("."), module.is_frozen(ModelPart.EMBEDDING, tower)
+    module.run.start(name, None, part=ModelPart.EMBEDDING, frozen=frozen)
 
 
 def ending_of(

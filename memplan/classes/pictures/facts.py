@@ -22,7 +22,7 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         name=request.name,
         family=family,
         task=task,
-        vocab_size=0,
+        vocab_size=base.vocab,
         hidden_size=base.width,
         context_length=base.context,
         stacks=(),

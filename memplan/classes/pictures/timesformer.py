@@ -89,6 +89,9 @@ class TimesformerSelfAttention(Module):
 
 
 class TimesformerLayer(Module):
+    attention: Projected
+    temporal_attention: Projected
+
     def __init__(self, config: ConfigReader, size: int, rate: float, kind: str) -> None:
         self.frames, inner = config.integer("num_frames"), config.integer("intermediate_size")
         drop = config.number("hidden_dropout_prob", default=0.0)

@@ -14,7 +14,7 @@ from memplan.families.nesting import PartSpec, read_part
 from memplan.families.towers.sizes import few
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule
-from memplan.graph.modules.grids import BatchNorm, Conv2d, interpolate, mean_of_windows
+from memplan.graph.modules.grids import BatchNorm, Conv2d, adaptive_mean, interpolate
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
@@ -49,7 +49,7 @@ class PoolingBlock(Module):
         setattr(self, "1", conv_module(before, width, 1))
 
     def forward(self, hidden_state: Handle) -> Handle:
-        hidden_state = mean_of_windows(hidden_state, self.scale)
+        hidden_state = adaptive_mean(hidden_state, self.scale)
         hidden_state = self.children["1"](hidden_state)
         return hidden_state
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memplan.classes.pictures.base import FirstToken, PictureModel, PictureTask
 from memplan.classes.pictures.parts import InOrder, Projected
-from memplan.classes.pictures.vit import ViTAttention
+from memplan.classes.pictures.vit import Heads
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import pair
 from memplan.families.towers.vit import num_patches
@@ -47,7 +47,7 @@ class VideoMAEEmbeddings(Module):
         return cast.apart(OperationKind.TO)
 
 
-class VideoMAESelfAttention(ViTAttention):
+class VideoMAESelfAttention(Heads):
     names = "query", "key", "value"
     output = ""
     eager: Attend | None = staticmethod(unwidened_attention)

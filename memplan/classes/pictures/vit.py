@@ -94,8 +94,8 @@ class ViTEmbeddings(Module):
         return embeddings
 
 
-class ViTAttention(Module):
-    """All tokens see one another."""
+class Heads(Module):
+    """Queries, keys and values of tokens that all see one another."""
 
     block = LayerBlock.ATTENTION
     names = "q_proj", "k_proj", "v_proj"
@@ -122,6 +122,8 @@ class ViTAttention(Module):
         attend = attention_function(self.run, self.eager, causal=False)
         return attend(query, key, value, None, self.probability)
 
+
+class ViTAttention(Heads):
     def forward(self, hidden_states: Handle) -> Attended:
         query_states, key_states, value_states = (
             in_heads(self.children[name](hidden_states), self.head_dim) for name in self.names

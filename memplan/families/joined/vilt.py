@@ -142,7 +142,7 @@ def _answers(table: ParameterTable, size: int, inner: int, labels: int) -> None:
             LinearBody(module="classifier.0", inputs=size, outputs=inner),
             NormBody(module="classifier.1", size=inner),
             ActivationBody(activation=Activation.GELU),
-            ClassifierBody(modules=(("classifier.3", inner, labels),)),
+            ClassifierBody(module="classifier.3", inputs=inner, classes=labels),
         )
     )
     with table.block("head", body=body):

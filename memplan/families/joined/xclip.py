@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memplan.families.classes import BARE, whole_model
-from memplan.families.joined.two_towers import towers
+from memplan.families.nesting import towers
 from memplan.families.request import ReadRequest
 from memplan.families.towers.clip import clip_text, clip_vision
 from memplan.families.towers.layers import encoder_attention, perceptron, tower_activation
@@ -30,7 +30,7 @@ LAYER_NAMES = LayerNames(output="o_proj")
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """``XCLIPModel``, whose batch has as many clips as texts."""
-    text, vision = towers(reader, request)
+    text, vision = towers(reader, request.model_type)
     size, width = vision.integer("hidden_size"), reader.integer("projection_dim")
 
     def declare(table: ParameterTable, _ending: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from memplan.families.classes import BARE, whole_model
-from memplan.families.joined.two_towers import towers
+from memplan.families.nesting import towers
 from memplan.families.request import ReadRequest
 from memplan.families.towers.clip import clip_text, patches_across
 from memplan.families.towers.layers import perceptron, tower_activation
@@ -25,7 +25,7 @@ from memplan.model.towers.patches import PatchesBody, Positions
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """``GroupViTModel``."""
-    text, vision = towers(reader, request)
+    text, vision = towers(reader, request.model_type)
 
     def declare(table: ParameterTable, _ending: str) -> None:
         _tower(table, vision)

@@ -40,16 +40,6 @@ def _text_layers(table: ParameterTable, name: str, reader: ConfigReader, *, caus
         table.norm("final_layer_norm", size)
 
 
-def siglip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """``SiglipTextModel``: CLIP's with a linear layer on the last token."""
-    _text_layers(table, name, reader, causal=False)
-    size = reader.integer("hidden_size")
-    width = reader.integer("projection_size", default=size)
-    last = PoolerBody(pooling=TowerPooling.LAST, size=size, linear="head", outputs=width)
-    with table.block(f"{name}.pooler", body=last):
-        table.linear("head", size, width)
-
-
 def patches_across(reader: ConfigReader) -> int:
     """Patches along one side of a square image."""
     patch_size = reader.integer("patch_size")

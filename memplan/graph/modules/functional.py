@@ -608,6 +608,16 @@ def rows_of(x: Handle, shape: Shape) -> Handle:
     return x.leads_to(made, in_rows(x.shape))
 
 
+def log_sigmoid(x: Handle) -> Handle:
+    """``F.logsigmoid``, which autocast runs in what it is given; keeps that."""
+    made = empty(x.run, x.shape, x.dtype)
+    x.run.record(
+        OperationKind.LOG_SIGMOID, (x.record,), (made.record,), saves=(x.record,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return x.leads_to(made)
+
+
 def relu_in_place(x: Handle) -> Handle:
     """``torch.relu_(x)``: keeps what it has written."""
     made = x.run.view(x.record, x.numel)
@@ -644,6 +654,17 @@ def write(x: Handle, part: Handle) -> Handle:
     """``x[...] = part``: in place."""
     made = Handle(x.run, written(x.run, x.record, part.record), x.shape, x.strides)
     return part.leads_to(x.leads_to(made, in_rows(x.shape)), in_rows(part.shape))
+
+
+def filled_where_not(x: Handle, mask: Handle) -> Handle:
+    """``torch.where(mask == 0, number, x)``: the condition is kept."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    condition = mask.apart(OperationKind.EQ, dtype=DType.BOOL)
+    run.record(
+        OperationKind.WHERE, (condition.record, x.record), (made.record,), saves=(condition.record,),
+        gradients=(Gradient.NONE, Gradient.FRESH),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
 
 
 def filled_where(x: Handle, mask: Handle) -> Handle:

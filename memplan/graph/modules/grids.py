@@ -204,10 +204,18 @@ def mean_of_picture(x: Handle) -> Handle:
     return Handle(x.run, x.run.mean(x.record, height * width), (batch, channels, 1, 1))
 
 
-def mean_of_windows(x: Handle, side: int) -> Handle:
-    """``torch.nn.AdaptiveAvgPool2d(side)``: keeps what it was given, where it is no mean of all."""
-    if side == 1:
-        return mean_of_picture(x)
+def greatest_of_picture(x: Handle) -> Handle:
+    """``torch.nn.MaxPool2d`` of a window that is no smaller than the picture."""
+    return _greatest(x, (*x.shape[:2], 1, 1))
+
+
+def adaptive_mean(x: Handle, side: int) -> Handle:
+    """``torch.nn.AdaptiveAvgPool2d(side)``, which of one number is a mean."""
+    return mean_of_picture(x) if side == 1 else mean_of_windows(x, side)
+
+
+def mean_of_windows(x: Handle, side: int = 1) -> Handle:
+    """``torch.nn.AvgPool2d`` that gives so many rows and columns: keeps what it was given."""
     made = empty(x.run, (*x.shape[:2], side, side), x.dtype)
     x.run.record(
         OperationKind.MEAN, (x.record,), (made.record,), saves=(x.record,),
@@ -236,7 +244,11 @@ def norm_of_picture(x: Handle) -> Handle:
 def max_pool2d(x: Handle, kernel: int, stride: int, *, padding: int = 0) -> Handle:
     """``F.max_pool2d``: keeps what it was given, and the places of the greatest."""
     batch, channels, *sides = x.shape
-    shape = batch, channels, *((side + 2 * padding - kernel) // stride + 1 for side in sides)
+    fewer = ((side + 2 * padding - kernel) // stride + 1 for side in sides)
+    return _greatest(x, (batch, channels, *fewer))
+
+
+def _greatest(x: Handle, shape: Shape) -> Handle:
     made, places = empty(x.run, shape, x.dtype), empty(x.run, shape, DType.INT64)
     x.run.record(
         OperationKind.MAX, (x.record,), (made.record, places.record),

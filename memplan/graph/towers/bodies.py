@@ -8,7 +8,6 @@ from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.compared.contrast import contrast
-from memplan.graph.towers.compared.detecting import patch_queries
 from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
@@ -28,12 +27,12 @@ from memplan.graph.towers.sounded.distanced import write_distanced
 from memplan.graph.towers.sounded.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.sounded.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens, text_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
+from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
@@ -60,7 +59,7 @@ from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
 
@@ -91,13 +90,8 @@ def write_body(
             return placed_tokens(t, body, flow)
         case TokensBody():
             return text_tokens(t, body, flow)
-        case TypedTokensBody():
-            return typed_tokens(t, body, flow)
         case InstructionBody():
             return with_instruction(t, body, flow)
-        case PatchQueriesBody():
-            assert x is not None
-            return patch_queries(t, x, body, flow, given)
         case ContrastBody():
             return contrast(t, body, given)
         case TargetsBody():
@@ -132,7 +126,7 @@ def _read_on(
         def write(read: Tensor, part: TowerBody) -> Tensor:
             return write_body(t, read, part, flow, given)
 
-        return write_branches(t, x, body, flow, write)
+        return write_branches(t, x, body, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
     if isinstance(body, SpeechBody):
@@ -174,7 +168,6 @@ def _read_on(
 def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
     match body:
         case NormBody():
-            x = t.turned(x) if body.turned else x
             out = norm(t, x, body.norm, body.module, body.size)
             t.let_input_go()
             return dropout(t, out, body.dropout)

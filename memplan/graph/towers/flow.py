@@ -37,7 +37,6 @@ from memplan.model.towers.texts import (
     OutputBody,
     TargetsBody,
     TokensBody,
-    TypedTokensBody,
 )
 from memplan.model.towers.tiles import TilesBody
 from memplan.model.towers.turned import TurnedLayerBody
@@ -105,12 +104,7 @@ def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
     later = (each for each in blocks[index + 1 :] if each.part is ModelPart.LAYERS)
     follows = any(each.name.rpartition(".")[0] == stem for each in later)
     if block.part is ModelPart.LAYERS:
-        # What is made of all tokens behind the last layer is the next model's (AltCLIP).
-        reads_on = following is not None and isinstance(following.body, ChainBody)
-        is_last = reads_on and any(
-            isinstance(each.body, TypedTokensBody) for each in blocks[:index]
-        )
-        return not follows and (is_last or any(_is_norm(each, stem) for each in blocks[:index]))
+        return not follows and any(_is_norm(each, stem) for each in blocks[:index])
     if block.part is ModelPart.EMBEDDING:
         return False
     return not (follows and _is_norm(block, stem))
@@ -136,7 +130,6 @@ def starts(block: ParameterBlock) -> bool:
         | DecodedTokensBody
         | TilesBody
         | TokensBody
-        | TypedTokensBody
         | WordsPatchesBody
         | InstructionBody
         | TargetsBody,

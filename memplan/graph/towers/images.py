@@ -75,10 +75,6 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         x = t.add(given, added)
         if body.names_patches:
             t.touch(added, given, vectors)
-    if body.num_registers:
-        first = t.slice(x, flow.items * body.size)
-        rest = t.slice(x, x.numel - flow.items * body.size)
-        x = t.concatenate(first, spread(t, body.registers, flow.items, 0), rest)
     if body.masked:
         # One row of all pictures, of which each sees itself alone.
         x = t.contiguous(x)

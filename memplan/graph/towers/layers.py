@@ -32,7 +32,7 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     added = _added(t, attended, body, names.first_scale, flow, names.first_post_norm)
     middle = _summed(t, added, x)
     if not before:
-        middle = _normed_last(t, middle, (added, x), body, names.first_norm)
+        middle = norm(t, middle, body.norm, names.first_norm, size)
     if body.cross_attention is not None:
         normed = norm(t, middle, body.norm, names.cross_norm, size)
         weights, t.segment.lingering = t.segment.lingering, []
@@ -48,17 +48,7 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
     if not body.inline_network:
         t.touch(normed)
     out = _summed(t, added, middle)
-    return out if before else _normed_last(t, out, (added, middle), body, names.second_norm)
-
-
-def _normed_last(
-    t: Tape, total: Tensor, parts: tuple[Tensor, Tensor], body: LayerBody, name: str
-) -> Tensor:
-    """The norm of a sum, and until when its parts live."""
-    out = norm(t, total, body.norm, name, body.size)
-    if body.norms_sums:
-        t.touch(*parts)
-    return out
+    return out if before else norm(t, out, body.norm, names.second_norm, size)
 
 
 def _summed(t: Tape, added: Tensor, x: Tensor) -> Tensor:

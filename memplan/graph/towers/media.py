@@ -7,7 +7,6 @@ from memplan.model.pictures import PictureSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.compared.contrast import PatchQueriesBody
 from memplan.model.towers.compared.joining import Joining
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
@@ -20,10 +19,6 @@ MEANT: tuple[tuple[type, str], ...] = (
     (
         PromptBody,
         "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
-    ),
-    (
-        PatchQueriesBody,
-        "one text a picture as its query, the sum of what is predicted as the loss: the class has none",
     ),
     (SummedBody, "the sum of what the class returns as the loss: it has none"),
     (InstructionBody, "the whole text as the instruction that the Q-Former reads, too"),
@@ -55,7 +50,7 @@ def pictures_of(
     model: ModelSpec,
 ) -> PatchesBody | PixelsBody | TilesBody | PictureSpec | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
-    if model.picture is not None and _is_known(model):
+    if model.picture is not None and model.picture.channels and _is_known(model):
         return model.picture
     found = (
         each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody | TilesBody)

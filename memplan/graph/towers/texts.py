@@ -20,16 +20,11 @@ def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
     flow.ids, flow.mask = ids, None
     for _ in range(2):
         t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
-    places = rows if body.counted else length
-    numbers = [t.tensor(places, DType.INT64) for _ in range(2)] if body.counted else []
-    for each in numbers:
-        t.record(OperationKind.CUMSUM, (), (each,))
-    position, kind = numbers if numbers else (None, None)
     words = embedding_lookup(t, t.parameter("word_embeddings.weight"), rows, ids)
-    kinds = embedding_lookup(t, t.parameter("token_type_embeddings.weight"), rows, kind)
+    kinds = embedding_lookup(t, t.parameter("token_type_embeddings.weight"), rows)
     total = t.add(words, kinds)
     table = t.parameter("position_embeddings.weight")
-    at = embedding_lookup(t, table, places, position)
+    at = embedding_lookup(t, table, length)
     # A sum under the same name lets the one before it go.
     total = add_in_place(t, total, at) if body.sums_in_place else t.add(total, at)
     out = dropout(t, layer_norm(t, total, "embed_norm", body.size), body.dropout)

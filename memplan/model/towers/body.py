@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.towers.blends import BlendBody
-from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
+from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
@@ -51,14 +51,7 @@ class ResidualBody:
     dropout: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateBody:
-    """What the parts give multiplies what they read (squeeze and excitation)."""
-
-    parts: tuple[TowerBody, ...]
-
-
-BranchBody = CallBody | ResidualBody | GateBody
+BranchBody = CallBody | ResidualBody
 
 TowerBody = (
     ChainBody
@@ -83,7 +76,6 @@ TowerBody = (
     | SegmentingBody
     | PoolingBody
     | ContrastBody
-    | PatchQueriesBody
     | ProjectingBody
     | PairBody
     | BlendBody

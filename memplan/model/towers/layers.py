@@ -83,8 +83,6 @@ class LayerBody:
     norm: NormSpec = LAYER_NORM
     norms_last: bool = False
     """Norms stand behind the sums, not before the parts (wav2vec 2.0)."""
-    norms_sums: bool = False
-    """Sums are written where the norms behind them read them, so that their parts live until that is there (BERT)."""
     bias: bool = True
     """Of the feed-forward network."""
     cross_attention: AttentionSpec | None = None

@@ -70,9 +70,6 @@ class PatchesBody:
     first_norm_kind: NormSpec = RMS_NORM
     picked: bool = False
     """Pictures are picked out of the batch by index, a copy: what pads a sample is left out."""
-    registers: str = ""
-    """The weight that is put in behind the first token, without a position."""
-    num_registers: int = 0
     positions: Positions = Positions.NONE
     position_module: str = ""
     """The table's module, or the weight as ``module.name``."""

@@ -24,10 +24,8 @@ class TypedTokensBody:
 
     size: int
     num_positions: int
-    counted: bool = False
-    """Positions are counted in the ids, so that each sequence has its own (RoBERTa)."""
     sums_in_place: bool = False
-    """Positions are added where the sum of the two others lies (ChineseCLIP, ALIGN, ViLT)."""
+    """Positions are added where the sum of the two others lies (ViLT)."""
     dropout: float = 0.0
 
 

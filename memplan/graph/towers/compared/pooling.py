@@ -27,18 +27,12 @@ def pooled(t: Tape, x: Tensor, kind: TowerPooling, size: int, flow: Flow) -> Ten
     """What a pooling takes of all tokens."""
     first = flow.items * size
     match kind:
-        case TowerPooling.FIRST | TowerPooling.LAST:
+        case TowerPooling.FIRST:
             return t.slice(x, first)
         case TowerPooling.FOUND:
             return _found(t, x, first, flow)
         case TowerPooling.MEAN:
             return t.mean(x, x.numel // first)
-        case TowerPooling.PATCHES_MEAN:
-            return t.mean(t.slice(x, x.numel - first), x.numel // first - 1)
-        case TowerPooling.FIRST_AND_MEAN:
-            alone = t.slice(x, first)
-            rest = t.mean(t.slice(x, x.numel - first), x.numel // first - 1)
-            return t.concatenate(alone, rest)
 
 
 def _found(t: Tape, x: Tensor, numel: int, flow: Flow) -> Tensor:
@@ -61,7 +55,7 @@ def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
     """A vector, perhaps normed, perhaps through a linear layer."""
     out = pooled(t, x, body.pooling, body.size, flow)
     if body.norm:
-        picked = body.pooling in (TowerPooling.FIRST, TowerPooling.LAST)
+        picked = body.pooling is TowerPooling.FIRST
         out = layer_norm(t, out, body.norm, body.size, strided=picked and out.numel < x.numel)
     if body.linear:
         out = linear(t, out, body.linear, body.size, body.outputs, bias=body.bias)
@@ -149,18 +143,8 @@ def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) 
 
 
 def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
-    """Logits of each linear layer, averaged where there are several, and their cross-entropy."""
-    if body.pooling is not None:
-        size = body.modules[0][1] // (2 if body.pooling is TowerPooling.FIRST_AND_MEAN else 1)
-        x = pooled(t, x, body.pooling, size, flow)
-    logits = []
-    for module, inputs, classes in body.modules:
-        logits.append(linear(t, x, module, inputs, classes, bias=body.bias))
-    found = logits[0]
-    for each in logits[1:]:
-        found = t.add(found, each)
-    if len(logits) > 1:
-        found = t.scale(found, OperationKind.DIV)
+    """Logits and their cross-entropy."""
+    found = linear(t, x, body.module, body.inputs, body.classes, bias=body.bias)
     labels = from_batch(t, flow.items, DType.INT64)
     t.returned.append(found)
     t.give_out(found)

@@ -19,7 +19,6 @@ from memplan.graph.towers.state import Flow, sensed
 from memplan.model.towers.body import (
     BranchBody,
     CallBody,
-    GateBody,
     ResidualBody,
     TowerBody,
 )
@@ -27,14 +26,9 @@ from memplan.model.towers.gridded.nets import (
     BatchNormBody,
     ConvolutionBody,
     DownsamplingBody,
-    DropoutBody,
     GroupNormBody,
     NetBody,
-    PaddingBody,
     PixelsBody,
-    SigmoidBody,
-    Window,
-    WindowBody,
 )
 
 Write = Callable[[Tensor, TowerBody], Tensor]
@@ -58,31 +52,19 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
             return batch_norm(t, x, body.module, body.channels)
         case GroupNormBody():
             return group_norm(t, x, body.module, flow.items * body.groups)
-        case PaddingBody():
-            return _padded(t, x, body.rows, flow)
-        case WindowBody():
-            return _pooled(t, x, body, flow)
-        case SigmoidBody():
-            out = t.elementwise(OperationKind.SIGMOID, x)
-            t.touch(x)
-            return out
-        case DropoutBody():
-            return dropout(t, x, body.probability)
         case PixelsBody():
             return pixels(t, body, flow)
         case DownsamplingBody():
             return _downsampled(t, x, body, flow)
 
 
-def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
+def write_branches(t: Tape, x: Tensor, body: BranchBody, write: Write) -> Tensor:
     """The operations of branches, and of what joins them."""
     match body:
         case CallBody():
             return _called(t, x, body, write)
         case ResidualBody():
             return _residual(t, x, body, write)
-        case GateBody():
-            return _gated(t, x, body, flow, write)
 
 
 def _called(t: Tape, x: Tensor, body: CallBody, write: Write) -> Tensor:
@@ -161,33 +143,6 @@ def _downsampled(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tens
     return convolution(t, x, body.module, rows, channels_last=True)
 
 
-def _padded(t: Tape, x: Tensor, rows: int, flow: Flow) -> Tensor:
-    height, width = flow.grid
-    channels = x.numel // (height * width)
-    flow.grid = height + rows, width + rows
-    out = t.tensor(channels * flow.grid[0] * flow.grid[1], x.dtype)
-    t.record(OperationKind.PAD, (x,), (out,), gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
-
-
-def _pooled(t: Tape, x: Tensor, body: WindowBody, flow: Flow) -> Tensor:
-    """The greatest number of a window and its place, or the mean."""
-    channels = x.numel // (flow.grid[0] * flow.grid[1])
-    flow.grid = 1, 1
-    out = t.tensor(channels, x.dtype)
-    if body.window is Window.GREATEST:
-        places = t.tensor(out.numel, DType.INT64)
-        t.record(
-            OperationKind.MAX, (x,), (out, places), saves=(x, places), gradients=(Gradient.FRESH,)
-        )
-    else:
-        saves = (x,) if body.keeps_input else ()
-        t.record(OperationKind.MEAN, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
-
-
 def _residual(t: Tape, x: Tensor, body: ResidualBody, write: Write) -> Tensor:
     added = x
     for part in body.branch:
@@ -203,15 +158,4 @@ def drop_path(t: Tape, x: Tensor, items: int) -> Tensor:
     t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
     out = t.mul(t.scale(x, OperationKind.DIV), factors)
     t.touch(x)
-    return out
-
-
-def _gated(t: Tape, x: Tensor, body: GateBody, flow: Flow, write: Write) -> Tensor:
-    before = flow.grid
-    gate = x
-    for part in body.parts:
-        gate = write(gate, part)
-    flow.grid = before
-    out = t.mul(x, gate)
-    t.touch(x, gate)
     return out

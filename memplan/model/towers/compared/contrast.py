@@ -17,15 +17,6 @@ class Contrast(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PatchQueriesBody:
-    """Every patch compared with one text a picture, a box and a chance of being anything (OWLv2)."""
-
-    size: int
-    width: int
-    """Of what both are compared at."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ContrastBody:
     """Pictures compared with texts: projections, norms, products, the loss."""
 

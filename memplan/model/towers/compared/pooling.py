@@ -16,16 +16,10 @@ class TowerPooling(Enum):
 
     FIRST = "first"
     """The first one's vector."""
-    LAST = "last"
-    """A text's last one's (SigLIP)."""
     FOUND = "found"
     """A text's end-of-sequence token's, looked for in the ids (CLIP)."""
     MEAN = "mean"
     """The mean of all."""
-    PATCHES_MEAN = "patches_mean"
-    """The mean of all but the first (CLIP's classifier)."""
-    FIRST_AND_MEAN = "first_and_mean"
-    """Both, side by side (DINOv2's classifier)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +53,10 @@ class AttentionPoolerBody:
 class ClassifierBody:
     """Classes of each picture or clip, and their loss."""
 
-    modules: tuple[tuple[str, int, int], ...]
-    """Linear layers on the same vector, each with its inputs and its classes; their logits are averaged."""
-    pooling: TowerPooling | None = None
-    """None: the vector is there already."""
+    module: str
+    """A linear layer on the vector that is there."""
+    inputs: int
+    classes: int
     bias: bool = True
 
 

@@ -6,8 +6,6 @@ A part reads what the one before it gave: channels of a picture whose height and
 
 from __future__ import annotations
 
-from enum import Enum
-
 from memplan.fast_dataclass import dataclass
 
 
@@ -49,42 +47,6 @@ class GroupNormBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PaddingBody:
-    """A copy with zeros around it."""
-
-    rows: int
-    """How many are added, above and below together; as many columns."""
-
-
-class Window(Enum):
-    """What a window's numbers become."""
-
-    GREATEST = "greatest"
-    MEAN = "mean"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowBody:
-    """Pooling over the whole picture."""
-
-    window: Window
-    keeps_input: bool = True
-    """It is a pooling of windows, not a mean (``torch.nn.AdaptiveAvgPool2d`` of one number is)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SigmoidBody:
-    """A sigmoid."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DropoutBody:
-    """Dropout by itself."""
-
-    probability: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DownsamplingBody:
     """A convolution whose stride is its kernel: fewer positions, more channels."""
 
@@ -94,14 +56,4 @@ class DownsamplingBody:
     side: int
 
 
-NetBody = (
-    PixelsBody
-    | ConvolutionBody
-    | BatchNormBody
-    | GroupNormBody
-    | PaddingBody
-    | WindowBody
-    | SigmoidBody
-    | DropoutBody
-    | DownsamplingBody
-)
+NetBody = PixelsBody | ConvolutionBody | BatchNormBody | GroupNormBody | DownsamplingBody
