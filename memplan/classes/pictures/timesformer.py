@@ -88,6 +88,11 @@ class TimesformerSelfAttention(Module):
         return context_layer
 
 
+def turned(x: Handle, batch: int, rows: int, columns: int) -> Handle:
+    """A view in which tokens lie column by column."""
+    return x.reshape(batch, rows, columns, x.shape[-1]).permute(0, 2, 1, 3)
+
+
 class TimesformerLayer(Module):
     attention: Projected
     temporal_attention: Projected
@@ -140,11 +145,8 @@ class TimesformerLayer(Module):
         cls_token = repeated(init_cls_token, frames, dim=1)
         cls_token = cls_token.reshape(batch * frames, 1, size)
         spatial_embedding = temporal_embedding
-        spatial_embedding = (
-            spatial_embedding.reshape(batch, places, frames, size)
-            .permute(0, 2, 1, 3)
-            .reshape(batch * frames, places, size)
-        )
+        spatial_embedding = turned(spatial_embedding, batch, places, frames)
+        spatial_embedding = spatial_embedding.reshape(batch * frames, places, size)
         spatial_embedding = concatenate(cls_token, spatial_embedding, dim=1)
         attention_output = self.attention(self.layernorm_before(spatial_embedding))
         residual_spatial = self.drop_path(attention_output)
@@ -152,11 +154,8 @@ class TimesformerLayer(Module):
         cls_token = cls_token.reshape(batch, frames, size)
         cls_token = mean_along(cls_token, 1)
         residual_spatial = residual_spatial.narrow(places, 1)
-        residual_spatial = (
-            residual_spatial.reshape(batch, frames, places, size)
-            .permute(0, 2, 1, 3)
-            .reshape(batch, places * frames, size)
-        )
+        residual_spatial = turned(residual_spatial, batch, frames, places)
+        residual_spatial = residual_spatial.reshape(batch, places * frames, size)
         residual = residual_spatial
         hidden_states = temporal_embedding
         hidden_states = concatenate(init_cls_token, hidden_states, dim=1) + concatenate(

@@ -100,12 +100,13 @@ class Heads(Module):
     block = LayerBlock.ATTENTION
     names = "q_proj", "k_proj", "v_proj"
     output = "o_proj"
+    dropout_key = "attention_probs_dropout_prob"
     eager: Attend | None = None
 
     def __init__(self, config: ConfigReader, size: int) -> None:
         heads, bias = config.integer("num_attention_heads"), self.biases(config)
         self.head_dim = config.integer("head_dim", default=max(1, size // heads))
-        self.probability = config.number("attention_probs_dropout_prob", default=0.0)
+        self.probability = config.number(self.dropout_key, default=0.0)
         width = heads * self.head_dim
         for name, has_bias in zip(self.names, bias, strict=True):
             setattr(self, name, Linear(size, width, bias=has_bias))

@@ -15,7 +15,7 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.compared.pooling import ClassifierBody, PoolerBody, TowerPooling
+from memplan.model.towers.compared.pooling import ClassifierBody, PoolerBody
 from memplan.model.towers.layers import LayerBody, LayerNames
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody
 from memplan.model.towers.patches import PatchesBody
@@ -96,7 +96,7 @@ def _ending(ending: str, size: int) -> TowerBody | None:
     """The last norm, and the first token's vector where the task reads it."""
     norm = NormBody(module="layernorm", size=size)
     pooler = PoolerBody(
-        pooling=TowerPooling.FIRST, size=size, linear="pooler.dense", outputs=size,
+        size=size, linear="pooler.dense", outputs=size,
         activation=Activation.TANH,
     )  # fmt: skip
     if ending in (TOKENS, MASKED_TEXT):

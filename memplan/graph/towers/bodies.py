@@ -7,16 +7,13 @@ from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.towers.blends import summed, words_and_patches, words_of
-from memplan.graph.towers.compared.contrast import contrast
 from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
-from memplan.graph.towers.compared.videos import write_videos
 from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.grids import write_grid
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
 from memplan.graph.towers.gridded.segmenting import places, write_segmenting
-from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
@@ -27,23 +24,20 @@ from memplan.graph.towers.sounded.distanced import write_distanced
 from memplan.graph.towers.sounded.sounds import features, signal, targets, write_sound
 from memplan.graph.towers.sounded.speech import write_speech
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import decoded_tokens, text_tokens
+from memplan.graph.towers.texts import decoded_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
 from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
-from memplan.model.towers.compared.videos import VideoContrastBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
@@ -59,7 +53,7 @@ from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import FeaturesBody, SignalBody, SoundBody
 from memplan.model.towers.speech import SpeechBody
-from memplan.model.towers.texts import DecodedTokensBody, TargetsBody, TokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TargetsBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 from memplan.model.towers.turned import TurnedBody
 
@@ -88,12 +82,8 @@ def write_body(
             return decoded_tokens(t, body, flow)
         case PlacedTokensBody():
             return placed_tokens(t, body, flow)
-        case TokensBody():
-            return text_tokens(t, body, flow)
         case InstructionBody():
             return with_instruction(t, body, flow)
-        case ContrastBody():
-            return contrast(t, body, given)
         case TargetsBody():
             return targets(t, body, flow)
         case SignalBody():
@@ -149,10 +139,6 @@ def _read_on(
         return write_pairs(t, x, body, flow, given)
     if isinstance(body, DavitBody):
         return write_davit(t, x, body, flow)
-    if isinstance(body, GroupingBody):
-        return write_grouping(t, x, body, flow)
-    if isinstance(body, VideoContrastBody):
-        return write_videos(t, x, body, flow, given)
     if isinstance(body, WordsBody):
         return words_of(t, x, body, flow)
     if isinstance(body, SummedBody):

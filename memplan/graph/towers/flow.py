@@ -20,7 +20,6 @@ from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
 from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.distanced import DistancedLayerBody
@@ -36,7 +35,6 @@ from memplan.model.towers.texts import (
     DecodedTokensBody,
     OutputBody,
     TargetsBody,
-    TokensBody,
 )
 from memplan.model.towers.tiles import TilesBody
 from memplan.model.towers.turned import TurnedLayerBody
@@ -58,7 +56,7 @@ def record_flow(
     first = len(t.segments)
     x: Tensor | None = None
     for index, block in enumerate(blocks):
-        if x is not None and (starts(block) or _is_returned(blocks, block)):
+        if x is not None and starts(block):
             t.hold(x)
             held.append(x)
         if (
@@ -87,11 +85,6 @@ def record_flow(
         given[tower] = x
     _mark_unused(t, t.segments[first:])
     return x
-
-
-def _is_returned(blocks: tuple[ParameterBlock, ...], block: ParameterBlock) -> bool:
-    """Whether what a block reads is a tower's ``last_hidden_state``, among what the model returns (``CLIPOutput``)."""
-    return isinstance(block.body, PoolerBody) and isinstance(blocks[-1].body, ContrastBody)
 
 
 def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
@@ -129,7 +122,6 @@ def starts(block: ParameterBlock) -> bool:
         | PlacedTokensBody
         | DecodedTokensBody
         | TilesBody
-        | TokensBody
         | WordsPatchesBody
         | InstructionBody
         | TargetsBody,

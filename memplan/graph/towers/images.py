@@ -69,7 +69,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.windowed:
         x = reordered(t, x, body.size)
     if body.first_norm:
-        x = norm(t, x, body.first_norm_kind, body.first_norm, body.size)
+        x = norm(t, x, RMS_NORM, body.first_norm, body.size)
     if body.positions is not Positions.NONE:
         given, added = x, positions(t, body, flow.items, patches, x.dtype)
         x = t.add(given, added)

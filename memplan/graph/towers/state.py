@@ -17,8 +17,6 @@ class Flow:
 
     items: int
     """Pictures, clips or texts in the present tower's batch."""
-    ids: Tensor | None = None
-    """A text's token ids."""
     mask: Tensor | None = None
     """What a text tower's eager attention adds to its scores."""
 
@@ -72,8 +70,6 @@ class Flow:
     """What the base model returns beside its result, which lives until the loss is there."""
     entered: Tensor | None = None
     """What an encoder was called with, a variable of its caller's until it has returned."""
-    past: Tensor | None = None
-    """What goes past several blocks and is added behind them."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

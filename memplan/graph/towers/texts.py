@@ -1,4 +1,4 @@
-"""A text tower's tokens (``CLIPTextEmbeddings``), and the mask that eager attention is given."""
+"""How a tower reads token ids."""
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -8,7 +8,7 @@ from memplan.graph.operations.elementwise import add_in_place, dropout
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers.texts import DecodedTokensBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody, TypedTokensBody
 
 
 def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
@@ -17,7 +17,7 @@ def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
     length = min(t.options.seq_len, body.num_positions)
     rows = flow.items * length
     ids = from_batch(t, rows, DType.INT64)
-    flow.ids, flow.mask = ids, None
+    flow.mask = None
     for _ in range(2):
         t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
     words = embedding_lookup(t, t.parameter("word_embeddings.weight"), rows, ids)
@@ -32,24 +32,6 @@ def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
     # The model's own variable holds it until the layers are through (BertModel.forward).
     t.hold(out)
     flow.shared.append(out)
-    return out
-
-
-def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:
-    """Rows of two tables, added."""
-    options = t.options
-    flow.items = options.batch_size
-    length = min(options.seq_len, body.num_positions)
-    ids = from_batch(t, flow.items * length, DType.INT64)
-    flow.ids = ids
-    t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
-    x = embedding_lookup(t, t.parameter(f"{body.tokens}.weight"), flow.items * length, ids)
-    positions = embedding_lookup(t, t.parameter(f"{body.positions}.weight"), length)
-    out = t.add(x, positions)
-    t.touch(x, positions)
-    flow.mask = None
-    if body.causal:
-        flow.hold_mask(t, length)
     return out
 
 

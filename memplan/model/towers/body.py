@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
 from memplan.model.towers.blends import BlendBody
-from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
-from memplan.model.towers.compared.videos import VideoContrastBody
 from memplan.model.towers.conformer import ConformerBody
 from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
@@ -75,13 +72,10 @@ TowerBody = (
     | PlacesBody
     | SegmentingBody
     | PoolingBody
-    | ContrastBody
     | ProjectingBody
     | PairBody
     | BlendBody
     | DavitBody
-    | GroupingBody
-    | VideoContrastBody
     | QueriedBody
     | OutputBody
 )

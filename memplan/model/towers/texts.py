@@ -6,19 +6,6 @@ from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokensBody:
-    """A text tower's ids become tokens: two tables, added (CLIP)."""
-
-    size: int
-    num_positions: int
-    tokens: str
-    """The module of the ids' table."""
-    positions: str
-    """That of the positions'."""
-    causal: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TypedTokensBody:
     """Rows of three tables, of tokens, positions and types, added, and the norm of the sum (BERT)."""
 
@@ -76,4 +63,4 @@ class OutputBody:
     bias: bool = False
 
 
-TextBody = DecodedTokensBody | TokensBody | TypedTokensBody | TargetsBody
+TextBody = DecodedTokensBody | TypedTokensBody | TargetsBody

@@ -19,44 +19,14 @@ from memplan.model.towers.compared.pooling import (
     PoolerBody,
     PoolingBody,
     SquaresBody,
-    TowerPooling,
 )
-
-
-def pooled(t: Tape, x: Tensor, kind: TowerPooling, size: int, flow: Flow) -> Tensor:
-    """What a pooling takes of all tokens."""
-    first = flow.items * size
-    match kind:
-        case TowerPooling.FIRST:
-            return t.slice(x, first)
-        case TowerPooling.FOUND:
-            return _found(t, x, first, flow)
-        case TowerPooling.MEAN:
-            return t.mean(x, x.numel // first)
-
-
-def _found(t: Tape, x: Tensor, numel: int, flow: Flow) -> Tensor:
-    """Rows picked by index, which are kept; the gradient is a zero-filled tensor of the whole."""
-    numbers = t.tensor(flow.items, DType.INT64)
-    t.record(OperationKind.ARANGE, (), (numbers,))
-    length = flow.ids.numel if flow.ids is not None else 0
-    narrow, found = t.tensor(length, DType.INT32), t.tensor(flow.items, DType.INT64)
-    t.record(OperationKind.TO, (), (narrow,))
-    t.record(OperationKind.MAX, (narrow,), (found,))
-    out = t.tensor(numel, x.dtype)
-    t.record(
-        OperationKind.INDEX, (x, numbers, found), (out,), saves=(numbers, found),
-        gradients=(Gradient.FRESH, Gradient.NONE, Gradient.NONE),
-    )  # fmt: skip
-    return out
 
 
 def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
     """A vector, perhaps normed, perhaps through a linear layer."""
-    out = pooled(t, x, body.pooling, body.size, flow)
+    out = t.slice(x, flow.items * body.size)
     if body.norm:
-        picked = body.pooling is TowerPooling.FIRST
-        out = layer_norm(t, out, body.norm, body.size, strided=picked and out.numel < x.numel)
+        out = layer_norm(t, out, body.norm, body.size, strided=out.numel < x.numel)
     if body.linear:
         out = linear(t, out, body.linear, body.size, body.outputs, bias=body.bias)
     if body.activation is not None:

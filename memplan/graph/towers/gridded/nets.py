@@ -23,7 +23,6 @@ from memplan.model.towers.body import (
     TowerBody,
 )
 from memplan.model.towers.gridded.nets import (
-    BatchNormBody,
     ConvolutionBody,
     DownsamplingBody,
     GroupNormBody,
@@ -48,8 +47,6 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
     match body:
         case ConvolutionBody():
             return _convolved(t, x, body, flow)
-        case BatchNormBody():
-            return batch_norm(t, x, body.module, body.channels)
         case GroupNormBody():
             return group_norm(t, x, body.module, flow.items * body.groups)
         case PixelsBody():

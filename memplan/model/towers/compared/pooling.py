@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -11,22 +10,10 @@ if TYPE_CHECKING:
     from memplan.model.networks import Activation
 
 
-class TowerPooling(Enum):
-    """What becomes of all tokens of a picture or a text."""
-
-    FIRST = "first"
-    """The first one's vector."""
-    FOUND = "found"
-    """A text's end-of-sequence token's, looked for in the ids (CLIP)."""
-    MEAN = "mean"
-    """The mean of all."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolerBody:
-    """One vector of each picture or text."""
+    """The first token's vector of each picture or text."""
 
-    pooling: TowerPooling
     size: int
     norm: str = ""
     """The module of a norm on it, before all else."""

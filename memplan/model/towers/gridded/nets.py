@@ -31,14 +31,6 @@ class ConvolutionBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchNormBody:
-    """``torch.nn.BatchNorm2d``."""
-
-    module: str
-    channels: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupNormBody:
     """``torch.nn.GroupNorm``."""
 
@@ -56,4 +48,4 @@ class DownsamplingBody:
     side: int
 
 
-NetBody = PixelsBody | ConvolutionBody | BatchNormBody | GroupNormBody | DownsamplingBody
+NetBody = PixelsBody | ConvolutionBody | GroupNormBody | DownsamplingBody

@@ -6,6 +6,14 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from memplan.classes.compared.clip import (
+    CLIPTextModel,
+    CLIPVisionModel,
+    Siglip2VisionModel,
+    SiglipTextModel,
+    SiglipVisionModel,
+    TextTower,
+)
 from memplan.classes.pictures.base import (
     IMAGES,
     ImageClassification,
@@ -14,14 +22,6 @@ from memplan.classes.pictures.base import (
     PictureTask,
     begin,
     begin_tower,
-)
-from memplan.classes.pictures.clip import (
-    CLIPTextModel,
-    CLIPVisionModel,
-    Siglip2VisionModel,
-    SiglipTextModel,
-    SiglipVisionModel,
-    TextTower,
 )
 from memplan.dtypes import DType
 from memplan.families.nesting import towers
@@ -125,6 +125,8 @@ class TwoTowers(PictureModel):
     prefix = ""
     tower = "vision_model"
     recomputes = True
+    visual_projection: Module
+    text_projection: Module
     family: str
     bare: ClassVar[type[PictureTask] | None] = Contrast
     endings: ClassVar[dict[str, type[PictureTask]]] = {
@@ -211,6 +213,32 @@ class CLIPModel(TwoTowers):
     family = "clip"
 
 
+class ProjectedLast(TwoTowers):
+    """What both towers give is projected once both are through."""
+
+    def get_image_features(self, pixel_values: Handle) -> tuple[Handle, ...]:
+        """As its tower gives them."""
+        return self.vision_model(pixel_values)
+
+    def get_text_features(self) -> tuple[Handle, ...]:
+        """The same of texts."""
+        return self.text_outputs()
+
+    def projected(self, image_embeds: Handle, text_embeds: Handle) -> tuple[Handle, Handle]:
+        """Both."""
+        image_embeds = self.visual_projection(image_embeds)
+        text_embeds = self.text_projection(text_embeds)
+        return image_embeds, text_embeds
+
+
+class NormsDivide(ProjectedLast):
+    """Each vector's length is a norm."""
+
+    def divided(self, embeds: Handle) -> Handle:
+        """Over that."""
+        return divide(embeds, root_of_squares(embeds))
+
+
 class SigmoidContrast(Contrast):
     def loss_of(self, logits_per_text: Handle, *others: Handle) -> Tensor:
         """A log-sigmoid of the logits times plus or minus one."""
@@ -230,7 +258,7 @@ class AllPatchesMean(PatchesMean):
     without = 0
 
 
-class SiglipModel(TwoTowers):
+class SiglipModel(NormsDivide):
     """No projections, but a temperature and a bias."""
 
     family = "siglip"
@@ -250,21 +278,13 @@ class SiglipModel(TwoTowers):
         """A tower of pictures that pools nothing has no vector to compare."""
         return ending != IMAGES and "head" not in self.vision_model.children
 
-    def get_image_features(self, pixel_values: Handle) -> tuple[Handle, ...]:
-        """As its tower gives them."""
-        return self.vision_model(pixel_values)
-
-    def get_text_features(self) -> tuple[Handle, ...]:
-        """The same of texts."""
-        return self.text_outputs()
+    def projected(self, image_embeds: Handle, text_embeds: Handle) -> tuple[Handle, Handle]:
+        """As they are."""
+        return image_embeds, text_embeds
 
     def scaled(self, logits: Handle) -> Handle:
         """By the temperature, and shifted."""
         return super().scaled(logits) + self.operand(self.logit_bias)
-
-    def divided(self, embeds: Handle) -> Handle:
-        """Over its length."""
-        return divide(embeds, root_of_squares(embeds))
 
 
 class Siglip2Model(SiglipModel):

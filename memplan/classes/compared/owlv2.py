@@ -6,10 +6,10 @@
 from math import prod
 from typing import ClassVar
 
+from memplan.classes.compared.clip import OLD_EOS, CLIPTextModel, CLIPVisionModel, SiglipAttention
+from memplan.classes.compared.two_towers import Contrast, TwoTowers
 from memplan.classes.encoders.base import spare
 from memplan.classes.pictures.base import PictureTask, begin, begin_tower
-from memplan.classes.pictures.clip import OLD_EOS, CLIPTextModel, CLIPVisionModel, SiglipAttention
-from memplan.classes.pictures.compared import Contrast, TwoTowers
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Tensor

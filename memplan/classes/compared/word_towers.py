@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+from memplan.classes.compared.clip import CLIPTextModel, CLIPVisionModel, SiglipVisionModel
+from memplan.classes.compared.two_towers import NormsDivide, ProjectedLast, TwoTowers, as_tower
 from memplan.classes.encoders.base import Encoded
 from memplan.classes.encoders.bert import BertModel, RobertaModel
 from memplan.classes.encoders.layers import Attention, Layer, SelfAttention, Stack
 from memplan.classes.encoders.tables import Embeddings
 from memplan.classes.pictures.base import PictureModel, begin
-from memplan.classes.pictures.clip import CLIPTextModel, CLIPVisionModel, SiglipVisionModel
-from memplan.classes.pictures.compared import TwoTowers, as_tower
 from memplan.classes.pictures.efficientnet import EfficientNetEncoder, EfficientNetModel
 from memplan.classes.pictures.vit import (
     DeiTModel,
@@ -26,7 +26,7 @@ from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec, read_part, unknown_part
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import LayerNorm, Linear
-from memplan.graph.modules.functional import divide, root_of_squares
+from memplan.graph.modules.functional import divide
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.unread import UnreadGraph
@@ -125,25 +125,7 @@ class ChineseCLIPModel(WordTowers):
     family = "chinese_clip"
 
 
-class ProjectedLast(WordTowers):
-    """What both towers give is projected once both are through."""
-
-    def get_image_features(self, pixel_values: Handle) -> tuple[Handle, ...]:
-        """As its tower gives them."""
-        return self.vision_model(pixel_values)
-
-    def get_text_features(self) -> tuple[Handle, ...]:
-        """The same of texts."""
-        return self.text_outputs()
-
-    def projected(self, image_embeds: Handle, text_embeds: Handle) -> tuple[Handle, Handle]:
-        """Both."""
-        image_embeds = self.visual_projection(image_embeds)
-        text_embeds = self.text_projection(text_embeds)
-        return image_embeds, text_embeds
-
-
-class AltCLIPModel(ProjectedLast):
+class AltCLIPModel(ProjectedLast, WordTowers):
     family = "altclip"
 
     def add_texts(self, text: ConfigReader) -> None:
@@ -163,7 +145,7 @@ class AlignVisionModel(EfficientNetModel):
         self.width = self.encoder.width
 
 
-class AlignModel(ProjectedLast):
+class AlignModel(NormsDivide, WordTowers):
     """Texts alone are projected; the text's pooler runs, and its result serves nothing."""
 
     family = "align"
@@ -192,16 +174,12 @@ class AlignModel(ProjectedLast):
         """The second one."""
         return image_embeds, self.text_projection(text_embeds)
 
-    def divided(self, embeds: Handle) -> Handle:
-        """Over its length."""
-        return divide(embeds, root_of_squares(embeds))
-
     def scaled(self, logits: Handle) -> Handle:
         """By the temperature."""
         return divide(logits, self.operand(self.temperature))
 
 
-class DualEncoderModel(ProjectedLast):
+class DualEncoderModel(NormsDivide, WordTowers):
     """Any two towers, each of a type of its own."""
 
     recomputes = False
@@ -248,10 +226,6 @@ class DualEncoderModel(ProjectedLast):
         assert pooler_output is not None
         self.begin_head(pooler_output)
         return last_hidden_state, pooler_output
-
-    def divided(self, embeds: Handle) -> Handle:
-        """Over its length."""
-        return divide(embeds, root_of_squares(embeds))
 
 
 TEXTS: Mapping[str, Callable[[ConfigReader], Any]] = {

@@ -79,12 +79,12 @@ class SiglipAttention(Heads):
 
 class CLIPAttention(SiglipAttention):
     def projected(self, hidden_states: Handle) -> tuple[Handle, Handle, Handle]:
-        """Cut into heads once all three are there."""
+        """Cut into heads once all three are there; of keys, whose gradient their matrix copies, it is as good
+        at once (``translating.stacks.projected_heads``)."""
         queries = self.q_proj(hidden_states)
-        keys = self.k_proj(hidden_states)
+        keys = in_heads(self.k_proj(hidden_states), self.head_dim)
         values = self.v_proj(hidden_states)
         queries = in_heads(queries, self.head_dim)
-        keys = in_heads(keys, self.head_dim)
         values = in_heads(values, self.head_dim)
         return queries, keys, values
 
@@ -146,14 +146,15 @@ class Tower(PictureModel):
         """Declare its layers and the norm behind them."""
         self.width = config.integer("hidden_size")
 
-        def layer(_: int) -> CLIPEncoderLayer:
-            attention = self.attention_class(config, self.width, causal=self.causal)
-            return CLIPEncoderLayer(config, attention)
-
         kinds = [0] * config.layers("num_hidden_layers")
-        self.layers = LayerList(f"{name}.encoder.layers", kinds, layer)
+        self.layers = LayerList(f"{name}.encoder.layers", kinds, lambda _: self.layer(config))
         self.children["encoder.layers"] = self.children.pop("layers")
         setattr(self, self.last_norm, LayerNorm(self.width))
+
+    def layer(self, config: ConfigReader) -> CLIPEncoderLayer:
+        """One of its layers."""
+        attention = self.attention_class(config, self.width, causal=self.causal)
+        return CLIPEncoderLayer(config, attention)
 
     def read(self) -> AbstractContextManager[object]:
         """What makes a vector of a picture leads nowhere where a task reads hidden states alone."""
