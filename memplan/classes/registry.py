@@ -184,6 +184,7 @@ CLASSES = {
     "umt5": "translating.t5.UMT5Model",
     "upernet": "pictures.upernet.UperNetModel",
     "vaultgemma": "gemma.VaultGemmaModel",
+    "vilt": "compared.vilt.ViltModel",
     "videomae": "pictures.videomae.VideoMAEModel",
     "vision-text-dual-encoder": "compared.word_towers.DualEncoderModel",
     "vit": "pictures.vit.ViTModel",

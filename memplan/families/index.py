@@ -174,7 +174,7 @@ FAMILY_MODULES: dict[str, str] = {
     "dinov2_with_registers": "written_once",
     "videomae": "written_once",
     "timesformer": "written_once",
-    "vilt": "joined.vilt",
+    "vilt": "written_once",
     "diffllama": "written_once",
     "jetmoe": "written_once",
     "dbrx": "written_once",

@@ -48,6 +48,8 @@ class PictureModel(Base):
     """How the name of its first segment begins, where it has several towers or is one."""
     vocab = 0
     """Rows of its token table, where it reads texts too."""
+    tied = False
+    """The output matrix of a class that scores its tokens is that table."""
     context = 1
     """What its layers see of one sample: patches; 1 where there is no sequence."""
     eager_only = False

@@ -26,7 +26,7 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         hidden_size=base.width,
         context_length=base.context,
         stacks=(),
-        head=HeadSpec(tied=False),
+        head=HeadSpec(tied=base.tied),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,

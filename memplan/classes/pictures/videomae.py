@@ -3,6 +3,7 @@
 (transformers 5.23, models/videomae/modeling_videomae.py)
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from memplan.classes.pictures.base import FirstToken, PictureModel, PictureTask
@@ -67,9 +68,11 @@ class VideoMAESelfAttention(Heads):
 
 
 class VideoMAELayer(Module):
+    attention_class: Callable[[ConfigReader, int], Module] = VideoMAESelfAttention
+
     def __init__(self, config: ConfigReader, size: int, inner: int) -> None:
         drop = config.number("hidden_dropout_prob", default=0.0)
-        attention = VideoMAESelfAttention(config, size)
+        attention = self.attention_class(config, size)
         self.attention = Projected("attention", attention, size, drop)
         self.intermediate = InOrder(
             dense=Linear(size, inner, bias=True),

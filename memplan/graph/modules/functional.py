@@ -553,12 +553,13 @@ def activated(x: Handle, kind: Activation) -> Handle:
     return x.like(activation(x.run, x.record, kind))
 
 
-def binary_cross_entropy(logits: Handle) -> Tensor:
-    """``BCEWithLogitsLoss`` of labels that are cast to fp32, as autocast casts the logits."""
+def binary_cross_entropy(logits: Handle, labels: Handle | None = None) -> Tensor:
+    """``BCEWithLogitsLoss`` of labels that are cast to fp32 unless they come so, as autocast casts the logits."""
     run = logits.run
     given = logits if run.autocast is None else logits.float()
-    labels = empty(run, logits.shape, DType.FP32)
-    run.record(OperationKind.TO, (), (labels.record,))
+    if labels is None:
+        labels = empty(run, logits.shape, DType.FP32)
+        run.record(OperationKind.TO, (), (labels.record,))
     loss = run.tensor(1, given.dtype)
     run.record(
         OperationKind.BINARY_CROSS_ENTROPY_WITH_LOGITS, (given.record, labels.record), (loss,),

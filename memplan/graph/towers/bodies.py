@@ -6,7 +6,6 @@ from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.towers.blends import summed, words_and_patches, words_of
 from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
@@ -27,7 +26,6 @@ from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import decoded_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.graph.towers.turned import write_turned
-from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
@@ -72,8 +70,6 @@ def write_body(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
-        case WordsPatchesBody():
-            return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
         case PixelsBody():
@@ -139,10 +135,6 @@ def _read_on(
         return write_pairs(t, x, body, flow, given)
     if isinstance(body, DavitBody):
         return write_davit(t, x, body, flow)
-    if isinstance(body, WordsBody):
-        return words_of(t, x, body, flow)
-    if isinstance(body, SummedBody):
-        return summed(t, x, body)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow, given)
     if isinstance(body, TileBody):

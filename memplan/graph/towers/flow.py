@@ -18,7 +18,6 @@ from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.sounded.sounds import output
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
-from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
@@ -122,7 +121,6 @@ def starts(block: ParameterBlock) -> bool:
         | PlacedTokensBody
         | DecodedTokensBody
         | TilesBody
-        | WordsPatchesBody
         | InstructionBody
         | TargetsBody,
     )

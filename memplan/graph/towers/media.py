@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from memplan.graph.towers.images import picture_size
 from memplan.model.pictures import PictureSpec
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.joining import Joining
 from memplan.model.towers.compared.queried import InstructionBody
@@ -20,7 +19,6 @@ MEANT: tuple[tuple[type, str], ...] = (
         PromptBody,
         "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
     ),
-    (SummedBody, "the sum of what the class returns as the loss: it has none"),
     (InstructionBody, "the whole text as the instruction that the Q-Former reads, too"),
 )
 """The step that is meant where a class leaves it open, or has no loss of its own, by what it is made of."""
@@ -36,8 +34,6 @@ def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
         body = block.body
         if isinstance(body, ChainBody):
             yield from body.parts
-        elif isinstance(body, WordsPatchesBody):
-            yield body.patches
         elif body is not None:
             yield body
 

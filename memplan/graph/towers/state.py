@@ -24,8 +24,6 @@ class Flow:
     """What the model should say."""
     shapes: Tensor | None = None
     """Which shape the tiles of each picture are laid out in."""
-    words: int = 0
-    """Of a text before the patches that stand in the same sequence."""
     length: int = 0
     """How long a clip's signal is here."""
     samples: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.towers.blends import BlendBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
@@ -74,7 +73,6 @@ TowerBody = (
     | PoolingBody
     | ProjectingBody
     | PairBody
-    | BlendBody
     | DavitBody
     | QueriedBody
     | OutputBody

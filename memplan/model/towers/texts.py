@@ -6,17 +6,6 @@ from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TypedTokensBody:
-    """Rows of three tables, of tokens, positions and types, added, and the norm of the sum (BERT)."""
-
-    size: int
-    num_positions: int
-    sums_in_place: bool = False
-    """Positions are added where the sum of the two others lies (ViLT)."""
-    dropout: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TargetsBody:
     """A decoder's tokens: labels moved by one, a table, positions looked up for each sequence."""
 
@@ -63,4 +52,4 @@ class OutputBody:
     bias: bool = False
 
 
-TextBody = DecodedTokensBody | TypedTokensBody | TargetsBody
+TextBody = DecodedTokensBody | TargetsBody

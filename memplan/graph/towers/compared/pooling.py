@@ -1,4 +1,4 @@
-"""One vector of each picture, text or clip, its classes and their loss."""
+"""One vector of each picture."""
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
@@ -8,14 +8,12 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.towers.compared.pooling import (
     AttentionPoolerBody,
-    ClassifierBody,
     PoolerBody,
     PoolingBody,
     SquaresBody,
@@ -23,15 +21,9 @@ from memplan.model.towers.compared.pooling import (
 
 
 def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
-    """A vector, perhaps normed, perhaps through a linear layer."""
-    out = t.slice(x, flow.items * body.size)
-    if body.norm:
-        out = layer_norm(t, out, body.norm, body.size, strided=out.numel < x.numel)
-    if body.linear:
-        out = linear(t, out, body.linear, body.size, body.outputs, bias=body.bias)
-    if body.activation is not None:
-        out = activation(t, out, body.activation)
-    return out
+    """The first token's vector, normed."""
+    first = t.slice(x, flow.items * body.size)
+    return layer_norm(t, first, body.norm, body.size, strided=first.numel < x.numel)
 
 
 def squares(t: Tape, x: Tensor, body: SquaresBody, flow: Flow) -> Tensor:
@@ -112,15 +104,6 @@ def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) 
     return t.slice(t.add(out, fed), items * size)
 
 
-def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
-    """Logits and their cross-entropy."""
-    found = linear(t, x, body.module, body.inputs, body.classes, bias=body.bias)
-    labels = from_batch(t, flow.items, DType.INT64)
-    t.returned.append(found)
-    t.give_out(found)
-    return cross_entropy(t, found, labels)
-
-
 def write_pooling(t: Tape, x: Tensor, body: PoolingBody, flow: Flow) -> Tensor:
     """The operations of any body of ``memplan.model.towers.compared.pooling``."""
     match body:
@@ -130,5 +113,3 @@ def write_pooling(t: Tape, x: Tensor, body: PoolingBody, flow: Flow) -> Tensor:
             return pooler(t, x, body, flow)
         case AttentionPoolerBody():
             return attention_pooler(t, x, body, flow)
-        case ClassifierBody():
-            return classify(t, x, body, flow)

@@ -1,4 +1,4 @@
-"""One vector of each picture, text or clip, and its classes."""
+"""One vector of each picture."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolerBody:
-    """The first token's vector of each picture or text."""
+    """The first token's vector of each picture, normed."""
 
     size: int
-    norm: str = ""
-    """The module of a norm on it, before all else."""
-    linear: str = ""
-    """The module of a linear layer on it."""
-    outputs: int = 0
-    """Width behind that layer."""
-    bias: bool = True
-    activation: Activation | None = None
+    norm: str
+    """The norm's module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,17 +28,6 @@ class AttentionPoolerBody:
     num_heads: int
     activation: Activation
     module: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifierBody:
-    """Classes of each picture or clip, and their loss."""
-
-    module: str
-    """A linear layer on the vector that is there."""
-    inputs: int
-    classes: int
-    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,4 +43,4 @@ class SquaresBody:
     """Moved and scaled by two buffers."""
 
 
-PoolingBody = SquaresBody | PoolerBody | AttentionPoolerBody | ClassifierBody
+PoolingBody = SquaresBody | PoolerBody | AttentionPoolerBody
