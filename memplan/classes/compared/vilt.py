@@ -9,7 +9,7 @@ from memplan.classes.compared.word_towers import BufferedEmbeddings
 from memplan.classes.encoders.bert import BertPredictionHeadTransform
 from memplan.classes.encoders.layers import PlainScores
 from memplan.classes.encoders.tasks import OutputMatrix
-from memplan.classes.pictures.base import ImageClassification, PictureTask
+from memplan.classes.pictures.base import PictureTask
 from memplan.classes.pictures.parts import InOrder, as_tokens
 from memplan.classes.pictures.videomae import VideoMAELayer
 from memplan.classes.pictures.vit import ViTEmbeddings, ViTModel
@@ -224,7 +224,7 @@ class ViltForQuestionAnswering(PictureTask):
         return loss.record
 
 
-class ViltForImagesAndTextClassification(ImageClassification):
+class ViltForImagesAndTextClassification(PictureTask):
     """Its operations are not written down."""
 
     def add_head(self, config: ConfigReader) -> None:
