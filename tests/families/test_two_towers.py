@@ -234,3 +234,15 @@ def test_clip_cuts_queries_and_values_into_heads_once_all_three_are_there() -> N
     matrices = [n for n, each in enumerate(last) if "self_attn.v_proj" in each]
     assert len(views) == 2
     assert views[1] < matrices[0]
+
+
+@pytest.mark.parametrize("model_type", ["align", "groupvit", "owlv2", "xclip"])
+def test_what_has_no_class_for_labels_of_pictures_is_told_which_it_has(model_type: str) -> None:
+    with pytest.raises(ConfigError, match=r"those known end in Model(, ForObjectDetection)?$"):
+        counts(model_type, "XForImageClassification", {})
+
+
+def test_aligns_loss_keeps_which_labels_are_left_out_and_how_many_are_not() -> None:
+    """Labels are smoothed: of both losses a mask and a number stay until backward."""
+    order = _backward_of_step_0("align", "AlignModel")
+    assert sum("masked_fill" in each for each in order if each.startswith("head")) == 2

@@ -10,7 +10,7 @@ from memplan.classes.compared.clip import (
     Tower,
     patches_across,
 )
-from memplan.classes.compared.two_towers import NormsDivide
+from memplan.classes.compared.two_towers import ONE_CLASS, NormsDivide
 from memplan.classes.pictures.base import begin
 from memplan.classes.pictures.parts import InOrder, as_tokens
 from memplan.classes.pictures.vit import two_linear
@@ -285,6 +285,7 @@ def projection(size: int, inner: int, outputs: int) -> InOrder:
 
 class GroupViTModel(NormsDivide):
     family = "groupvit"
+    endings = ONE_CLASS
     eager_only = True
     text_class = GroupViTTextModel
     vision_class = GroupViTVisionModel

@@ -83,8 +83,10 @@ class ClassHead(Module):
         self, image_embeds: Handle, query_embeds: Handle, query_mask: Handle
     ) -> tuple[Handle, Handle]:
         image_class_embeds = self.dense0(image_embeds)
-        image_class_embeds = divide(image_class_embeds, root_of_squares(image_class_embeds) + 1e-6)
-        query_embeds = divide(query_embeds, root_of_squares(query_embeds) + 1e-6)
+        image_class_embeds = divide(
+            image_class_embeds, root_of_squares(image_class_embeds, linalg=True) + 1e-6
+        )
+        query_embeds = divide(query_embeds, root_of_squares(query_embeds, linalg=True) + 1e-6)
         pred_logits = einsum("bpd,bqd->bpq", image_class_embeds, query_embeds)
         logit_shift = self.logit_shift(image_embeds)
         logit_scale = self.logit_scale(image_embeds)
@@ -168,11 +170,11 @@ class Owlv2Model(TwoTowers):
         if len(vision_outputs) == 1:
             self.parameter(self.logit_scale).unused = True
             spare(self.visual_projection)
-            text_embeds = divide(text_embeds, root_of_squares(text_embeds))
+            text_embeds = divide(text_embeds, root_of_squares(text_embeds, linalg=True))
             return text_embeds, *vision_outputs, *text_outputs
         image_embeds = self.visual_projection(vision_outputs[-1])
-        image_embeds = divide(image_embeds, root_of_squares(image_embeds))
-        text_embeds_norm = divide(text_embeds, root_of_squares(text_embeds))
+        image_embeds = divide(image_embeds, root_of_squares(image_embeds, linalg=True))
+        text_embeds_norm = divide(text_embeds, root_of_squares(text_embeds, linalg=True))
         logit_scale = self.operand(self.logit_scale).unary(OperationKind.EXP)
         logits_per_text = matmul(text_embeds_norm, image_embeds.transpose(0, 1)) * logit_scale
         return logits_per_text, image_embeds, text_embeds_norm, *vision_outputs, *text_outputs

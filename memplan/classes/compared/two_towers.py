@@ -209,6 +209,10 @@ class TwoTowers(PictureModel):
         return divide(embeds, vector_norm(embeds))
 
 
+ONE_CLASS: dict[str, type[PictureTask]] = {"Model": Contrast}
+"""Of types whose one class compares."""
+
+
 class CLIPModel(TwoTowers):
     family = "clip"
 

@@ -5,15 +5,22 @@
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from memplan.classes.compared.clip import CLIPTextModel, CLIPVisionModel, SiglipVisionModel
-from memplan.classes.compared.two_towers import NormsDivide, ProjectedLast, TwoTowers, as_tower
+from memplan.classes.compared.two_towers import (
+    ONE_CLASS,
+    Contrast,
+    NormsDivide,
+    ProjectedLast,
+    TwoTowers,
+    as_tower,
+)
 from memplan.classes.encoders.base import Encoded
 from memplan.classes.encoders.bert import BertModel, RobertaModel
 from memplan.classes.encoders.layers import Attention, Layer, SelfAttention, Stack
 from memplan.classes.encoders.tables import Embeddings
-from memplan.classes.pictures.base import PictureModel, begin
+from memplan.classes.pictures.base import PictureModel, PictureTask, begin
 from memplan.classes.pictures.efficientnet import EfficientNetEncoder, EfficientNetModel
 from memplan.classes.pictures.vit import (
     DeiTModel,
@@ -24,10 +31,12 @@ from memplan.classes.pictures.vit import (
 )
 from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec, read_part, unknown_part
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import LayerNorm, Linear
-from memplan.graph.modules.functional import divide
-from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.functional import divide, masked_fill_in_place, total
+from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.unread import UnreadGraph
 from memplan.graph.towers.state import from_batch
@@ -145,10 +154,36 @@ class AlignVisionModel(EfficientNetModel):
         self.width = self.encoder.width
 
 
+class SmoothedContrast(Contrast):
+    """``align_loss``: a tenth of the loss is of all classes alike.
+
+    (torch 2.13, aten/src/ATen/native/LossNLL.cpp, ``cross_entropy_loss_label_smoothing``)
+    """
+
+    def cross_entropy(self, logits: Handle) -> Handle:
+        """With smoothed labels: which are left out, and how many are not, is kept."""
+        run, nll_loss = self.run, super().cross_entropy(logits)
+        made = run.segment.operations
+        softmax = next(each for each in reversed(made) if each.kind is OperationKind.LOG_SOFTMAX)
+        smooth_loss = -total(Handle(run, softmax.outputs[0], logits.shape))
+        ignore_mask = made_by(run, OperationKind.EQ, smooth_loss.shape, DType.BOOL)
+        smooth_loss = masked_fill_in_place(smooth_loss, ignore_mask)
+        count = made_by(run, OperationKind.SUM, (), DType.INT64)
+        whole = total(smooth_loss.view(1, -1)).view()
+        ret = whole.like(run.tensor(1, whole.dtype))
+        run.record(
+            OperationKind.DIV, (whole.record, count.record), (ret.record,), saves=(count.record,),
+            gradients=(Gradient.FRESH, Gradient.NONE),
+        )  # fmt: skip
+        return nll_loss * 0.5 + ret * 0.5
+
+
 class AlignModel(NormsDivide, WordTowers):
     """Texts alone are projected; the text's pooler runs, and its result serves nothing."""
 
     family = "align"
+    bare = SmoothedContrast
+    endings: ClassVar[dict[str, type[PictureTask]]] = {"Model": SmoothedContrast}
     eager_only = True
     vision_class = AlignVisionModel
 
@@ -182,6 +217,7 @@ class AlignModel(NormsDivide, WordTowers):
 class DualEncoderModel(NormsDivide, WordTowers):
     """Any two towers, each of a type of its own."""
 
+    endings = ONE_CLASS
     recomputes = False
 
     def __init__(self, config: ConfigReader) -> None:

@@ -9,7 +9,7 @@ from memplan.classes.compared.clip import (
     CLIPTextModel,
     CLIPVisionModel,
 )
-from memplan.classes.compared.two_towers import NormsDivide
+from memplan.classes.compared.two_towers import ONE_CLASS, NormsDivide
 from memplan.classes.pictures.base import begin, begin_tower
 from memplan.classes.pictures.parts import InOrder
 from memplan.families.nesting import same_class, towers
@@ -165,6 +165,7 @@ class XCLIPModel(NormsDivide):
     """Its batch has as many clips as texts."""
 
     family = "xclip"
+    endings = ONE_CLASS
     vision_class = XCLIPVisionModel
     text_class = CLIPTextModel
 

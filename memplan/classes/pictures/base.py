@@ -58,6 +58,8 @@ class PictureModel(Base):
     """The class can checkpoint its activations."""
     endings: ClassVar[dict[str, "type[PictureTask]"]]
     """The classes of its tasks by their endings, the usual one first."""
+    stands_alone = True
+    """It has a class without a task."""
     bare: ClassVar["type[PictureTask] | None"] = None
     """Its class without a task, where that has more than the base model."""
     reads_pooled = True
@@ -271,7 +273,8 @@ def ending_of(
         name=family, model_type=family, task=task, num_labels=None, all_defaults={}
     )
     usual, *others = base.endings
-    return chosen_ending(config, request, (usual, BARE, *others))
+    bare = (BARE,) if base.stands_alone else ()
+    return chosen_ending(config, request, tuple(dict.fromkeys((usual, *bare, *others))))
 
 
 def declare_all(task: Task) -> Tensor:

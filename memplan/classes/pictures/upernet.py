@@ -180,6 +180,7 @@ class UperNetModel(PictureModel):
 
     prefix = ""
     bare = UperNetForSemanticSegmentation
+    stands_alone = False
     endings: ClassVar[dict[str, type[PictureTask]]] = {
         "ForSemanticSegmentation": UperNetForSemanticSegmentation
     }

@@ -121,6 +121,7 @@ class VitMatteModel(PictureModel):
     prefix = ""
     recomputes = True
     bare = VitMatteForImageMatting
+    stands_alone = False
     endings: ClassVar[dict[str, type[PictureTask]]] = {"ForImageMatting": VitMatteForImageMatting}
 
     def __init__(self, config: ConfigReader) -> None:

@@ -291,9 +291,13 @@ def repeated(x: Handle, times: int, *, dim: int = 0) -> Handle:
     return x.leads_to(made, in_rows(x.shape))
 
 
-def root_of_squares(x: Handle) -> Handle:
-    """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result."""
-    made = empty(x.run, (*x.shape[:-1], 1), x.dtype)
+def root_of_squares(x: Handle, *, linalg: bool = False) -> Handle:
+    """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result.
+
+    Autocast has it give fp32, and has no rule for ``torch.linalg.norm``.
+    """
+    dtype = x.dtype if linalg or x.run.autocast is None else DType.FP32
+    made = empty(x.run, (*x.shape[:-1], 1), dtype)
     x.run.record(
         OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
         gradients=(Gradient.FRESH,),
